@@ -1,0 +1,31 @@
+"""Implicit variational inference for NumPyro by nonparametric score estimation."""
+
+from numpyro_kscore.autoguide import AutoImplicit
+from numpyro_kscore.distributions import Implicit
+from numpyro_kscore.elbo import ImplicitELBO
+from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
+from numpyro_kscore.presets import kef, kef_cg, landweber, nu_method, ssge
+from numpyro_kscore.profiles import (
+    IMQ,
+    Gaussian,
+    Matern,
+    Mixture,
+    Profile,
+    RadialProfile,
+    RationalQuadratic,
+    multi_bandwidth,
+)
+from numpyro_kscore.regularizers import (
+    Filter,
+    Landweber,
+    NuMethod,
+    Regularizer,
+    SpectralCutoff,
+    Tikhonov,
+    TruncatedTikhonov,
+)
+from numpyro_kscore.score import FitInfo, Score
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, Solver
+
+__version__ = "0.1.0"

@@ -1,0 +1,95 @@
+"""Frozen dataclasses that are JAX pytrees, and the one place where input is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+T = TypeVar("T")
+
+
+def static(**kwargs: Any) -> Any:
+    """A dataclass field that is part of the pytree's structure (hashable, not traced)."""
+    return dataclasses.field(metadata={"static": True}, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static, dataclasses.field))
+def pytree(cls: type[T]) -> type[T]:
+    """Make ``cls`` a frozen dataclass registered with JAX.
+
+    Fields are leaves unless declared with :func:`static`. JAX rebuilds the object through its
+    constructor at every unflatten, so a ``__post_init__`` sees tracers and placeholders: it
+    checks concrete numbers only.
+    """
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    meta = [f.name for f in fields if f.metadata.get("static")]
+    data = [f.name for f in fields if not f.metadata.get("static")]
+    return jax.tree_util.register_dataclass(cls, data_fields=data, meta_fields=meta)
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether ``x`` is a number or array whose value is known now (not a tracer)."""
+    if isinstance(x, bool) or isinstance(x, jax.core.Tracer):
+        return False
+    return isinstance(x, int | float | np.ndarray | np.generic | jax.Array)
+
+
+def check_positive(name: str, x: Any) -> None:
+    """Raise ``ValueError`` if ``x`` is concrete and not a positive finite number."""
+    if is_concrete(x):
+        value = np.asarray(x)
+        if not np.all(np.isfinite(value) & (value > 0)):
+            raise ValueError(f"{name}: expected a positive finite number; got {x}")
+
+
+def check_count(name: str, x: Any, minimum: int = 1) -> None:
+    """Raise unless ``x`` is a Python integer of at least ``minimum``."""
+    if isinstance(x, bool) or not isinstance(x, int | np.integer):
+        raise TypeError(f"{name}: expected an integer; got {x!r} of type {type(x).__name__}")
+    if x < minimum:
+        raise ValueError(f"{name}: expected an integer of at least {minimum}; got {x}")
+
+
+def check_choice(name: str, x: Any, choices: tuple[Any, ...]) -> None:
+    """Raise ``ValueError`` unless ``x`` is one of ``choices``."""
+    if not any(x is c or (isinstance(x, str) and x == c) for c in choices):
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}; got {x!r}")
+
+
+def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> jax.Array:
+    """``x`` as a floating-point array of shape (n, d), checked.
+
+    Raises:
+        TypeError: for a dtype that is not real floating point.
+        ValueError: for a wrong rank or dimension, fewer than ``minimum`` rows, or, outside
+            ``jit``, entries that are not finite.
+    """
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"{name}: expected a floating-point array of shape (n, d); got dtype {x.dtype}. "
+            "Convert it with .astype(float)"
+        )
+    if x.ndim != 2:
+        raise ValueError(
+            f"{name}: expected shape (n, d), one draw a row; got shape {x.shape}. "
+            "Reshape scalar draws to (n, 1)"
+        )
+    if x.shape[1] < 1 or (dim is not None and x.shape[1] != dim):
+        want = "at least 1" if dim is None else str(dim)
+        raise ValueError(f"{name}: expected {want} column(s); got shape {x.shape}")
+    if x.shape[0] < minimum:
+        raise ValueError(f"{name}: expected at least {minimum} rows; got shape {x.shape}")
+    if is_concrete(x) and not np.all(np.isfinite(np.asarray(x))):
+        bad = int(np.sum(~np.isfinite(np.asarray(x)).all(axis=1)))
+        raise ValueError(
+            f"{name}: expected finite values; got {bad} row(s) with NaN or infinity out of "
+            f"{x.shape[0]}. Remove them, or find what produced them"
+        )
+    return jnp.asarray(x)

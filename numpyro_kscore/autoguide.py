@@ -1,0 +1,234 @@
+"""Automatic guides that can only be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.util import helpful_support_errors
+
+from numpyro_kscore._pytree import check_count, check_positive
+from numpyro_kscore.distributions import Implicit
+
+__all__ = ["AutoImplicit"]
+
+# Draws behind median and quantiles: their Monte-Carlo error is about 1 % of a standard deviation.
+QUANTILE_DRAWS = 10_000
+
+
+class AutoImplicit(AutoContinuous):
+    """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
+
+    The default network is residual, ``u = loc + scale * (ε A + f(ε))`` with f a perceptron whose
+    last layer starts at zero and A starting as the identity: the guide starts as the narrow
+    mean-field Gaussian NumPyro's own guides start from, and bends from there. Fit it with
+    :class:`~numpyro_kscore.ImplicitELBO`.
+
+    Args:
+        model: a NumPyro model with continuous latents, none of them in subsampled plates.
+        hidden_dims: widths of the hidden layers.
+        noise_dim: dimension of the noise ε, at least the latent dimension for the default
+            network (fewer would leave a guide without a density at all); by default the latent
+            dimension.
+        network: replaces the default network: a callable from noise (noise_dim,) to
+            unconstrained latents (latent_dim,), which may use ``numpyro.param``,
+            ``flax_module`` and further sample sites marked ``is_auxiliary``; or a flax linen
+            module.
+        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
+        init_scale: initial standard deviation of every unconstrained coordinate.
+        prefix: prefix of the names of parameters and noise sites.
+
+    Raises:
+        ValueError: for a model with local latents in subsampled plates, or a network whose
+            output has the wrong shape.
+
+    Example::
+
+        guide = AutoImplicit(model)
+        svi = SVI(model, guide, optax.adam(5e-3), ImplicitELBO())
+        result = svi.run(random.key(0), 5_000, data)
+        draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        hidden_dims: Sequence[int] = (64, 64),
+        noise_dim: int | None = None,
+        network: Callable[[jax.Array], jax.Array] | Any = None,
+        init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_scale: float = 0.1,
+        prefix: str = "auto",
+    ) -> None:
+        for width in hidden_dims:
+            check_count("hidden_dims", width)
+        if noise_dim is not None:
+            check_count("noise_dim", noise_dim)
+        check_positive("init_scale", init_scale)
+        if network is not None and not callable(network):
+            raise TypeError(f"network: expected a callable or a flax module; got {network!r}")
+        self.hidden_dims = tuple(hidden_dims)
+        self.noise_dim = noise_dim
+        self.network = network
+        self.init_scale = init_scale
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        if self.noise_dim is None:
+            self.noise_dim = self.latent_dim
+        if self.network is None and self.noise_dim < self.latent_dim:
+            raise ValueError(
+                f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
+                f"{self.noise_dim}. Less noise than latents has no density; leave noise_dim out"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Draw every latent site of the model once."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        flat = self._sample_latent(*args, **kwargs)
+        return {
+            name: numpyro.sample(name, self._site(name, unconstrained))
+            for name, unconstrained in self._unpack_latent(flat).items()
+        }
+
+    def _site(self, name: str, unconstrained: jax.Array) -> Implicit:
+        site = self.prototype_trace[name]
+        with helpful_support_errors(site):
+            transform = biject_to(site["fn"].support)
+        return Implicit(
+            transform(unconstrained), site["fn"].event_dim, unconstrained=unconstrained
+        )
+
+    def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
+        noise = numpyro.sample(
+            f"_{self.prefix}_noise",
+            dist.Normal(jnp.zeros(self.noise_dim), 1.0).to_event(1),
+            infer={"is_auxiliary": True},
+        )
+        flat = self._push(noise)
+        if jnp.shape(flat) != (self.latent_dim,):
+            raise ValueError(
+                f"network: expected output of shape ({self.latent_dim},), one number for each "
+                f"unconstrained coordinate; got {jnp.shape(flat)}"
+            )
+        return flat
+
+    def _push(self, noise: jax.Array) -> jax.Array:
+        if self.network is None:
+            return self._residual_network(noise)
+        if hasattr(self.network, "init") and hasattr(self.network, "apply"):
+            from numpyro.contrib.module import flax_module
+
+            module = flax_module(
+                f"{self.prefix}_network", self.network, input_shape=(self.noise_dim,)
+            )
+            return module(noise)
+        return self.network(noise)
+
+    def _residual_network(self, noise: jax.Array) -> jax.Array:
+        dim, prefix = self.latent_dim, self.prefix
+        loc = numpyro.param(f"{prefix}_loc", self._init_latent)
+        scale = numpyro.param(
+            f"{prefix}_scale",
+            jnp.full(dim, self.init_scale),
+            constraint=constraints.softplus_positive,
+        )
+        mixing = numpyro.param(f"{prefix}_mixing", jnp.eye(self.noise_dim, dim))
+        layers = numpyro.param(f"{prefix}_layers", self._init_layers)
+        hidden = noise
+        for weight, bias in layers[:-1]:
+            hidden = jax.nn.gelu(hidden @ weight + bias)
+        weight, bias = layers[-1]
+        return loc + scale * (noise @ mixing + hidden @ weight + bias)
+
+    def _init_layers(self, rng_key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        """Hidden layers at unit gain; the last one at zero, so that the guide starts linear."""
+        widths = (self.noise_dim, *self.hidden_dims)
+        layers = []
+        for key, (fan_in, fan_out) in zip(
+            random.split(rng_key, len(self.hidden_dims)),
+            zip(widths[:-1], widths[1:], strict=True),
+            strict=True,
+        ):
+            weight = random.normal(key, (fan_in, fan_out)) * (2.0 / fan_in) ** 0.5
+            layers.append((weight, jnp.zeros(fan_out)))
+        layers.append((jnp.zeros((widths[-1], self.latent_dim)), jnp.zeros(self.latent_dim)))
+        return layers
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Draws of the latent sites, with leading dimensions ``sample_shape``."""
+        flat = self._draw_latent(rng_key, params, sample_shape)
+        return self._unpack_and_constrain(flat, params)
+
+    def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
+        """Medians of the latent sites, from 10 000 draws with a fixed key."""
+        return {name: value[0] for name, value in self.quantiles(params, [0.5]).items()}
+
+    def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
+        """Quantiles of every latent coordinate, from 10 000 draws with a fixed key.
+
+        Args:
+            params: fitted parameters.
+            quantiles: levels in [0, 1], shape (k,) or a scalar.
+
+        Returns:
+            A dict of arrays with leading dimension k (none for a scalar).
+        """
+        flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
+        levels = jnp.quantile(flat, jnp.asarray(quantiles), axis=0)
+        return self._unpack_and_constrain(levels, params)
+
+    def get_base_dist(self) -> NoReturn:
+        """Not available: the guide is no transformed distribution with a density."""
+        self._no_density()
+
+    def get_transform(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide is no transformed distribution with a density."""
+        self._no_density()
+
+    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide has no density. Use :meth:`sample_posterior`."""
+        self._no_density()
+
+    def _get_posterior(self) -> NoReturn:
+        self._no_density()
+
+    def _no_density(self) -> NoReturn:
+        raise NotImplementedError(
+            "AutoImplicit: expected no use of a density; the guide can only be sampled. Use "
+            "guide.sample_posterior(rng_key, params, sample_shape=...)"
+        )
+
+    def _draw_latent(
+        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
+    ) -> jax.Array:
+        def one(key: jax.Array) -> jax.Array:
+            return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
+
+        if not sample_shape:
+            return one(rng_key)
+        count = 1
+        for length in sample_shape:
+            count *= length
+        flat = jax.vmap(one)(random.split(rng_key, count))
+        return flat.reshape(*sample_shape, -1)

@@ -1,0 +1,171 @@
+"""Base scores: what an estimate is shrunk to, and returns to far from the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.distributions import Distribution
+
+from numpyro_kscore._pytree import as_points, pytree, static
+from numpyro_kscore.coordinates import Coordinates, standardize_samples
+
+__all__ = ["Base", "make_base"]
+
+UNKNOWN = (
+    "{what}: expected a base score that is known away from the samples; got base_scores as "
+    "values at the samples. Use score.{alternative}(x) for the difference from the base, or fit "
+    "with base=a callable or a distribution"
+)
+
+
+@pytree
+class Base:
+    """A base score s0, as far as it is known.
+
+    Attributes:
+        at_samples: s0 at the samples, (n, d); None stands for zero.
+    """
+
+    at_samples: jax.Array | None = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        """s0 at ``x``: (m, d) -> (m, d)."""
+        return jnp.zeros_like(x)
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        """A function with gradient s0: (m, d) -> (m,)."""
+        return jnp.zeros_like(x[:, 0])
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        """div s0: (m, d) -> (m,)."""
+        dim = x.shape[1]
+
+        def trace(point: jax.Array) -> jax.Array:
+            return jnp.trace(jax.jacfwd(lambda p: self.score(p[None])[0])(point).reshape(dim, dim))
+
+        return jax.vmap(trace)(x)
+
+
+@pytree
+class ZeroBase(Base):
+    """No base: the estimators of the paper."""
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x[:, 0])
+
+
+@pytree
+class ValuesBase(Base):
+    """Known at the samples only."""
+
+    def score(self, x: jax.Array) -> jax.Array:
+        raise ValueError(UNKNOWN.format(what="score(x)", alternative="residual"))
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        raise ValueError(UNKNOWN.format(what="log_density", alternative="residual_potential"))
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        raise ValueError(UNKNOWN.format(what="divergence", alternative="residual_divergence"))
+
+
+@pytree
+class FunctionBase(Base):
+    """A score function, (m, d) -> (m, d)."""
+
+    function: Callable[[jax.Array], jax.Array] | None = static(default=None)
+
+    def score(self, x: jax.Array) -> jax.Array:
+        return as_points("base(x)", self.function(x), dim=x.shape[1])  # type: ignore[misc]
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        raise ValueError(
+            "log_density: expected a base with a density; got a score function. Use base=a "
+            "NumPyro distribution, base='gaussian', or score.residual_potential(x)"
+        )
+
+
+@pytree
+class DistributionBase(Base):
+    """A NumPyro distribution with event shape (d,)."""
+
+    distribution: Any = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        return jax.vmap(jax.grad(self.distribution.log_prob))(x)
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        return self.distribution.log_prob(x)
+
+
+@pytree
+class GaussianBase(Base):
+    """The Gaussian with the samples' mean and (shrunk) covariance."""
+
+    coordinates: Coordinates | None = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        map_ = self._map()
+        return -map_.scores_from_kernel(map_.to_kernel(x))
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        map_ = self._map()
+        z = map_.to_kernel(x)
+        log_norm = 0.5 * x.shape[1] * jnp.log(2 * jnp.pi) + map_.log_det()
+        return -0.5 * jnp.sum(z * z, axis=1) - log_norm
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        factor = self._map().factor()
+        return jnp.full_like(x[:, 0], -jnp.sum(factor * factor))
+
+    def _map(self) -> Coordinates:
+        if self.coordinates is None:
+            raise ValueError("coordinates: expected the samples' coordinates; got None")
+        return self.coordinates
+
+
+def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
+    """The base of a fit from what the user gave: see :class:`ScoreEstimator`.
+
+    Raises:
+        ValueError: for base scores that do not match the samples, or an unknown name.
+        TypeError: for something that is no base.
+    """
+    if base_scores is not None:
+        if base is not None:
+            raise ValueError(
+                f"base_scores: expected base=None beside given values; got base={base!r}. "
+                "Drop one of the two"
+            )
+        values = as_points("base_scores", base_scores, dim=samples.shape[1])
+        if values.shape != samples.shape:
+            raise ValueError(
+                f"base_scores: expected shape {samples.shape}, one row a sample; "
+                f"got {values.shape}"
+            )
+        return ValuesBase(values.astype(samples.dtype))
+    if base is None:
+        return ZeroBase()
+    fitted: Base
+    if isinstance(base, Distribution):
+        if base.batch_shape != () or base.event_shape != (samples.shape[1],):
+            raise ValueError(
+                f"base: expected a distribution with batch shape () and event shape "
+                f"({samples.shape[1]},); got {base.batch_shape} and {base.event_shape}. "
+                "Use .to_event(1) on a batch of scalars"
+            )
+        fitted = DistributionBase(distribution=base)
+    elif base == "gaussian":
+        # With n < 2 d the covariance is shrunk as it is for whitening.
+        fitted = GaussianBase(coordinates=standardize_samples(samples, "full"))
+    elif callable(base):
+        fitted = FunctionBase(function=base)
+    else:
+        raise TypeError(
+            "base: expected None, 'gaussian', a score function or a NumPyro distribution; "
+            f"got {base!r}"
+        )
+    return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))

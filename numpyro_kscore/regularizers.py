@@ -1,0 +1,270 @@
+"""Regularisers as scalar filters on the spectrum of ``K/n``.
+
+Every estimator of Zhou, Shi and Zhu (2020) is ``ŝ = s0 - g(L̂) ζ'`` for one scalar function g that
+imitates 1/σ where eigenvalues are large and stays bounded where they are small. A regulariser
+here is that function, together with ``g(0)`` and ``r(σ) = (g(σ) - g(0))/σ``, which the estimate
+away from the samples needs and which would cancel if computed from g.
+
+λ always refers to eigenvalues of ``K/n``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_kscore._pytree import check_count, check_positive, is_concrete, pytree, static
+
+__all__ = [
+    "Filter",
+    "Landweber",
+    "NuMethod",
+    "Regularizer",
+    "SpectralCutoff",
+    "Tikhonov",
+    "TruncatedTikhonov",
+]
+
+
+class Filter(NamedTuple):
+    """A filter evaluated on a spectrum.
+
+    Attributes:
+        g: g(σ), the shape of σ.
+        g0: g(0), a scalar.
+        r: ``(g(σ) - g(0))/σ``, the shape of σ.
+    """
+
+    g: jax.Array
+    g0: jax.Array
+    r: jax.Array
+
+
+class Regularizer:
+    """A scalar filter; subclasses implement :meth:`evaluate`.
+
+    Attributes:
+        spectral_bound: largest eigenvalue the filter is made for, or None if any will do.
+            Solvers rescale a spectrum that exceeds it and say so in ``info.spectral_scale``.
+        is_smooth: whether g is continuous, so that a Krylov space can represent it.
+    """
+
+    is_smooth: bool = True
+
+    @property
+    def spectral_bound(self) -> Any:
+        """Largest eigenvalue of ``K/n`` the filter is made for; None if there is no limit."""
+        return None
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        """The filter at non-negative eigenvalues ``sigma``, any shape (k,)."""
+        raise NotImplementedError
+
+    def rescaled(self, sigma: jax.Array, rho: jax.Array) -> Filter:
+        """The filter ``g(σ/ρ)/ρ``, for a spectrum that ρ brings within the bound."""
+        g, g0, r = self.evaluate(sigma / rho)
+        return Filter(g / rho, g0 / rho, r / rho**2)
+
+
+@pytree
+class Tikhonov(Regularizer):
+    """``g(σ) = 1/(σ + λ)``: the kernel exponential family (KEF, KEF-CG).
+
+    Implements Zhou, Shi and Zhu (2020), Theorem 3.1.
+
+    Args:
+        lam: λ > 0, on the eigenvalues of K/n. A leaf: one compilation serves many values.
+    """
+
+    lam: Any = 1e-3
+
+    def __post_init__(self) -> None:
+        check_positive("lam", self.lam)
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        lam = jnp.asarray(self.lam, sigma.dtype)
+        g = 1.0 / (sigma + lam)
+        return Filter(g, 1.0 / lam, -g / lam)
+
+
+@pytree
+class TruncatedTikhonov(Regularizer):
+    """``g(σ) = 1{σ > 0}/(σ + λ)``: Tikhonov within the range of K (Stein, NKEF).
+
+    Implements Zhou, Shi and Zhu (2020), Examples 3.6 and 3.7. Eigenvalues below rounding,
+    ``k eps max(σ)``, count as zero.
+
+    Args:
+        lam: λ > 0, on the eigenvalues of K/n.
+    """
+
+    lam: Any = 1e-3
+    is_smooth = False
+
+    def __post_init__(self) -> None:
+        check_positive("lam", self.lam)
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        lam = jnp.asarray(self.lam, sigma.dtype)
+        return _restricted(sigma, _above_rounding(sigma), 1.0 / (sigma + lam))
+
+
+@pytree
+class SpectralCutoff(Regularizer):
+    """``g(σ) = 1{σ > λ}/σ``, by threshold or by the share of the spectrum kept (SSGE).
+
+    Implements Zhou, Shi and Zhu (2020), Theorem 3.2; the share is Shi, Sun and Zhu (2018). Give
+    one of the two.
+
+    Args:
+        lam: λ ≥ 0, the threshold on the eigenvalues of K/n.
+        share: keep the fewest leading eigenvalues whose sum reaches this share of the trace,
+            in (0, 1].
+    """
+
+    lam: Any = None
+    share: Any = None
+    is_smooth = False
+
+    def __post_init__(self) -> None:
+        if self.lam is None and self.share is None:
+            raise ValueError("SpectralCutoff: expected lam=… or share=…; got neither")
+        if self.lam is not None and self.share is not None:
+            raise ValueError("SpectralCutoff: expected lam=… or share=…; got both")
+        if is_concrete(self.lam) and not np.all(np.asarray(self.lam) >= 0):
+            raise ValueError(f"lam: expected a non-negative number; got {self.lam}")
+        check_positive("share", self.share)
+        if is_concrete(self.share) and not np.all(np.asarray(self.share) <= 1):
+            raise ValueError(f"share: expected a number in (0, 1]; got {self.share}")
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        keep = _above_rounding(sigma)
+        if self.lam is not None:
+            keep = keep & (sigma > self.lam)
+        else:
+            ordered = jnp.sort(sigma)[::-1]
+            # The j-th eigenvalue is kept as long as those before it do not reach the share.
+            before = jnp.cumsum(ordered) - ordered
+            needed = before < self.share * jnp.sum(ordered)
+            smallest = jnp.min(jnp.where(needed, ordered, jnp.inf))
+            keep = keep & (sigma >= smallest)
+        return _restricted(sigma, keep, 1.0 / jnp.where(keep, sigma, 1.0))
+
+
+def _above_rounding(sigma: jax.Array) -> jax.Array:
+    """Which eigenvalues are distinguishable from zero."""
+    return sigma > sigma.shape[-1] * jnp.finfo(sigma.dtype).eps * jnp.max(sigma)
+
+
+def _restricted(sigma: jax.Array, keep: jax.Array, g: jax.Array) -> Filter:
+    """The filter that is ``g`` on the kept eigenvalues and zero elsewhere, at 0 too."""
+    g = jnp.where(keep, g, 0.0)
+    return Filter(g, jnp.zeros((), sigma.dtype), g / jnp.where(keep, sigma, 1.0))
+
+
+@pytree
+class Landweber(Regularizer):
+    """``g(σ) = (1 - (1 - ησ)^t)/σ``: t steps of gradient descent on the regression.
+
+    Implements Zhou, Shi and Zhu (2020), Theorem 3.4 (whose recursion has a wrong sign, see
+    ``docs/errata``).
+
+    Args:
+        num_steps: t ≥ 1.
+        step_size: η > 0; the spectrum of K/n must lie within [0, 1/η].
+    """
+
+    num_steps: int = static(default=100)
+    step_size: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_count("num_steps", self.num_steps)
+        check_positive("step_size", self.step_size)
+
+    @property
+    def spectral_bound(self) -> Any:
+        return 1.0 / self.step_size
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        t = self.num_steps
+        eta = jnp.asarray(self.step_size, sigma.dtype)
+        x = jnp.clip(eta * sigma, 0.0, 1.0)
+        # Where t x is small, 1 - (1-x)^t and then r cancel; the binomial series does not.
+        small = t * x < 0.1
+        safe = jnp.where(small, 0.5, x)
+        # The floor keeps log1p and its derivative finite at x = 1, where (1-x)^t is 0 anyway.
+        remainder = jnp.minimum(safe, 1.0 - jnp.finfo(x.dtype).eps)
+        descended = -jnp.expm1(t * jnp.log1p(-remainder))
+        # Σ_{k≥2} (-1)^(k-1) binom(t, k) x^(k-2) = t² Σ_k (-1)^(k-1) [binom(t, k)/t^k] (t x)^(k-2)
+        series = jnp.zeros_like(x)
+        for k in range(7, 1, -1):
+            binomial = float(np.prod([(1.0 - j / t) / (j + 1.0) for j in range(k)]))
+            series = series * (t * x) + (-1.0) ** (k - 1) * binomial
+        r = jnp.where(small, t**2 * series, (descended - t * safe) / safe**2)
+        g = jnp.where(small, t + t**2 * series * x, descended / safe)
+        return Filter(eta * g, eta * t, eta**2 * r)
+
+
+@pytree
+class NuMethod(Regularizer):
+    """The ν-method: accelerated Landweber, polynomial in σ; t steps act like λ = t⁻².
+
+    Implements Zhou, Shi and Zhu (2020), Example 3.5 and its recursion C.4 (Engl, Hanke and
+    Neubauer 1996, section 6.3). The step count is the regulariser: there is no tolerance.
+
+    Args:
+        num_steps: t ≥ 1.
+        nu: ν > 0, the qualification; 1 is the paper's choice.
+    """
+
+    num_steps: int = static(default=100)
+    nu: float = static(default=1.0)
+
+    def __post_init__(self) -> None:
+        check_count("num_steps", self.num_steps)
+        check_positive("nu", self.nu)
+
+    @property
+    def spectral_bound(self) -> Any:
+        return 1.0
+
+    def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
+        """Momenta u_t and step sizes ω_t for t = 1 … num_steps, float64, each (num_steps,)."""
+        t, nu = np.arange(1.0, self.num_steps + 1), float(self.nu)
+        ends = (t + 2 * nu - 1) * (2 * t + 4 * nu - 1)
+        omega = 4 * (2 * t + 2 * nu - 1) * (t + nu - 1) / ends
+        with np.errstate(divide="ignore", invalid="ignore"):
+            momentum = (t - 1) * (2 * t - 3) * (2 * t + 2 * nu - 1) / (ends * (2 * t + 2 * nu - 3))
+        momentum[0] = 0.0
+        return momentum, omega
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        momentum, omega = self.coefficients()
+        dtype = sigma.dtype
+
+        # g_t = g_(t-1) + u_t (g_(t-1) - g_(t-2)) + ω_t (1 - σ g_(t-1)), and the same divided by σ
+        # for r = (g - g(0))/σ, where the constant drops out: nothing cancels.
+        def step(
+            carry: tuple[jax.Array, ...], ut_wt: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[jax.Array, ...], None]:
+            g, g_old, r, r_old = carry
+            u, w = ut_wt
+            g_new = g + u * (g - g_old) + w * (1.0 - sigma * g)
+            r_new = r + u * (r - r_old) - w * g
+            return (g_new, g, r_new, r), None
+
+        zero = jnp.zeros_like(sigma)
+        steps = (jnp.asarray(momentum, dtype), jnp.asarray(omega, dtype))
+        (g, _, r, _), _ = lax.scan(step, (zero, zero, zero, zero), steps, unroll=10)
+        return Filter(g, jnp.asarray(self._at_zero(), dtype), r)
+
+    def _at_zero(self) -> float:
+        """g(0), a number: the recursion at σ = 0."""
+        old = current = 0.0
+        for u, w in zip(*self.coefficients(), strict=True):
+            old, current = current, current + u * (current - old) + w
+        return current

@@ -1,0 +1,123 @@
+"""The fitted score: a function of points, with its potential, divergence and a report."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_kscore import pairwise
+from numpyro_kscore._pytree import as_points, pytree
+from numpyro_kscore.base import Base
+from numpyro_kscore.coordinates import Coordinates
+from numpyro_kscore.kernels import Kernel
+from numpyro_kscore.pairwise import Expansion
+
+__all__ = ["FitInfo", "Score"]
+
+# A residual above this means that a larger Krylov space, or more CG steps, would still change
+# the estimate by about as much: well below its statistical error at any affordable n.
+RESIDUAL_TOLERANCE = 1e-2
+
+
+class FitInfo(NamedTuple):
+    """What happened in a fit, as data: nothing raises under ``jit``.
+
+    Attributes:
+        steps: products with the Gram operator.
+        residual: relative residual of the solver; 0 where it is direct.
+        bandwidth: in standardised units.
+        spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regulariser and was
+            divided by ρ (never with ``normalize=True``).
+        finite: whether all values at the samples are finite.
+    """
+
+    steps: jax.Array
+    residual: jax.Array
+    bandwidth: jax.Array
+    spectral_scale: jax.Array
+    finite: jax.Array
+
+    @property
+    def converged(self) -> jax.Array:
+        """Whether the values are finite and the residual is below 1e-2."""
+        return self.finite & (self.residual < RESIDUAL_TOLERANCE)
+
+    def raise_if_failed(self) -> None:
+        """Raise ``FloatingPointError`` if the fit failed. Call it outside ``jit``."""
+        if not bool(self.finite):
+            raise FloatingPointError(
+                "score fit: expected finite values; got NaN or infinity. Look for samples or "
+                "base scores that are not finite, or so large that squares overflow"
+            )
+        if not bool(self.converged):
+            raise FloatingPointError(
+                f"score fit: expected a residual below {RESIDUAL_TOLERANCE:g}; got "
+                f"{float(self.residual):.2g} after {int(self.steps)} steps. Give the solver more "
+                "steps, regularise more, or use Dense() for a small problem"
+            )
+
+
+@pytree
+class Score:
+    """An estimate of ``∇ log q``, callable at any points.
+
+    Attributes:
+        at_samples: the estimate at the samples, (n, d), in 1/units of the samples.
+        info: how the fit went.
+        kernel, coordinates, expansion, base: what the estimate is made of.
+    """
+
+    kernel: Kernel
+    coordinates: Coordinates
+    expansion: Expansion
+    base: Base
+    at_samples: jax.Array
+    info: FitInfo
+
+    def __call__(self, x: Any) -> jax.Array:
+        """The estimate at ``x``: (m, d) -> (m, d). Cost: O(m n d).
+
+        Raises:
+            ValueError: if the base score is known at the samples only, or for a wrong shape.
+        """
+        x = self._points(x)
+        return self.base.score(x) + self.residual(x)
+
+    def residual(self, x: Any) -> jax.Array:
+        """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
+        z = self.coordinates.to_kernel(self._points(x))
+        field = pairwise.field(self.kernel, self.expansion, z)
+        return self.coordinates.scores_from_kernel(field)
+
+    def log_density(self, x: Any) -> jax.Array:
+        """A function whose gradient is the estimate, (m, d) -> (m,): log q up to a constant.
+
+        Raises:
+            TypeError: for a kernel that is not curl-free.
+            ValueError: if the base has no density.
+        """
+        x = self._points(x)
+        potential = self.residual_potential(x)
+        return self.base.log_density(x) + potential
+
+    def residual_potential(self, x: Any) -> jax.Array:
+        """A function whose gradient is :meth:`residual`, (m, d) -> (m,). Curl-free only."""
+        z = self.coordinates.to_kernel(self._points(x))
+        return pairwise.potential(self.kernel, self.expansion, z)
+
+    def divergence(self, x: Any) -> jax.Array:
+        """``div ŝ`` at ``x``: (m, d) -> (m,)."""
+        x = self._points(x)
+        return self.base.divergence(x) + self.residual_divergence(x)
+
+    def residual_divergence(self, x: Any) -> jax.Array:
+        """``div (ŝ - s0)`` at ``x``: (m, d) -> (m,)."""
+        z = self.coordinates.to_kernel(self._points(x))
+        factor = self.coordinates.factor()
+        return pairwise.divergence(self.kernel, self.expansion, z, factor)
+
+    def _points(self, x: Any) -> jax.Array:
+        points = as_points("x", x, dim=self.expansion.points.shape[1])
+        return jnp.asarray(points, self.expansion.points.dtype)
