@@ -22,14 +22,17 @@ from numpyro_kscore.coordinates import (
     median_distance,
     standardize_samples,
 )
-from numpyro_kscore.gram import Gram, Reduction, make_gram, pair_weights, reduce_dimension
+from numpyro_kscore.gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
 from numpyro_kscore.kernels import CurlFree, Kernel
-from numpyro_kscore.pairwise import Expansion
+from numpyro_kscore.pairwise import Expansion, cancels, nearest_squared, squared_distances
 from numpyro_kscore.regularizers import NuMethod, Regularizer
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.solvers import Dense, Krylov, Solution, Solver
 
 __all__ = ["AtSamples", "Median", "ScoreEstimator"]
+
+# Points whose distances the bandwidth rule looks at where not all pairs are kept.
+MEDIAN_POINTS = 1024
 
 
 @pytree
@@ -53,11 +56,16 @@ class AtSamples(NamedTuple):
         residual: ``ŝ - s0``, (n, d).
         scores: ŝ, (n, d).
         info: how the fit went.
+        coordinates: the coordinates of the fit.
+        nearest: squared distance of samples to their nearest other, in standardised units; of
+            1024 samples, evenly spaced, where there are too many for all pairs.
     """
 
     residual: jax.Array
     scores: jax.Array
     info: FitInfo
+    coordinates: Coordinates
+    nearest: jax.Array
 
 
 class _Problem(NamedTuple):
@@ -68,6 +76,7 @@ class _Problem(NamedTuple):
     base_scores: jax.Array | None
     gram: Gram
     reduction: Reduction
+    nearest: jax.Array
 
 
 @pytree
@@ -100,7 +109,7 @@ class ScoreEstimator:
 
     kernel: Kernel = CurlFree()
     regularizer: Regularizer = NuMethod(50)
-    solver: Solver = Krylov(16)
+    solver: Solver = Krylov()
     bandwidth: Any = "median"
     standardize: str = static(default="full")
     base: Any = static(default=None)
@@ -145,13 +154,13 @@ class ScoreEstimator:
         Fitting and evaluating on the same n samples lets each one's own base score leak into
         its own residual, an error of order 1/n. With f_n the residual of the fit to all and f_m
         that of fits to two disjoint parts, each evaluated on itself, ``debias="jackknife"``
-        returns ``f_n + m/(n - m) (f_n - f_m)``, which cancels it: ``2 f_n - f_(n/2)`` for equal
-        halves. The fits share coordinates and bandwidth. Fewer than 8 samples are not split.
+        returns ``f_n + m/(n - m) (f_n - f_m)``, which cancels it: ``2 f_n - f_(n/2)`` for an even
+        n. The fits share coordinates and bandwidth. Fewer than 8 samples are not split.
 
         Args:
             samples: shape (n, d), exchangeable in their order.
             base_scores: as for :meth:`fit`.
-            debias: None or ``"jackknife"``, at twice the cost.
+            debias: None or ``"jackknife"``, at 1.5 times the cost.
 
         Raises:
             ValueError: as :meth:`fit`.
@@ -170,7 +179,7 @@ class ScoreEstimator:
 def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
     problem = _prepare(estimator, samples, base.at_samples)
     gram, reduction = problem.gram, problem.reduction
-    solution = estimator.solver.solve(gram, _target(gram, reduction), estimator.regularizer)
+    solution = _solve(estimator, gram, reduction)
     coefficients = reduction.expand(solution.coefficients)
     if problem.base_scores is not None:
         # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
@@ -197,38 +206,28 @@ def _at_samples(
     problem = _prepare(estimator, samples, base.at_samples)
     gram, reduction = problem.gram, problem.reduction
 
-    def solve(gram: Gram, part: Reduction) -> Solution:
-        return estimator.solver.solve(gram, _target(gram, part), estimator.regularizer)
-
+    solution = _solve(estimator, gram, reduction)
     if not jackknife:
-        solution = solve(gram, reduction)
         return _in_original_units(problem, solution, solution.values, base)
 
+    # Two halves of equal size, solved as one batch; they share the middle one of an odd number.
     n = samples.shape[0]
-    sizes = ((n + 1) // 2, n // 2)
+    size = (n + 1) // 2
+    halves = [
+        (
+            gram.restricted(rows),
+            Reduction(None, *jax.tree.map(lambda a, rows=rows: a[rows], reduction[1:])),
+        )
+        for rows in (slice(0, size), slice(n - size, n))
+    ]
     if gram.weights is not None:
-        # The two parts are one block-diagonal problem, solved beside the whole.
-        def solve_blocks(factors: jax.Array) -> Solution:
-            weights = jax.tree.map(lambda w: w * factors, gram.weights)
-            return solve(dataclasses.replace(gram, weights=weights), reduction)
-
-        factors = jnp.stack([pair_weights((n,)), pair_weights(sizes)]).astype(samples.dtype)
-        both = jax.vmap(solve_blocks)(factors)
-        solution: Solution = jax.tree.map(lambda a: a[0], both)
-        parts = both.values[1]
+        batch_gram, batch_part = jax.tree.map(lambda *a: jnp.stack(a), *halves)
+        values = jax.vmap(lambda g, p: _solve(estimator, g, p).values)(batch_gram, batch_part)
+        first, second = values[0], values[1]
     else:
-        solution = solve(gram, reduction)
-        rows = (slice(None, sizes[0]), slice(sizes[0], None))
-        halves = [
-            solve(
-                dataclasses.replace(gram, points=gram.points[part]),
-                jax.tree.map(lambda a, part=part: a[part], reduction),
-            )
-            for part in rows
-        ]
-        parts = jnp.concatenate([half.values for half in halves])
-    size = jnp.repeat(jnp.asarray(sizes), jnp.asarray(sizes), total_repeat_length=n)
-    weight = (size / (n - size)).astype(samples.dtype)[:, None]
+        first, second = (_solve(estimator, *half).values for half in halves)
+    parts = jnp.concatenate([first, second[:, 2 * size - n :]], axis=1)
+    weight = size / (n - size)
     values = solution.values + weight * (solution.values - parts)
     return _in_original_units(problem, solution, values, base)
 
@@ -238,26 +237,38 @@ def _prepare(
 ) -> _Problem:
     """Standardise, choose the bandwidth and form the Gram operator."""
     kernel, bandwidth = estimator.kernel, estimator.bandwidth
+    n, dim = samples.shape
     coordinates = standardize_samples(samples, estimator.standardize)
-    points = coordinates.to_kernel(samples)
+    z = coordinates.to_kernel(samples)
+    some = z if is_cached(n) else z[:: -(-n // MEDIAN_POINTS)]
+    s = squared_distances(some, some, cancels(some))
     if isinstance(bandwidth, Median):
-        bandwidth = bandwidth.factor * median_distance(points)
+        bandwidth = bandwidth.factor * median_distance(s)
     bandwidth = jnp.asarray(bandwidth, samples.dtype)
     coordinates = dataclasses.replace(coordinates, bandwidth=bandwidth)
-    points = points / bandwidth
+    points = z / bandwidth
     if base_scores is not None:
         base_scores = coordinates.scores_to_kernel(base_scores)
     if estimator.normalize:
-        scale = 1.0 / kernel.trace(samples.shape[1]).astype(samples.dtype)
+        scale = 1.0 / kernel.trace(dim).astype(samples.dtype)
     else:
         scale = bandwidth ** -kernel.scale_exponent()
-    gram = make_gram(kernel, points, scale)
+    pairs = s / bandwidth**2 if is_cached(n) else None
+    gram = make_gram(kernel, points, pairs, scale, estimator.normalize)
     if gram.weights is None or isinstance(estimator.solver, Dense):
         reduction = Reduction(None, points, base_scores)
     else:
         reduction = reduce_dimension(points, base_scores)
         gram = dataclasses.replace(gram, points=reduction.points)
-    return _Problem(coordinates, points, base_scores, gram, reduction)
+    return _Problem(coordinates, points, base_scores, gram, reduction, nearest_squared(s))
+
+
+def _solve(estimator: ScoreEstimator, gram: Gram, problem: Reduction) -> Solution:
+    """Apply the filter to h' = ζ'(X) = ζ(X) + (K/n) s0(X)."""
+    target = gram.zeta()
+    if problem.base_scores is not None:
+        target = target + gram @ problem.base_scores.T
+    return estimator.solver.solve(gram, target, estimator.regularizer)
 
 
 def _in_original_units(
@@ -272,10 +283,4 @@ def _in_original_units(
         spectral_scale=solution.spectral_scale,
         finite=jnp.all(jnp.isfinite(scores)),
     )
-    return AtSamples(residual, scores, info)
-
-
-def _target(gram: Gram, problem: Reduction) -> jax.Array:
-    """h' = ζ'(X) = ζ(X) + (K/n) s0(X)."""
-    zeta = gram.zeta()
-    return zeta if problem.base_scores is None else zeta + gram @ problem.base_scores
+    return AtSamples(residual, scores, info, problem.coordinates, problem.nearest)

@@ -23,7 +23,15 @@ from jax import lax
 
 from numpyro_kscore.kernels import Kernel
 
-__all__ = ["Expansion", "cancels", "squared_distances"]
+__all__ = [
+    "Expansion",
+    "cancels",
+    "divergence",
+    "field",
+    "nearest_squared",
+    "potential",
+    "squared_distances",
+]
 
 # Rows and columns of a tile. Measured on CPU: 512-1024 by 1024-2048 is best, 2048 squared is 3-4
 # times and 128 squared twice as slow (docs/performance).
@@ -91,6 +99,11 @@ def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Arra
         return lax.scan(add, start, (y[:, 1:].T, x[:, 1:].T))[0]
 
     return lax.cond(direct, differenced, expanded)
+
+
+def nearest_squared(s: jax.Array) -> jax.Array:
+    """Squared distance of each point to its nearest other point, from all (n, n): (n,)."""
+    return jnp.min(jnp.where(jnp.eye(s.shape[0], dtype=bool), jnp.inf, s), axis=1)
 
 
 class _Tile(NamedTuple):

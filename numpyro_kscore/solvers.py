@@ -26,8 +26,8 @@ class Solution(NamedTuple):
     """A filter applied to a vector.
 
     Attributes:
-        values: ``-g(K/n) h'``, shape (n, d): the estimate at the samples, less its base.
-        coefficients: c, shape (n, d).
+        values: ``-g(K/n) h'``, shape (d, n): the estimate at the samples, less its base.
+        coefficients: c, shape (d, n).
         zeta_weight: a, a scalar.
         steps: products with the Gram operator that were spent.
         residual: relative residual, 0 where the solver is direct.
@@ -50,7 +50,7 @@ class Solver:
         raise NotImplementedError
 
     def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
-        """Apply the filter to ``h``, shape (n, d)."""
+        """Apply the filter to ``h``, shape (d, n), one coordinate a row."""
         raise NotImplementedError
 
     def _reject(self, expected: str, regularizer: Regularizer) -> None:
@@ -64,13 +64,13 @@ class Solver:
 class Spectrum:
     """Eigenpairs of ``K/n`` that carry a vector h: all of them, or Ritz pairs.
 
-    With p the rows of ``basis`` (each of n d entries, or n if the kernel is scalar), ``f(K/n) h``
-    is ``Σ_k f(σ_k) p_k coordinates_k``.
+    With p the rows of ``basis`` (each of d n entries, or n if the kernel is scalar), ``f(K/n) h``
+    is ``Σ_k f(σ_k) coordinates_k p_k``.
 
     Attributes:
         sigma: eigenvalues, (k,).
-        basis: orthonormal rows, (k, n d) or (k, n).
-        coordinates: of h in that basis, (k, 1) or (k, d).
+        basis: orthonormal rows, (k, d n) or (k, n).
+        coordinates: of h in that basis, (1, k) or (d, k).
         last_link: (k,), what each pair contributes to the residual of the Krylov space; zeros
             where the space is the whole.
     """
@@ -80,13 +80,13 @@ class Spectrum:
     coordinates: jax.Array
     last_link: jax.Array
 
-    def apply(self, factors: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """``Σ_k factors_k p_k coordinates_k`` as an array of ``shape`` (n, d)."""
-        return (self.basis.T @ (factors[:, None] * self.coordinates)).reshape(shape)
+    def apply(self, factors: jax.Array, shape: tuple[int, int]) -> jax.Array:
+        """``Σ_k factors_k coordinates_k p_k`` as an array of ``shape`` (d, n)."""
+        return ((factors * self.coordinates) @ self.basis).reshape(shape)
 
     def solution(self, gram: Gram, regularizer: Regularizer, steps: int) -> Solution:
         """Evaluate one filter on this spectrum."""
-        shape = gram.points.shape
+        n, dim = gram.points.shape
         sigma = jnp.maximum(self.sigma, 0.0)
         rho = spectral_scale(gram, jnp.max(sigma), regularizer)
         g, g0, r = regularizer.rescaled(sigma, rho)
@@ -94,8 +94,8 @@ class Spectrum:
         # filters the same expression estimates how much a larger space would still change.
         residual = jnp.abs(jnp.sum(self.last_link * g))
         return Solution(
-            self.apply(-g, shape),
-            self.apply(-r / shape[0], shape),
+            self.apply(-g, (dim, n)),
+            self.apply(-r / n, (dim, n)),
             -g0,
             jnp.asarray(steps),
             residual,
@@ -107,72 +107,81 @@ def spectral_scale(gram: Gram, sigma_max: jax.Array, regularizer: Regularizer) -
     """ρ ≥ 1 such that the spectrum of ``K/(n ρ)`` lies within the filter's bound.
 
     The largest Ritz value may fall a little short of the largest eigenvalue, hence the 1 %
-    margin; the trace tr K(x, x) is a bound that needs none.
+    margin; the norm of K(x, x) is a bound that needs none.
     """
     bound = regularizer.spectral_bound
     if bound is None:
         return jnp.ones((), sigma_max.dtype)
-    trace = gram.scale * gram.kernel.trace(gram.dim).astype(sigma_max.dtype)
-    return jnp.maximum(1.0, jnp.minimum(1.01 * sigma_max, trace) / bound).astype(sigma_max.dtype)
+    norm = gram.scale * (gram.kernel.trace(gram.dim) / gram.dim).astype(sigma_max.dtype)
+    return jnp.maximum(1.0, jnp.minimum(1.01 * sigma_max, norm) / bound).astype(sigma_max.dtype)
 
 
 @pytree
 class Krylov(Solver):
-    """Lanczos with full re-orthogonalisation: every smooth filter from one Krylov space.
+    """Lanczos with re-orthogonalisation: every continuous filter from one Krylov space.
 
-    16 steps reproduce 100 iterations of the ν-method to 5e-5 in float32; small λ needs more.
+    The error falls geometrically once the space is as large as the degree of polynomial the
+    filter needs: 16 steps reproduce 100 iterations of the ν-method to 5e-5 in float32.
 
     Args:
-        num_steps: dimension of the Krylov space; more than n d changes nothing.
+        num_steps: dimension of the Krylov space; more than n d changes nothing. None takes what
+            the filter needs on this spectrum (docs/performance), at most 32.
     """
 
-    num_steps: int = static(default=16)
+    num_steps: int | None = static(default=None)
 
     def __post_init__(self) -> None:
-        check_count("num_steps", self.num_steps)
+        if self.num_steps is not None:
+            check_count("num_steps", self.num_steps)
 
     def check(self, regularizer: Regularizer) -> None:
         if not regularizer.is_smooth:
             self._reject("a filter that is continuous in σ (or solver=Dense())", regularizer)
 
-    def decompose(self, gram: Gram, h: jax.Array) -> Spectrum:
+    def decompose(self, gram: Gram, h: jax.Array, num_steps: int) -> Spectrum:
         """Ritz pairs of ``K/n`` in the Krylov space of ``h``. Cost: num_steps products."""
-        num_steps = min(self.num_steps, h.size)
-        length = jnp.linalg.norm(h)
+        num_steps = min(num_steps, h.size)
         tiny = jnp.finfo(h.dtype).tiny
-        start = (h / jnp.maximum(length, tiny)).ravel()
+        # Scaling by the largest entry first: squares of 1e-30 or 1e30 do not fit float32.
+        largest = jnp.max(jnp.abs(h))
+        unit = (h / jnp.where(largest > 0, largest, 1.0)).ravel()
+        length = jnp.sqrt(unit @ unit)
+        start = unit / jnp.maximum(length, tiny)
 
-        def step(carry: tuple[jax.Array, ...], k: jax.Array) -> tuple[tuple[jax.Array, ...], Any]:
-            basis, v, scale = carry
+        def step(carry: Any, k: jax.Array) -> tuple[Any, Any]:
+            basis, v, v_old, link, scale = carry
             basis = basis.at[k].set(v)
             w = (gram @ v.reshape(h.shape)).ravel()
             diagonal = v @ w
-            # Once is not enough: classical Gram-Schmidt leaves eps times the cancellation.
-            for _ in range(2):
-                w = w - basis.T @ (basis @ w)
-            off_diagonal = jnp.linalg.norm(w)
+            # Three terms do in exact arithmetic; the pass over the whole basis removes what
+            # rounding leaves of the other directions.
+            w = w - diagonal * v - link * v_old
+            w = w - (basis @ w) @ basis
+            off_diagonal = jnp.sqrt(w @ w)
             scale = jnp.maximum(scale, jnp.abs(diagonal))
             # What is left below rounding is noise: the space is invariant, stop by zeros.
             alive = off_diagonal > 10 * jnp.finfo(h.dtype).eps * scale
             off_diagonal = jnp.where(alive, off_diagonal, 0.0)
-            v = jnp.where(alive, w / jnp.maximum(off_diagonal, tiny), 0.0)
-            return (basis, v, scale), (diagonal, off_diagonal)
+            v_new = jnp.where(alive, w / jnp.maximum(off_diagonal, tiny), 0.0)
+            return (basis, v_new, v, off_diagonal, scale), (diagonal, off_diagonal)
 
         basis = jnp.zeros((num_steps, h.size), h.dtype)
-        carry = (basis, start, jnp.zeros((), h.dtype))
-        (basis, _, _), (diagonal, links) = lax.scan(step, carry, jnp.arange(num_steps))
+        zero = jnp.zeros((), h.dtype)
+        carry = (basis, start, jnp.zeros_like(start), zero, zero)
+        (basis, *_), (diagonal, links) = lax.scan(step, carry, jnp.arange(num_steps))
         tridiagonal = jnp.diag(diagonal) + jnp.diag(links[:-1], 1) + jnp.diag(links[:-1], -1)
         sigma, vectors = jnp.linalg.eigh(tridiagonal)
         return Spectrum(
             sigma,
             vectors.T @ basis,
-            (length * vectors[0])[:, None],
+            (largest * length * vectors[0])[None, :],
             links[-1] * vectors[-1] * vectors[0],
         )
 
     def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
-        spectrum = self.decompose(gram, h)
+        num_steps = self.num_steps or regularizer.krylov_steps(gram.spectral_bound)
+        spectrum = self.decompose(gram, h, num_steps)
         return spectrum.solution(gram, regularizer, spectrum.sigma.shape[0])
 
 
@@ -189,8 +198,8 @@ class Dense(Solver):
     def decompose(self, gram: Gram, h: jax.Array) -> Spectrum:
         """All eigenpairs of ``K/n``."""
         sigma, vectors = jnp.linalg.eigh(gram.dense())
-        basis = vectors.T
-        return Spectrum(sigma, basis, basis @ h.reshape(basis.shape[1], -1), jnp.zeros_like(sigma))
+        coordinates = h.reshape(-1, vectors.shape[0]) @ vectors
+        return Spectrum(sigma, vectors.T, coordinates, jnp.zeros_like(sigma))
 
     def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
         return self.decompose(gram, h).solution(gram, regularizer, 0)
@@ -242,7 +251,7 @@ class ConjugateGradient(Solver):
         u, _, _, norm_squared, steps = lax.while_loop(going, step, state)
         return Solution(
             -u,
-            u / (lam * h.shape[0]),
+            u / (lam * h.shape[1]),
             -1.0 / lam,
             steps,
             jnp.sqrt(norm_squared / jnp.maximum(h_norm_squared, tiny)),
@@ -265,9 +274,9 @@ class Recursion(Solver):
 
     def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
-        ritz = Krylov(32).decompose(gram, h).sigma
+        ritz = Krylov().decompose(gram, h, 32).sigma
         rho = spectral_scale(gram, jnp.max(ritz), regularizer)
-        n = h.shape[0]
+        n = h.shape[1]
         if isinstance(regularizer, NuMethod):
             momentum, omega = (jnp.asarray(x, h.dtype) for x in regularizer.coefficients())
         else:
