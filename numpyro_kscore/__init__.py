@@ -28,4 +28,42 @@ from numpyro_kscore.regularizers import (
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, Solver
 
+__all__ = [
+    "AutoImplicit",
+    "ConjugateGradient",
+    "CurlFree",
+    "Dense",
+    "Diagonal",
+    "Filter",
+    "FitInfo",
+    "Gaussian",
+    "IMQ",
+    "Implicit",
+    "ImplicitELBO",
+    "Kernel",
+    "Krylov",
+    "Landweber",
+    "Matern",
+    "Median",
+    "Mixture",
+    "NuMethod",
+    "Profile",
+    "RadialProfile",
+    "RationalQuadratic",
+    "Recursion",
+    "Regularizer",
+    "Score",
+    "ScoreEstimator",
+    "Solver",
+    "SpectralCutoff",
+    "Tikhonov",
+    "TruncatedTikhonov",
+    "kef",
+    "kef_cg",
+    "landweber",
+    "multi_bandwidth",
+    "nu_method",
+    "ssge",
+]
+
 __version__ = "0.1.0"

@@ -108,9 +108,7 @@ class AutoImplicit(AutoContinuous):
         site = self.prototype_trace[name]
         with helpful_support_errors(site):
             transform = biject_to(site["fn"].support)
-        return Implicit(
-            transform(unconstrained), site["fn"].event_dim, unconstrained=unconstrained
-        )
+        return Implicit(transform(unconstrained), site["fn"].event_dim, unconstrained=unconstrained)
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         noise = numpyro.sample(
@@ -156,7 +154,7 @@ class AutoImplicit(AutoContinuous):
 
     def _init_layers(self, rng_key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         """Hidden layers at unit gain; the last one at zero, so that the guide starts linear."""
-        widths = (self.noise_dim, *self.hidden_dims)
+        widths: tuple[Any, ...] = (self.noise_dim, *self.hidden_dims)
         layers = []
         for key, (fan_in, fan_out) in zip(
             random.split(rng_key, len(self.hidden_dims)),

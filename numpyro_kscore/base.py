@@ -143,8 +143,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         values = as_points("base_scores", base_scores, dim=samples.shape[1])
         if values.shape != samples.shape:
             raise ValueError(
-                f"base_scores: expected shape {samples.shape}, one row a sample; "
-                f"got {values.shape}"
+                f"base_scores: expected shape {samples.shape}, one row a sample; got {values.shape}"
             )
         return ValuesBase(values.astype(samples.dtype))
     if base is None:

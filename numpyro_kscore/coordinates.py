@@ -109,7 +109,7 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
         numerator = (1 - 2 / dim) * square + dim**2
         shrinkage = jnp.minimum(numerator / ((n + 1 - 2 / dim) * (square - dim) + 1e-30), 1.0)
     else:
-        shrinkage = 0.0
+        shrinkage = jnp.zeros((), x.dtype)
     # Relative to the trace: keeps the factorisation real where coordinates are collinear.
     shrinkage = jnp.maximum(shrinkage, 10 * dim * eps)
     correlation = (1.0 - shrinkage) * correlation + shrinkage * eye

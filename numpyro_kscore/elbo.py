@@ -99,7 +99,7 @@ class ImplicitELBO(ELBO):
                 f"estimator: expected base=None in the estimator; got base={estimator.base!r}. "
                 "Give the base to ImplicitELBO(base=...)"
             )
-        super().__init__(num_particles, vectorize_particles)  # type: ignore[arg-type]
+        super().__init__(num_particles, vectorize_particles)
         self.base = base
         self.debias = debias
         self.estimator = dataclasses.replace(
@@ -158,9 +158,7 @@ class ImplicitELBO(ELBO):
         mutable = jax.tree.map(_reduce_particles, draws.mutable) or None
         return {"loss": loss, "mutable_state": lax.stop_gradient(mutable)}
 
-    def _descend(
-        self, flat: jax.Array, joint: LogJoint
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _descend(self, flat: jax.Array, joint: LogJoint) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Which particles are finite, the KL gradient at each over their number, and the loss."""
         valid = (
             jnp.isfinite(joint.log_density)
@@ -183,9 +181,7 @@ class ImplicitELBO(ELBO):
             direction = estimate.scores - model_scores
         direction = jnp.where(valid[:, None], direction, 0.0)
         direction = direction / jnp.maximum(jnp.sum(valid), 1)
-        guide_entropy = entropy(
-            estimate.nearest, estimate.coordinates, self.estimator.standardize
-        )
+        guide_entropy = entropy(estimate.nearest, estimate.coordinates, self.estimator.standardize)
         nelbo = -(jnp.mean(joint.log_density) + guide_entropy)
         return valid, direction, jnp.where(jnp.all(valid), nelbo, jnp.nan)
 

@@ -129,7 +129,8 @@ def field(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
         if tile.coefficients is not None:
             terms.append(weights.inner @ tile.coefficients)
             if weights.outer is not None:
-                along.append(weights.outer * _inner_products(rows, tile))
+                inner = _inner_products(rows, tile.points, tile.coefficients)
+                along.append(weights.outer * inner)
         if along:
             terms.append(along_differences(_total(along), rows, tile.points))
         return _total(terms)
@@ -146,7 +147,7 @@ def potential(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
         weights = kernel.potential_weights(s, dim)
         terms = [] if share is None else [share * weights.zeta * tile.mask]
         if tile.coefficients is not None:
-            terms.append(weights.field * _inner_products(rows, tile))
+            terms.append(weights.field * _inner_products(rows, tile.points, tile.coefficients))
         return jnp.sum(_total(terms), axis=1)
 
     return _sum_over_points(expansion, y, summand, ())
@@ -170,21 +171,23 @@ def divergence(
 
     def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
         weights = kernel.divergence_weights(s, dim)
-        mapped_rows, mapped = rows, tile
+
+        def mapped(a: jax.Array) -> jax.Array:
+            return a if factor is None else a @ factor
+
         quadratic = s
         if factor is not None:
-            mapped_rows = rows @ factor
-            mapped = jax.tree.map(lambda a: a @ factor if a.ndim == 2 else a, tile)
-            quadratic = squared_distances(mapped_rows, mapped.points, jnp.asarray(True))
+            quadratic = squared_distances(mapped(rows), mapped(tile.points), jnp.asarray(True))
         terms = []
         if share is not None:
             zeta = weights.zeta_along * quadratic + weights.zeta * trace
             terms.append(share * zeta * tile.mask)
         if tile.coefficients is not None:
-            terms.append(weights.cross * _inner_products(mapped_rows, mapped))
-            if weights.along is not None:
+            cross = _inner_products(mapped(rows), mapped(tile.points), mapped(tile.coefficients))
+            terms.append(weights.cross * cross)
+            if weights.along is not None and weights.trace is not None:
                 factors = weights.along * quadratic + weights.trace * trace
-                terms.append(factors * _inner_products(rows, tile))
+                terms.append(factors * _inner_products(rows, tile.points, tile.coefficients))
         return jnp.sum(_total(terms), axis=1)
 
     return _sum_over_points(expansion, y, summand, ())
@@ -201,10 +204,9 @@ def along_differences(weights: jax.Array, y: jax.Array, x: jax.Array) -> jax.Arr
     return y * sums[:, -1:] - sums[:, :-1]
 
 
-def _inner_products(y: jax.Array, tile: _Tile) -> jax.Array:
+def _inner_products(y: jax.Array, x: jax.Array, coefficients: jax.Array) -> jax.Array:
     """``(y_i - x_j)·c_j``, shape (m, n)."""
-    coefficients = tile.coefficients
-    return y @ coefficients.T - jnp.sum(tile.points * coefficients, axis=1)[None, :]
+    return y @ coefficients.T - jnp.sum(x * coefficients, axis=1)[None, :]
 
 
 def _sum_over_points(

@@ -207,7 +207,9 @@ def log_joint_and_gradients(
     Args:
         draws: a batch of draws, leading axis n.
         params: values of all param and mutable sites.
-        model, args, kwargs: the model.
+        model: the model.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         structure: the layout of a particle.
         map_particles: ``(fn, xs) -> ys`` to go through the particles with; None evaluates all
             at once.

@@ -266,9 +266,7 @@ class NuMethod(Regularizer):
 
         # g_t = g_(t-1) + u_t (g_(t-1) - g_(t-2)) + ω_t (1 - σ g_(t-1)), and the same divided by σ
         # for r = (g - g(0))/σ, where the constant drops out: nothing cancels.
-        def step(
-            carry: tuple[jax.Array, ...], ut_wt: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[jax.Array, ...], None]:
+        def step(carry: Any, ut_wt: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
             g, g_old, r, r_old = carry
             u, w = ut_wt
             g_new = g + u * (g - g_old) + w * (1.0 - sigma * g)

@@ -66,7 +66,10 @@ class Score:
     Attributes:
         at_samples: the estimate at the samples, (n, d), in 1/units of the samples.
         info: how the fit went.
-        kernel, coordinates, expansion, base: what the estimate is made of.
+        kernel: the kernel.
+        coordinates: the map to the kernel's coordinates.
+        expansion: the residual ``ŝ - s0`` in those coordinates.
+        base: the base score s0.
     """
 
     kernel: Kernel

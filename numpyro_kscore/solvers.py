@@ -167,7 +167,7 @@ class Krylov(Solver):
 
         basis = jnp.zeros((num_steps, h.size), h.dtype)
         zero = jnp.zeros((), h.dtype)
-        carry = (basis, start, jnp.zeros_like(start), zero, zero)
+        carry: Any = (basis, start, jnp.zeros_like(start), zero, zero)
         (basis, *_), (diagonal, links) = lax.scan(step, carry, jnp.arange(num_steps))
         tridiagonal = jnp.diag(diagonal) + jnp.diag(links[:-1], 1) + jnp.diag(links[:-1], -1)
         sigma, vectors = jnp.linalg.eigh(tridiagonal)
@@ -231,11 +231,11 @@ class ConjugateGradient(Solver):
         tiny = jnp.finfo(h.dtype).tiny
         h_norm_squared = jnp.sum(h * h)
 
-        def going(state: tuple[jax.Array, ...]) -> jax.Array:
+        def going(state: Any) -> jax.Array:
             _, _, _, norm_squared, k = state
             return (k < self.max_steps) & (norm_squared > self.tol**2 * h_norm_squared)
 
-        def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        def step(state: Any) -> Any:
             u, residual, direction, norm_squared, k = state
             image = gram @ direction + lam * direction
             length = norm_squared / jnp.maximum(jnp.sum(direction * image), tiny)
@@ -288,9 +288,7 @@ class Recursion(Solver):
         #   s_t = s_(t-1) + u_t (s_(t-1) - s_(t-2)) - ω_t (h + K s_(t-1)/n)/ρ,
         # and the same for the a and c of s = a ζ + Σ_j K(·, x_j) c_j. The first step is written
         # out: it has no product, and a product with a zero array is miscompiled on CPU.
-        def step(
-            carry: tuple[jax.Array, ...], ut_wt: tuple[jax.Array, jax.Array]
-        ) -> tuple[tuple[jax.Array, ...], None]:
+        def step(carry: Any, ut_wt: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
             s, s_old, c, c_old, a, a_old = carry
             u, w = ut_wt
             s_new = s + u * (s - s_old) - w / rho * (h + gram @ s)

@@ -1,0 +1,101 @@
+"""Sphinx configuration: MyST pages, API reference from the docstrings."""
+
+import re
+import urllib.request
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+import numpyro_kscore
+
+project = "numpyro_kscore"
+author = "The numpyro_kscore developers"
+copyright = author
+version = release = numpyro_kscore.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # an "Attributes" section next to documented members, no duplicates
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"numpyro_kscore {release}"
+
+# --- Links into other projects -------------------------------------------------------------
+# The outcome of a `-W -n` build must not depend on the network. So inventories are fetched
+# here, once, into the build folder; one that cannot be had is left out, and a link into
+# another project that finds no target is plain text. Our own names are always checked.
+_EXTERNAL = {
+    "python": "https://docs.python.org/3/",
+    "jax": "https://docs.jax.dev/en/latest/",
+    "numpy": "https://numpy.org/doc/stable/",
+    "numpyro": "https://num.pyro.ai/en/stable/",
+}
+_INVENTORIES = Path(__file__).parent / "_build" / "inventories"
+
+
+def _inventory(name: str, url: str) -> str | None:
+    """Path of the project's inventory, or None where there is none and none can be fetched."""
+    path = _INVENTORIES / f"{name}.inv"
+    if not path.exists():
+        try:
+            with urllib.request.urlopen(f"{url}objects.inv", timeout=5) as response:
+                content = response.read()
+        except OSError:
+            return None
+        if not content.startswith(b"# Sphinx inventory version 2"):
+            return None  # a login or error page served as if it were the file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(path)
+
+
+intersphinx_mapping = {
+    name: (url, path) for name, url in _EXTERNAL.items() if (path := _inventory(name, url))
+}
+nitpick_ignore_regex = [
+    (r"py:.*", rf"{re.escape(package)}(\..*)?")
+    for package in (
+        "arviz",
+        "collections.abc",
+        "flax",
+        "jax",
+        "jaxlib",
+        "numpy",
+        "numpyro",
+        "optax",
+        "typing",
+    )
+]
+
+
+# --- Docstrings ------------------------------------------------------------------------------
+def _escape_bars(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Let |x - y|² in a docstring be a norm: reStructuredText would see a substitution."""
+    for i, line in enumerate(lines):
+        lines[i] = re.sub(r"(`+[^`]*`+)|\|", lambda m: m[1] or r"\|", line)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _escape_bars)
