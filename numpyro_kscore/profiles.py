@@ -166,11 +166,12 @@ class Matern(RadialProfile):
         # derivative is the Matérn function one step rougher.
         degree = int(self.nu)
         # From G_(-1) on the functions are singular at 0, but they only ever enter multiplied by
-        # powers of s that win; below this t the product is beneath rounding and 0 is exact
-        # enough. The floor also keeps t^-3 finite in float32.
-        floor = 1e-8
-        t = jnp.sqrt(jnp.maximum(2.0 * self.nu * s, floor**2))
-        away = 2.0 * self.nu * s > floor**2
+        # powers of s that win: below t = 1e-8 the product is beneath rounding, and 0 is taken. The
+        # inner where keeps the derivative of the root finite there.
+        squared = 2.0 * self.nu * s
+        away = squared > 1e-16
+        t = jnp.where(away, jnp.sqrt(jnp.where(away, squared, 1.0)), 0.0)
+        t_away = jnp.where(away, t, 1.0)
         decay = jnp.exp(-t)
         norm = {1: 1.0, 2: 3.0, 3: 15.0}[degree]
         out = []
@@ -179,8 +180,8 @@ class Matern(RadialProfile):
             if p >= 0:
                 value = _matern_polynomial(p, t) * decay
             else:
-                value = jnp.where(away, _matern_polynomial(-p - 1, t) / t ** (-2 * p - 1), 0.0)
-                value = value * decay
+                singular = _matern_polynomial(-p - 1, t_away) / t_away ** (-2 * p - 1)
+                value = jnp.where(away, singular, 0.0) * decay
             out.append((-self.nu) ** k / norm * value)
         return tuple(out)
 
