@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 
+from numpyro_kscore._linalg import cholesky, solve_lower, solve_lower_transposed
 from numpyro_kscore._pytree import pytree
 
 __all__ = ["Coordinates", "median_distance", "standardize_samples"]
@@ -51,7 +51,7 @@ class Coordinates:
     def scores_from_kernel(self, s: jax.Array) -> jax.Array:
         """Scores (m, d) in kernel coordinates to the original ones."""
         if self.cholesky is not None:
-            s = solve_triangular(self.cholesky, s.T, lower=True, trans=1).T
+            s = solve_lower_transposed(self.cholesky, s.T).T
         return s / (self.scale * self.bandwidth)
 
     def factor(self) -> jax.Array:
@@ -68,7 +68,7 @@ class Coordinates:
     def _whiten(self, x: jax.Array) -> jax.Array:
         if self.cholesky is None:
             return x
-        return solve_triangular(self.cholesky, x.T, lower=True).T
+        return solve_lower(self.cholesky, x.T).T
 
 
 def standardize_samples(x: jax.Array, how: str) -> Coordinates:
@@ -113,7 +113,7 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     # Relative to the trace: keeps the factorisation real where coordinates are collinear.
     shrinkage = jnp.maximum(shrinkage, 10 * dim * eps)
     correlation = (1.0 - shrinkage) * correlation + shrinkage * eye
-    return Coordinates(mean, scale, jnp.linalg.cholesky(correlation), jnp.ones((), x.dtype))
+    return Coordinates(mean, scale, cholesky(correlation), jnp.ones((), x.dtype))
 
 
 def median_distance(s: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_kscore import pairwise
+from numpyro_kscore._linalg import qr
 from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.kernels import FieldWeights, Kernel
 from numpyro_kscore.pairwise import Expansion
@@ -153,6 +154,6 @@ def reduce_dimension(points: jax.Array, base_scores: jax.Array | None) -> Reduct
     rows = points if base_scores is None else jnp.concatenate([points, base_scores])
     if dim <= rows.shape[0]:
         return Reduction(None, points, base_scores)
-    basis, triangle = jnp.linalg.qr(rows.T)
+    basis, triangle = qr(rows.T)
     coordinates = triangle.T
     return Reduction(basis, coordinates[:n], None if base_scores is None else coordinates[n:])

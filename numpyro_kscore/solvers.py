@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore._linalg import eigh
 from numpyro_kscore._pytree import check_count, check_positive, pytree, static
 from numpyro_kscore.gram import Gram
 from numpyro_kscore.regularizers import Landweber, NuMethod, Regularizer, Tikhonov
@@ -170,7 +171,7 @@ class Krylov(Solver):
         carry: Any = (basis, start, jnp.zeros_like(start), zero, zero)
         (basis, *_), (diagonal, links) = lax.scan(step, carry, jnp.arange(num_steps))
         tridiagonal = jnp.diag(diagonal) + jnp.diag(links[:-1], 1) + jnp.diag(links[:-1], -1)
-        sigma, vectors = jnp.linalg.eigh(tridiagonal)
+        sigma, vectors = eigh(tridiagonal)
         return Spectrum(
             sigma,
             vectors.T @ basis,
@@ -197,7 +198,7 @@ class Dense(Solver):
 
     def decompose(self, gram: Gram, h: jax.Array) -> Spectrum:
         """All eigenpairs of ``K/n``."""
-        sigma, vectors = jnp.linalg.eigh(gram.dense())
+        sigma, vectors = eigh(gram.dense())
         coordinates = h.reshape(-1, vectors.shape[0]) @ vectors
         return Spectrum(sigma, vectors.T, coordinates, jnp.zeros_like(sigma))
 
