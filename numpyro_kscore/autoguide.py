@@ -63,7 +63,8 @@ class AutoImplicit(AutoContinuous):
     Example::
 
         guide = AutoImplicit(model)
-        svi = SVI(model, guide, optax.adam(5e-3), ImplicitELBO())
+        optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, 5_000))
+        svi = SVI(model, guide, optimizer, ImplicitELBO())
         result = svi.run(random.key(0), 5_000, data)
         draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
     """

@@ -73,7 +73,8 @@ class ImplicitELBO(ELBO):
 
     Example::
 
-        svi = SVI(model, AutoImplicit(model), optax.adam(5e-3), ImplicitELBO())
+        optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, 5_000))
+        svi = SVI(model, AutoImplicit(model), optimizer, ImplicitELBO())
         result = svi.run(random.key(0), 5_000, data)
     """
 
