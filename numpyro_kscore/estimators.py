@@ -31,8 +31,8 @@ from numpyro_kscore.solvers import Dense, Krylov, Solution, Solver
 
 __all__ = ["AtSamples", "Median", "ScoreEstimator"]
 
-# Points whose distances the bandwidth rule looks at where not all pairs are kept.
-MEDIAN_POINTS = 1024
+# Points whose distances are looked at where not all pairs are kept.
+SOME_POINTS = 1024
 
 
 @pytree
@@ -240,7 +240,7 @@ def _prepare(
     n, dim = samples.shape
     coordinates = standardize_samples(samples, estimator.standardize)
     z = coordinates.to_kernel(samples)
-    some = z if is_cached(n) else z[:: -(-n // MEDIAN_POINTS)]
+    some = z if is_cached(n) else z[:: -(-n // SOME_POINTS)]
     s = squared_distances(some, some, cancels(some))
     if isinstance(bandwidth, Median):
         bandwidth = bandwidth.factor * median_distance(s)
