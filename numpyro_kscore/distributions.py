@@ -61,7 +61,7 @@ class Implicit(Distribution):
 
     @constraints.dependent_property
     def support(self) -> Any:
-        """The real numbers: the model's site says what the support is."""
+        """All real numbers; the model's site says what the support is."""
         return constraints.independent(constraints.real, self.event_dim)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
