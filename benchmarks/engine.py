@@ -2,9 +2,9 @@
 
     python -m benchmarks.engine [--data PATH] [--seeds 5] [--targets banana ...] [--csv FILE]
 
-Every target and seed is one call ``svi.run(key, 5_000, progress_bar=False)`` with Adam, its step size
-falling from 5e-3 to 0 along a cosine, as in the README; its seconds include
-compilation. Figures with a limit are checked, and the exit status is 1 if one is missed.
+Every target and seed is one call ``svi.run(key, 5_000, progress_bar=False)`` with Adam, its step
+size falling from 5e-3 to 0 along a cosine, as in the README. Its seconds include compilation.
+Figures with a limit are checked, and the exit status is 1 if one is missed.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
@@ -17,7 +18,7 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._pytree import check_count, check_positive
+from numpyro_kscore._pytree import check_count, check_positive, is_concrete
 from numpyro_kscore.distributions import Implicit
 
 __all__ = ["AutoImplicit"]
@@ -55,6 +56,8 @@ class AutoImplicit(AutoContinuous):
         init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
         init_scale: initial standard deviation of every unconstrained coordinate.
         prefix: prefix of the names of parameters and noise sites.
+        forward_mode_differentiation: find initial values in forward mode, for models with
+            ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
 
     Raises:
         ValueError: for a model with local latents in subsampled plates, or a network whose
@@ -69,6 +72,8 @@ class AutoImplicit(AutoContinuous):
         draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
     """
 
+    prototype_trace: Any  # a dict once the model has been seen; NumPyro leaves it untyped
+
     def __init__(
         self,
         model: Callable[..., Any],
@@ -79,25 +84,44 @@ class AutoImplicit(AutoContinuous):
         init_loc_fn: Callable[..., Any] = init_to_uniform,
         init_scale: float = 0.1,
         prefix: str = "auto",
+        forward_mode_differentiation: bool = False,
     ) -> None:
+        if not isinstance(hidden_dims, list | tuple):
+            raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
         for width in hidden_dims:
             check_count("hidden_dims", width)
         if noise_dim is not None:
             check_count("noise_dim", noise_dim)
         check_positive("init_scale", init_scale)
-        if network is not None and not callable(network):
-            raise TypeError(f"network: expected a callable or a flax module; got {network!r}")
+        if network is not None:
+            _check_network(network)
         self.hidden_dims = tuple(hidden_dims)
         self.noise_dim = noise_dim
         self.network = network
         self.init_scale = init_scale
-        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        super().__init__(
+            model,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
+        try:
+            super()._setup_prototype(*args, **kwargs)
+        except ValueError as error:
+            if "local latent" not in str(error):
+                raise
+            self.prototype_trace = None
+            raise ValueError(
+                "AutoImplicit: expected latent sites outside subsampled plates; got local latent "
+                "sites inside one. Subsample observed sites only, or write a guide of your own"
+            ) from error
         if self.noise_dim is None:
             self.noise_dim = self.latent_dim
+        self._dynamic = any(_is_dynamic(self.prototype_trace[name]) for name in self._init_locs)
         if self.network is None and self.noise_dim < self.latent_dim:
+            self.prototype_trace = None
             raise ValueError(
                 f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
                 f"{self.noise_dim}. Less noise than latents has no density; leave noise_dim out"
@@ -107,17 +131,20 @@ class AutoImplicit(AutoContinuous):
         """Draw every latent site of the model once."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        flat = self._sample_latent(*args, **kwargs)
-        return {
-            name: numpyro.sample(name, self._site(name, unconstrained))
-            for name, unconstrained in self._unpack_latent(flat).items()
-        }
-
-    def _site(self, name: str, unconstrained: jax.Array) -> Implicit:
-        site = self.prototype_trace[name]
-        with helpful_support_errors(site):
-            transform = biject_to(site["fn"].support)
-        return Implicit(transform(unconstrained), site["fn"].event_dim, unconstrained=unconstrained)
+        unconstrained = self._unpack_latent(self._sample_latent(*args, **kwargs))
+        values = {}
+        if self._dynamic:
+            # Only the model knows supports that depend on other sites.
+            with handlers.block():
+                values = self._postprocess_fn(unconstrained)
+        out = {}
+        for name, u in unconstrained.items():
+            site = self.prototype_trace[name]
+            with helpful_support_errors(site):
+                value = values[name] if self._dynamic else biject_to(site["fn"].support)(u)
+            fn = Implicit(value, site["fn"].event_dim, unconstrained=u)
+            out[name] = numpyro.sample(name, fn)
+        return out
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         noise = numpyro.sample(
@@ -204,7 +231,14 @@ class AutoImplicit(AutoContinuous):
 
         Returns:
             A dict of arrays with leading dimension k (none for a scalar).
+
+        Raises:
+            ValueError: for levels outside [0, 1].
         """
+        if is_concrete(quantiles) or isinstance(quantiles, list | tuple):
+            given = np.asarray(quantiles)
+            if not np.all((given >= 0) & (given <= 1)):
+                raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
         flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
         levels = jnp.quantile(flat, jnp.asarray(quantiles), axis=0)
         return self._unpack_and_constrain(levels, params)
@@ -233,6 +267,12 @@ class AutoImplicit(AutoContinuous):
     def _draw_latent(
         self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
     ) -> jax.Array:
+        if self.prototype_trace is None:
+            raise RuntimeError(
+                "AutoImplicit: expected a guide that has seen its model; got a new one. Call "
+                "svi.init(rng_key, *args) or svi.run(...) first"
+            )
+
         def one(key: jax.Array) -> jax.Array:
             return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
 
@@ -243,3 +283,24 @@ class AutoImplicit(AutoContinuous):
             count *= length
         flat = jax.vmap(one)(random.split(rng_key, count))
         return flat.reshape(*sample_shape, -1)
+
+
+def _check_network(network: Any) -> None:
+    """Raise ``TypeError`` for what is no network, or hides its parameters from NumPyro."""
+    if not callable(network):
+        raise TypeError(f"network: expected a callable or a flax module; got {network!r}")
+    if any(base.__module__.startswith("flax.nnx") for base in type(network).__mro__):
+        raise TypeError(
+            "network: expected a callable or a flax linen module; got an nnx module, whose "
+            "parameters NumPyro would not see. Wrap it: lambda noise: "
+            "numpyro.contrib.module.nnx_module('network', module)(noise)"
+        )
+
+
+def _is_dynamic(site: dict[str, Any]) -> bool:
+    """Whether a site's support has bounds that are values of the model, not plain numbers."""
+    support = site["fn"].support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
+    return not all(isinstance(bound, int | float) for bound in bounds)

@@ -110,10 +110,14 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
         shrinkage = jnp.minimum(numerator / ((n + 1 - 2 / dim) * (square - dim) + 1e-30), 1.0)
     else:
         shrinkage = jnp.zeros((), x.dtype)
-    # Relative to the trace: keeps the factorisation real where coordinates are collinear.
-    shrinkage = jnp.maximum(shrinkage, 10 * dim * eps)
-    correlation = (1.0 - shrinkage) * correlation + shrinkage * eye
-    return Coordinates(mean, scale, cholesky(correlation), jnp.ones((), x.dtype))
+    factor = cholesky((1.0 - shrinkage) * correlation + shrinkage * eye)
+    # Where coordinates are collinear the factor is rounding or NaN. A floor under the eigenvalues
+    # makes it real; it is no default, since it would bias stiff directions in float32.
+    floor = 10 * dim * eps
+    is_sound = jnp.min(jnp.diag(factor)) ** 2 > floor
+    floored = cholesky((1.0 - floor) * correlation + floor * eye)
+    factor = jnp.where(is_sound, factor, floored)
+    return Coordinates(mean, scale, factor, jnp.ones((), x.dtype))
 
 
 def median_distance(s: jax.Array) -> jax.Array:

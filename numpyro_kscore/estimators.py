@@ -153,7 +153,7 @@ class ScoreEstimator:
 
         Fitting and evaluating on the same n samples lets each one's own base score leak into
         its own residual, an error of order 1/n. With f_n the residual of the fit to all and f_m
-        that of fits to two disjoint parts, each evaluated on itself, ``debias="jackknife"``
+        that of fits to the two halves of size m, each evaluated on itself, ``debias="jackknife"``
         returns ``f_n + m/(n - m) (f_n - f_m)``, which cancels it: ``2 f_n - f_(n/2)`` for an even
         n. The fits share coordinates and bandwidth. Fewer than 8 samples are not split.
 

@@ -161,7 +161,8 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
             f"got {extra} besides. Mark noise with infer={{'is_auxiliary': True}}"
         )
     for name, site in latents.items():
-        model_shape = tuple(site["fn"].batch_shape) + tuple(site["fn"].event_shape)
+        sample_shape = tuple(site["kwargs"].get("sample_shape", ()))
+        model_shape = sample_shape + tuple(site["fn"].batch_shape) + tuple(site["fn"].event_shape)
         guide_shape = jnp.shape(guide_trace[name]["value"])
         if model_shape != guide_shape:
             raise ValueError(

@@ -122,7 +122,8 @@ class Krylov(Solver):
     """Lanczos with re-orthogonalisation: every continuous filter from one Krylov space.
 
     The error falls geometrically once the space is as large as the degree of polynomial the
-    filter needs: 16 steps reproduce 100 iterations of the ν-method to 5e-5 in float32.
+    filter needs: 100 iterations of the ν-method are reproduced to 1e-5 by 24 steps at d = 2 and
+    by 16 at d = 20.
 
     Args:
         num_steps: dimension of the Krylov space; more than n d changes nothing. None takes what
@@ -239,7 +240,9 @@ class ConjugateGradient(Solver):
         def step(state: Any) -> Any:
             u, residual, direction, norm_squared, k = state
             image = gram @ direction + lam * direction
-            length = norm_squared / jnp.maximum(jnp.sum(direction * image), tiny)
+            # The quadratic form is at least λ|p|²; below that it is rounding noise.
+            least = jnp.maximum(lam * jnp.sum(direction * direction), tiny)
+            length = norm_squared / jnp.maximum(jnp.sum(direction * image), least)
             u = u + length * direction
             residual = residual - length * image
             new_norm_squared = jnp.sum(residual * residual)

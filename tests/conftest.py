@@ -1,0 +1,47 @@
+"""Settings of the whole run: the CPU, shared compilations, and the fixtures several files use."""
+
+import functools
+import os
+
+# Read when JAX is imported: results must not depend on which accelerator is at hand.
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Programs compiled more than once in a run, by new SVI objects or cleared caches, are kept.
+
+    The folder is this run's own: a cache that outlives it could hide a change of compiler.
+    """
+    folder = tmp_path_factory.mktemp("compilations")
+    settings = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.3,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    yield folder
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def quick_jit():
+    """``jax.jit`` that spends little on optimising: for programs that run once."""
+    options = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    }
+    return functools.partial(jax.jit, compiler_options=options)

@@ -1,0 +1,161 @@
+"""The entropy estimate behind the reported loss."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from numpyro_kscore import Krylov, Landweber, ScoreEstimator, Tikhonov
+from numpyro_kscore.coordinates import standardize_samples
+from numpyro_kscore.entropy import entropy
+from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
+
+REPETITIONS = 400
+
+
+def estimate(samples, standardize="full"):
+    coordinates = standardize_samples(samples, standardize)
+    z = coordinates.to_kernel(samples)
+    nearest = nearest_squared(squared_distances(z, z, cancels(z)))
+    return entropy(nearest, coordinates, standardize)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def estimates(sets, standardize="full"):
+    return jax.lax.map(lambda samples: estimate(samples, standardize), sets)
+
+
+def gaussian_sets(n, factor, seed=0):
+    """Sets of draws from N(0, F Fᵀ), and the exact entropy."""
+    dim = len(factor)
+    white = np.random.default_rng(seed + 1).standard_normal((REPETITIONS, n, dim))
+    exact = 0.5 * dim * np.log(2 * np.pi * np.e) + np.linalg.slogdet(factor)[1]
+    return jnp.asarray(white @ factor.T, jnp.float32), exact
+
+
+def correlated_factor(dim):
+    """Strong correlation, and scales over four orders of magnitude."""
+    scales = np.logspace(-2, 2, dim)
+    return np.diag(scales) @ np.linalg.cholesky(0.1 * np.eye(dim) + 0.9)
+
+
+def stated_sd(n, dim):
+    return np.sqrt((1.6 + dim / 2) / n)
+
+
+@pytest.mark.parametrize("dim", [2, 20])
+@pytest.mark.parametrize("n", [64, 128])
+def test_unbiased_for_correlated_gaussians(n, dim):
+    sets, exact = gaussian_sets(n, correlated_factor(dim))
+    values = np.asarray(estimates(sets))
+    sd = stated_sd(n, dim)
+    # Both the repetitions and the 32 sets behind the correction scatter.
+    assert abs(values.mean() - exact) < 4 * sd * np.sqrt(1 / REPETITIONS + 1 / 32)
+    assert 0.8 < values.std() / sd < 1.25
+
+
+@pytest.mark.parametrize("standardize", ["diagonal", "none"])
+def test_unbiased_for_independent_gaussians_in_other_coordinates(standardize):
+    scale = 1.0 if standardize == "none" else 50.0
+    sets, exact = gaussian_sets(64, scale * np.eye(3))
+    values = np.asarray(estimates(sets, standardize))
+    assert abs(values.mean() - exact) < 4 * stated_sd(64, 3) * np.sqrt(1 / REPETITIONS + 1 / 32)
+
+
+def test_distributions_are_ordered_as_their_entropies():
+    """Of all with the same variance, the Gaussian has the most, by the known differences."""
+    rng = np.random.default_rng(2)
+    shape = (REPETITIONS, 128, 2)
+    sets = {
+        "gaussian": rng.standard_normal(shape),
+        "uniform": rng.uniform(-np.sqrt(3), np.sqrt(3), shape),
+        "exponential": rng.exponential(size=shape),
+        "two lumps": rng.choice([-1.0, 1.0], shape) * np.sqrt(0.99) + 0.1 * rng.normal(size=shape),
+    }
+    means = {name: np.mean(estimates(jnp.asarray(x, jnp.float32))) for name, x in sets.items()}
+    exact = {
+        "gaussian": np.log(2 * np.pi * np.e),
+        "uniform": 2 * np.log(np.sqrt(12)),
+        "exponential": 2.0,
+        "two lumps": 2 * (0.5 * np.log(2 * np.pi * np.e * 0.01) + np.log(2)),
+    }
+    assert sorted(means, key=means.get) == sorted(exact, key=exact.get)
+    # It is made right for Gaussians; what a boundary or lumps cost at 128 draws stays below 0.3.
+    for name, value in means.items():
+        assert abs(value - exact[name]) < 0.3, name
+
+
+def test_units_shift_the_estimate_exactly():
+    sets, _ = gaussian_sets(64, correlated_factor(3))
+    samples = sets[0]
+    plain = estimate(samples)
+    for scale in (1e-6, 1e6):
+        moved = estimate(scale * (samples + 3.0 * samples.std(0)))
+        np.testing.assert_allclose(moved, plain + 3 * np.log(scale), rtol=1e-4, atol=2e-3)
+
+
+def test_affine_maps_shift_the_estimate_by_their_determinant():
+    sets, _ = gaussian_sets(64, np.eye(3))
+    factor = np.array([[1.0, 0.9, 0.0], [0.0, 0.3, 0.2], [0.5, 0.0, 2.0]])
+    mapped = estimate(sets[0] @ jnp.asarray(factor.T, jnp.float32))
+    expected = estimate(sets[0]) + np.linalg.slogdet(factor)[1]
+    np.testing.assert_allclose(mapped, expected, atol=1e-4)
+
+
+def degenerate_sets():
+    rng = np.random.default_rng(3)
+    distinct = rng.standard_normal((16, 3))
+    return {
+        "copies": np.concatenate([distinct, distinct]),
+        "few values": rng.integers(0, 2, (32, 3)).astype(float),
+        "one coordinate constant": np.column_stack([rng.standard_normal((32, 2)), np.ones(32)]),
+        "on a line": rng.standard_normal((32, 1)) * np.array([1.0, 2.0, 3.0]),
+        "collapsed": np.full((32, 3), 0.7),
+        "collapsed at the origin": np.zeros((32, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", degenerate_sets())
+@pytest.mark.parametrize("standardize", ["full", "diagonal", "none"])
+def test_degenerate_samples_give_a_low_finite_value(name, standardize):
+    samples = jnp.asarray(degenerate_sets()[name], jnp.float32)
+    value = estimate(samples, standardize)
+    assert np.isfinite(value)
+    # Below a Gaussian of unit variance, which has 4.26.
+    assert value < 4.26
+
+
+def test_it_is_not_differentiated(x64):
+    samples = jnp.asarray(np.random.default_rng(4).standard_normal((16, 2)))
+    assert estimate(samples).dtype == jnp.float64
+    np.testing.assert_array_equal(jax.grad(estimate)(samples), 0.0)
+
+
+def test_the_fit_hands_over_what_the_estimate_needs():
+    samples = random.normal(random.key(0), (32, 3))
+    estimator = ScoreEstimator(regularizer=Tikhonov(1e-2))
+    at_samples = estimator.at_samples(samples)
+    value = entropy(at_samples.nearest, at_samples.coordinates, "full")
+    np.testing.assert_allclose(value, estimate(samples), rtol=1e-4)
+
+
+def test_correction_where_only_some_draws_are_looked_at():
+    """Too many draws for all pairs: the map comes from all, the neighbours from 1000 of them."""
+    n, dim = 3000, 200
+    estimator = ScoreEstimator(regularizer=Landweber(1), solver=Krylov(1), bandwidth=1.0)
+    samples = random.normal(random.key(2), (n, dim))
+    at_samples = estimator.at_samples(samples)
+    value = entropy(at_samples.nearest, at_samples.coordinates, "full")
+    sd = stated_sd(at_samples.nearest.shape[0], dim)
+    exact = 0.5 * dim * np.log(2 * np.pi * np.e)
+    assert abs(value - exact) < 4 * sd * np.sqrt(1 + 1 / 32)
+
+
+def test_one_correction_serves_traced_and_plain_calls():
+    samples = random.normal(random.key(1), (24, 2))
+    np.testing.assert_allclose(jax.jit(estimate)(samples), estimate(samples), rtol=1e-4)
+    mapped = jax.vmap(estimate)(jnp.stack([samples, 2 * samples]))
+    np.testing.assert_allclose(mapped[1] - mapped[0], 2 * np.log(2), rtol=1e-4)
