@@ -18,8 +18,10 @@ from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.particles import (
     Draw,
     LogJoint,
+    Program,
     Structure,
     draw_particle,
+    inspect_program,
     log_joint_and_gradients,
 )
 
@@ -119,31 +121,28 @@ class ImplicitELBO(ELBO):
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
         structure = Structure()
-        draw = partial(
-            draw_particle,
-            params=param_map,
-            model=model,
-            guide=guide,
-            args=args,
-            kwargs=kwargs,
-            structure=structure,
-        )
-        # Shapes only: the dimension decides how many particles there are.
-        prototype = jax.eval_shape(draw, rng_key)
-        num_particles = self.num_particles or default_num_particles(prototype.flat.shape[0])
+        program = Program(param_map, model, guide, args, kwargs)
+        inspect_program(rng_key, program, structure)
+        num_particles = self.num_particles or default_num_particles(structure.dim)
 
-        draws: Draw = self.vectorize_particles_fn(draw, jax.random.split(rng_key, num_particles))
+        # Draws that are not finite are replaced before anything is differentiated: a derivative
+        # of the guide there would be NaN even against a zero gradient.
+        keys = jax.random.split(rng_key, num_particles)
+        fixed = program._replace(params=lax.stop_gradient(param_map))
+        probe = self.vectorize_particles_fn(partial(_flat, program=fixed), keys)
+        drawn = jnp.all(jnp.isfinite(probe), axis=1)
+        keys = keys[_nearest_valid(drawn)]
+        draws: Draw = self.vectorize_particles_fn(
+            partial(draw_particle, program=program, structure=structure), keys
+        )
         joint = log_joint_and_gradients(
             draws,
-            param_map,
-            model,
-            args,
-            kwargs,
+            program,
             structure,
             None if self.vectorize_particles is True else self.vectorize_particles_fn,
             self.forward_mode_differentiation,
         )
-        valid, direction, nelbo = self._descend(lax.stop_gradient(draws.flat), joint)
+        valid, direction, nelbo = self._descend(drawn, lax.stop_gradient(draws.flat), joint)
 
         # A function that is linear in the parameters and has the wanted gradient: neither the
         # fit nor the model is differentiated a second time.
@@ -159,17 +158,18 @@ class ImplicitELBO(ELBO):
         mutable = jax.tree.map(_reduce_particles, draws.mutable) or None
         return {"loss": loss, "mutable_state": lax.stop_gradient(mutable)}
 
-    def _descend(self, flat: jax.Array, joint: LogJoint) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _descend(
+        self, drawn: jax.Array, flat: jax.Array, joint: LogJoint
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Which particles are finite, the KL gradient at each over their number, and the loss."""
         valid = (
-            jnp.isfinite(joint.log_density)
+            drawn
+            & jnp.isfinite(joint.log_density)
             & jnp.all(jnp.isfinite(joint.scores), axis=1)
             & jnp.all(jnp.isfinite(flat), axis=1)
         )
         # Copies of good particles take the places of bad ones: shapes stay, nothing spreads.
-        index = jnp.arange(valid.shape[0])
-        last_valid = lax.cummax(jnp.where(valid, index, -1))
-        source = jnp.where(last_valid < 0, jnp.argmax(valid), last_valid)
+        source = _nearest_valid(valid)
         any_valid = jnp.any(valid)
         particles = jnp.where(any_valid, flat[source], 0.0)
         model_scores = jnp.where(any_valid, joint.scores[source], 0.0)
@@ -185,6 +185,16 @@ class ImplicitELBO(ELBO):
         guide_entropy = entropy(estimate.nearest, estimate.coordinates, self.estimator.standardize)
         nelbo = -(jnp.mean(joint.log_density) + guide_entropy)
         return valid, direction, jnp.where(jnp.all(valid), nelbo, jnp.nan)
+
+
+def _flat(key: jax.Array, program: Program) -> jax.Array:
+    return draw_particle(key, program, Structure()).flat
+
+
+def _nearest_valid(valid: jax.Array) -> jax.Array:
+    """For every particle the last valid one up to it, or the first valid one: indices (n,)."""
+    last_valid = lax.cummax(jnp.where(valid, jnp.arange(valid.shape[0]), -1))
+    return jnp.where(last_valid < 0, jnp.argmax(valid), last_valid)
 
 
 def _reduce_particles(values: jax.Array) -> jax.Array:

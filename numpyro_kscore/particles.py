@@ -10,11 +10,20 @@ import jax.numpy as jnp
 from jax import lax
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.util import helpful_support_errors, potential_energy
+from numpyro.infer.util import helpful_support_errors, is_identically_one, potential_energy
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore.distributions import Implicit
 
-__all__ = ["Draw", "LogJoint", "Site", "draw_particle", "log_joint_and_gradients"]
+__all__ = [
+    "Draw",
+    "LogJoint",
+    "Program",
+    "Structure",
+    "draw_particle",
+    "inspect_program",
+    "log_joint_and_gradients",
+]
 
 
 class Site(NamedTuple):
@@ -38,6 +47,11 @@ class Structure:
     def __init__(self) -> None:
         self.sites: tuple[Site, ...] = ()
         self.model_params: tuple[str, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        """Length of a flat particle."""
+        return sum(site.size for site in self.sites)
 
     def unravel(self, flat: jax.Array) -> dict[str, jax.Array]:
         """A flat particle (d,) as a dict of unconstrained sites."""
@@ -64,46 +78,70 @@ class Draw(NamedTuple):
     model_key: jax.Array
 
 
-def draw_particle(
-    key: jax.Array,
-    params: dict[str, Any],
-    model: Callable[..., Any],
-    guide: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    structure: Structure,
-) -> Draw:
-    """Run the guide once and express its latents in unconstrained coordinates.
+class Program(NamedTuple):
+    """A guide and a model with their parameters and arguments."""
+
+    params: dict[str, Any]
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def inspect_program(key: jax.Array, program: Program, structure: Structure) -> None:
+    """Trace guide and model once, abstractly: fill in ``structure`` and check them.
 
     Raises:
-        ValueError: if guide and model do not match, or the model has latents this objective
-            cannot handle.
+        ValueError: if guide and model do not match, the model has latents this objective cannot
+            handle, or a latent is drawn without noise.
     """
+    provenance = eval_provenance(lambda key: _trace(key, program, structure)[0], key=key)
+    points = [name for name, inputs in provenance.items() if "key" not in inputs]
+    if points:
+        raise ValueError(
+            f"guide: expected latent sites computed from noise; got a point without any at "
+            f"{points}. A point has no entropy, and the fit would be the posterior's mode: draw "
+            "the site from a distribution, or from noise by Implicit(...)"
+        )
+
+
+def draw_particle(key: jax.Array, program: Program, structure: Structure) -> Draw:
+    """Run the guide once and express its latents in unconstrained coordinates."""
+    unconstrained, plates, mutable, model_key = _trace(key, program, structure)
+    flat = jnp.concatenate([jnp.ravel(u) for u in unconstrained.values()])
+    return Draw(flat, plates, mutable, model_key)
+
+
+def _trace(
+    key: jax.Array, program: Program, structure: Structure
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, Any], jax.Array]:
+    """Unconstrained latents by site, plate indices, mutable values, and the model's key."""
+    # New containers: a guide may change nested mutable state in place.
+    params = jax.tree.map(lambda leaf: leaf, program.params)
+    args, kwargs = program.args, program.kwargs
     guide_key, model_key = jax.random.split(key)
-    seeded_guide = handlers.substitute(handlers.seed(guide, guide_key), data=params)
+    seeded_guide = handlers.substitute(handlers.seed(program.guide, guide_key), data=params)
     guide_trace = handlers.trace(seeded_guide).get_trace(*args, **kwargs)
     mutable = _values(guide_trace, "mutable")
     plates = {
         name: value for name, value in _values(guide_trace, "plate").items() if value is not None
     }
     # The model runs only for its supports; what the likelihood costs here is dead code to XLA.
-    seeded_model = handlers.seed(handlers.replay(model, guide_trace), model_key)
+    drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
+    seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
     model_trace = handlers.trace(
         handlers.substitute(seeded_model, data={**params, **mutable})
     ).get_trace(*args, **kwargs)
     check_sites(model_trace, guide_trace)
     mutable.update(_values(model_trace, "mutable"))
-
-    sites, parts = [], []
-    for name, site in model_trace.items():
-        if not _is_latent(site):
-            continue
-        unconstrained = _unconstrain(site, guide_trace[name])
-        sites.append(Site(name, jnp.shape(unconstrained)))
-        parts.append(jnp.ravel(unconstrained))
-    structure.sites = tuple(sites)
+    unconstrained = {
+        name: _unconstrain(site, guide_trace[name])
+        for name, site in model_trace.items()
+        if _is_latent(site)
+    }
+    structure.sites = tuple(Site(name, jnp.shape(u)) for name, u in unconstrained.items())
     structure.model_params = tuple(_values(model_trace, "param"))
-    return Draw(jnp.concatenate(parts), plates, mutable, model_key)
+    return unconstrained, plates, mutable, model_key
 
 
 def _values(trace: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -116,11 +154,17 @@ def _is_latent(site: dict[str, Any]) -> bool:
 
 def _unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:
     fn = guide_site["fn"]
-    if isinstance(fn, Implicit) and fn.unconstrained is not None:
-        return fn.unconstrained
     with helpful_support_errors(model_site):
         transform = biject_to(model_site["fn"].support)
-    return transform.inv(guide_site["value"])
+    if not isinstance(fn, Implicit) or fn.unconstrained is None:
+        return transform.inv(guide_site["value"])
+    expected, got = transform.inverse_shape(jnp.shape(fn.value)), jnp.shape(fn.unconstrained)
+    if expected != got:
+        raise ValueError(
+            f"Implicit: expected unconstrained of shape {expected} at site "
+            f"'{guide_site['name']}', to match its value; got {got}"
+        )
+    return fn.unconstrained
 
 
 def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
@@ -169,6 +213,12 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
                 f"guide: expected shape {model_shape} at site '{name}', as the model has it; "
                 f"got {guide_shape}"
             )
+        scale = guide_trace[name]["scale"]
+        if scale is not None and not is_identically_one(scale):
+            raise ValueError(
+                f"guide: expected unscaled latent sites; got '{name}' under a scale handler or a "
+                "subsampled plate. Remove the scale: the entropy is that of all latents jointly"
+            )
         for frame in site["cond_indep_stack"]:
             full_size = model_trace[frame.name]["args"][0]
             if frame.size != full_size:
@@ -195,10 +245,7 @@ class LogJoint(NamedTuple):
 
 def log_joint_and_gradients(
     draws: Draw,
-    params: dict[str, Any],
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    program: Program,
     structure: Structure,
     map_particles: Callable[..., Any] | None,
     forward_mode: bool,
@@ -207,34 +254,21 @@ def log_joint_and_gradients(
 
     Args:
         draws: a batch of draws, leading axis n.
-        params: values of all param and mutable sites.
-        model: the model.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        program: the model, its parameters and arguments.
         structure: the layout of a particle.
         map_particles: ``(fn, xs) -> ys`` to go through the particles with; None evaluates all
             at once.
         forward_mode: differentiate in forward mode, d + parameters evaluations.
     """
     draws = lax.stop_gradient(draws)
-    params = lax.stop_gradient(params)
+    params = lax.stop_gradient(program.params)
     differentiated = {name: params[name] for name in structure.model_params if name in params}
 
     def log_joint(flat: jax.Array, theta: dict[str, Any], draw: Draw) -> jax.Array:
-        data = {**params, **theta, **draw.plates}
-        seeded = handlers.seed(handlers.substitute(model, data=data), draw.model_key)
-        return -potential_energy(seeded, args, kwargs, structure.unravel(flat))
-
-    if map_particles is None and not forward_mode:
-
-        def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-            values = jax.vmap(log_joint, (0, None, 0))(flat, theta, draws)
-            return jnp.sum(values), values
-
-        gradients = jax.grad(total, (0, 1), has_aux=True)
-        (scores, theta_gradient), values = gradients(draws.flat, differentiated)
-        count = draws.flat.shape[0]
-        return LogJoint(values, scores, jax.tree.map(lambda g: g / count, theta_gradient))
+        data = jax.tree.map(lambda leaf: leaf, {**params, **theta, **draw.plates})
+        seeded = handlers.seed(handlers.substitute(program.model, data=data), draw.model_key)
+        latents = structure.unravel(flat)
+        return -potential_energy(seeded, program.args, program.kwargs, latents)
 
     def one(draw: Draw) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
         def value_twice(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
@@ -246,6 +280,39 @@ def log_joint_and_gradients(
         (score, theta_gradient), value = gradients(draw.flat, differentiated)
         return value, score, theta_gradient
 
-    map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
-    values, scores, theta_gradients = map_particles(one, draws)
-    return LogJoint(values, scores, jax.tree.map(lambda g: jnp.mean(g, 0), theta_gradients))
+    def valid_mean(theta_gradients: Any, valid: jax.Array) -> Any:
+        def mean(g: jax.Array) -> jax.Array:
+            mask = valid.reshape(-1, *[1] * (g.ndim - 1))
+            return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / jnp.maximum(jnp.sum(valid), 1)
+
+        return jax.tree.map(mean, theta_gradients)
+
+    if map_particles is not None or forward_mode:
+        map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
+        values, scores, theta_gradients = map_particles(one, draws)
+        valid = _finite(values, scores)
+        return LogJoint(values, scores, valid_mean(theta_gradients, valid))
+
+    def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+        values = jax.vmap(log_joint, (0, None, 0))(flat, theta, draws)
+        return jnp.sum(values), values
+
+    gradients = jax.grad(total, (0, 1), has_aux=True)
+    (scores, theta_total), values = gradients(draws.flat, differentiated)
+    if not differentiated:
+        return LogJoint(values, scores, theta_total)
+    # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
+    # particle's gradient taken by itself.
+    count = draws.flat.shape[0]
+    valid = _finite(values, scores)
+    theta_gradient = lax.cond(
+        jnp.all(valid),
+        lambda: jax.tree.map(lambda g: g / count, theta_total),
+        lambda: valid_mean(lax.map(one, draws)[2], valid),
+    )
+    return LogJoint(values, scores, theta_gradient)
+
+
+def _finite(values: jax.Array, scores: jax.Array) -> jax.Array:
+    """At which particles the model's density and gradient are finite, (n,)."""
+    return jnp.isfinite(values) & jnp.all(jnp.isfinite(scores), axis=1)
