@@ -213,12 +213,6 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
                 f"guide: expected shape {model_shape} at site '{name}', as the model has it; "
                 f"got {guide_shape}"
             )
-        scale = guide_trace[name]["scale"]
-        if scale is not None and not is_identically_one(scale):
-            raise ValueError(
-                f"guide: expected unscaled latent sites; got '{name}' under a scale handler or a "
-                "subsampled plate. Remove the scale: the entropy is that of all latents jointly"
-            )
         for frame in site["cond_indep_stack"]:
             full_size = model_trace[frame.name]["args"][0]
             if frame.size != full_size:
@@ -227,6 +221,12 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
                     f"plate '{frame.name}', which draws {frame.size} of {full_size}. Subsample "
                     "observed sites only"
                 )
+        scale = guide_trace[name]["scale"]
+        if scale is not None and not is_identically_one(scale):
+            raise ValueError(
+                f"guide: expected unscaled latent sites; got '{name}' under a scale handler or a "
+                "subsampled plate. Remove the scale: the entropy is that of all latents jointly"
+            )
 
 
 class LogJoint(NamedTuple):
