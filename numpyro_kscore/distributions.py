@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.distributions import Distribution, constraints
 
 __all__ = ["Implicit"]
@@ -32,6 +33,7 @@ class Implicit(Distribution):
             guide has it; spares the inverse of the model's transform, and its rounding.
 
     Raises:
+        TypeError: if ``event_dim`` is not an integer.
         ValueError: if ``value`` has fewer dimensions than ``event_dim``.
     """
 
@@ -48,6 +50,8 @@ class Implicit(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         ndim = jnp.ndim(value)
+        if isinstance(event_dim, bool) or not isinstance(event_dim, int | np.integer):
+            raise TypeError(f"event_dim: expected an integer; got {event_dim!r}")
         if event_dim < 0 or event_dim > ndim:
             raise ValueError(
                 f"event_dim: expected between 0 and the {ndim} dimension(s) of value; "

@@ -320,19 +320,19 @@ def test_dynamic_supports_hold_in_the_guide_and_in_its_draws(quick_jit):
 
 def plated_model():
     with numpyro.plate("rows", 3, dim=-2), numpyro.plate("columns", 2, dim=-1):
-        numpyro.sample("cells", dist.Gamma(2.0, 1.0))
+        numpyro.sample("cells", dist.Exponential(1.0))
     with numpyro.plate("columns", 2, dim=-1):
-        numpyro.sample("vectors", dist.Dirichlet(jnp.ones(4)))
+        numpyro.sample("vectors", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
 
 
 def test_plates():
     guide, svi, state, params = initialized(plated_model)
     draws = guide.sample_posterior(KEY, params, sample_shape=(5,))
     assert shapes_of(draws) == {"cells": (5, 3, 2), "vectors": (5, 2, 4)}
-    np.testing.assert_allclose(draws["vectors"].sum(-1), 1.0, rtol=1e-5)
+    assert np.all(draws["cells"] > 0)
 
 
-def test_sample_shape_sites():
+def test_sample_shape_sites(quick_jit):
     """NumPyro's own guides take a site drawn with ``sample_shape``."""
 
     def model():
@@ -341,7 +341,7 @@ def test_sample_shape_sites():
     guide, svi, state, params = initialized(model)
     assert guide.sample_posterior(KEY, params)["x"].shape == (3,)
     # KL(N(m, .01) ‖ N(0, 1)) at |m| < 2 in each of three coordinates, up to the entropy's noise.
-    assert -2 < svi.evaluate(state) < 15
+    assert -2 < quick_jit(svi.evaluate)(state) < 15
 
 
 def test_local_latents_are_refused():
@@ -369,32 +369,21 @@ def test_models_with_loops_are_initialised_in_forward_mode(quick_jit):
 
 
 def test_blocked_models_in_a_list_of_guides(quick_jit):
-    guide = AutoGuideList(mixed_model)
-    hidden = ["scale", "shares", "shifted"]
-    guide.append(AutoImplicit(handlers.block(mixed_model, hide=hidden)))
-    guide.append(
-        AutoNormal(
-            handlers.block(mixed_model, hide=["level", "matrix", "effects", "shifted"]),
-            prefix="normal",
-        )
-    )
-    _, svi, state, params = initialized(mixed_model, DATA, guide=guide)
-    assert {"auto_loc", "scale_normal_loc"} <= set(params)
-    after, loss = quick_jit(svi.update)(state, DATA)
+    guide = AutoGuideList(normal_model)
+    guide.append(AutoImplicit(handlers.block(normal_model, hide=["b"])))
+    guide.append(AutoNormal(handlers.block(normal_model, hide=["a"]), prefix="normal"))
+    _, svi, state, params = initialized(normal_model, guide=guide)
+    assert {"auto_loc", "b_normal_loc"} <= set(params)
+    after, loss = quick_jit(svi.update)(state)
     assert np.isfinite(loss)
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), params, svi.get_params(after))
     # All but the hidden layers, whose gradient is zero while the last layer is.
     still = [path for path, value in jax.tree.leaves_with_path(moved) if not value]
     assert all("auto_layers" in str(path) for path in still)
     draws = guide.sample_posterior(KEY, params, sample_shape=(4,))
-    expected = {name: (4, *shape) for name, shape in SHAPES.items() if name != "shifted"}
-    assert shapes_of(draws) == expected
-    assert shapes_of(guide.median(params)) == {
-        name: shape for name, shape in SHAPES.items() if name != "shifted"
-    }
-    assert shapes_of(guide.quantiles(params, [0.2, 0.8])) == {
-        name: (2, *shape) for name, shape in SHAPES.items() if name != "shifted"
-    }
+    assert shapes_of(draws) == {"a": (4,), "b": (4, 2)}
+    assert shapes_of(guide.median(params)) == {"a": (), "b": (2,)}
+    assert shapes_of(guide.quantiles(params, [0.2, 0.8])) == {"a": (2,), "b": (2, 2)}
 
 
 # ------------------------------------------------------------------------------------ pickling
