@@ -1,11 +1,22 @@
 """Implicit variational inference for NumPyro by nonparametric score estimation."""
 
 from numpyro_kscore.autoguide import AutoImplicit
-from numpyro_kscore.distributions import Implicit
+from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
 from numpyro_kscore.elbo import ImplicitELBO
 from numpyro_kscore.estimators import Median, ScoreEstimator
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
-from numpyro_kscore.presets import kef, kef_cg, landweber, nu_method, ssge
+from numpyro_kscore.nystrom import Landmarks
+from numpyro_kscore.presets import (
+    kef,
+    kef_cg,
+    landweber,
+    nkef,
+    nu_method,
+    spectral_cutoff,
+    ssge,
+    stein,
+    truncated_tikhonov,
+)
 from numpyro_kscore.profiles import (
     IMQ,
     Gaussian,
@@ -41,7 +52,9 @@ __all__ = [
     "Implicit",
     "ImplicitELBO",
     "Kernel",
+    "KernelExponentialFamily",
     "Krylov",
+    "Landmarks",
     "Landweber",
     "Matern",
     "Median",
@@ -62,8 +75,12 @@ __all__ = [
     "kef_cg",
     "landweber",
     "multi_bandwidth",
+    "nkef",
     "nu_method",
+    "spectral_cutoff",
     "ssge",
+    "stein",
+    "truncated_tikhonov",
 ]
 
 __version__ = "0.1.0"

@@ -24,6 +24,7 @@ from numpyro_kscore.coordinates import (
 )
 from numpyro_kscore.gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
 from numpyro_kscore.kernels import CurlFree, Kernel
+from numpyro_kscore.nystrom import Compression, Landmarks, compress
 from numpyro_kscore.pairwise import Expansion, cancels, nearest_squared, squared_distances
 from numpyro_kscore.regularizers import NuMethod, Regularizer
 from numpyro_kscore.score import FitInfo, Score
@@ -69,12 +70,15 @@ class AtSamples(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """Samples and base scores in the kernel's coordinates, with their Gram operator."""
+    """Samples and base scores in the kernel's coordinates, with their Gram operator.
+
+    ``points`` are those of the expansion: the samples, or landmarks among them.
+    """
 
     coordinates: Coordinates
     points: jax.Array
     base_scores: jax.Array | None
-    gram: Gram
+    gram: Gram | Compression
     reduction: Reduction
     nearest: jax.Array
 
@@ -100,6 +104,8 @@ class ScoreEstimator:
             score function, a NumPyro distribution with event shape (d,) its score.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
+        landmarks: :class:`Landmarks`, samples whose span the estimate is sought in (Nyström), at
+            O(n m d) a solver step and O(m d) an evaluated point; None is all samples.
 
     Example::
 
@@ -114,6 +120,7 @@ class ScoreEstimator:
     standardize: str = static(default="full")
     base: Any = static(default=None)
     normalize: bool = static(default=True)
+    landmarks: Landmarks | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.bandwidth, str):
@@ -140,11 +147,7 @@ class ScoreEstimator:
 
         Cost: O(n² d) a solver step, O(n²) memory up to about 2900 samples and O(n d) beyond.
         """
-        samples = as_points("samples", samples, minimum=2)
-        self.kernel.check()
-        self.solver.check(self.regularizer)
-        base = make_base(self.base, samples, base_scores)
-        return _fit(dataclasses.replace(self, base=None), samples, base)
+        return _fit(*self._checked(samples, base_scores))
 
     def at_samples(
         self, samples: Any, base_scores: Any = None, *, debias: str | None = None
@@ -155,7 +158,8 @@ class ScoreEstimator:
         its own residual, an error of order 1/n. With f_n the residual of the fit to all and f_m
         that of fits to the two halves of size m, each evaluated on itself, ``debias="jackknife"``
         returns ``f_n + m/(n - m) (f_n - f_m)``, which cancels it: ``2 f_n - f_(n/2)`` for an even
-        n. The fits share coordinates and bandwidth. Fewer than 8 samples are not split.
+        n. The fits share coordinates, bandwidth and landmarks. Fewer than 8 samples are not
+        split.
 
         Args:
             samples: shape (n, d), exchangeable in their order.
@@ -167,12 +171,26 @@ class ScoreEstimator:
             TypeError: as :meth:`fit`.
         """
         check_choice("debias", debias, (None, "jackknife"))
+        estimator, samples, base = self._checked(samples, base_scores)
+        jackknife = debias == "jackknife" and samples.shape[0] >= 8
+        return _at_samples(estimator, samples, base, jackknife)
+
+    def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
+        """The input of a fit, checked, and the configuration that is left to compile."""
         samples = as_points("samples", samples, minimum=2)
         self.kernel.check()
-        self.solver.check(self.regularizer)
+        regularizer = self.regularizer
+        if self.landmarks is not None:
+            if not isinstance(self.landmarks, Landmarks):
+                raise TypeError(
+                    "landmarks: expected None or Landmarks(count), Landmarks(share=…) or "
+                    f"Landmarks(indices=…); got {self.landmarks!r}"
+                )
+            self.landmarks.check(samples.shape[0])
+            regularizer = regularizer.on_range()
+        self.solver.check(regularizer)
         base = make_base(self.base, samples, base_scores)
-        jackknife = debias == "jackknife" and samples.shape[0] >= 8
-        return _at_samples(dataclasses.replace(self, base=None), samples, base, jackknife)
+        return dataclasses.replace(self, base=None, regularizer=regularizer), samples, base
 
 
 @jax.jit
@@ -181,13 +199,14 @@ def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
     gram, reduction = problem.gram, problem.reduction
     solution = _solve(estimator, gram, reduction)
     coefficients = reduction.expand(solution.coefficients)
-    if problem.base_scores is not None:
-        # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
-        share = solution.zeta_weight / samples.shape[0]
-        coefficients = coefficients + share * problem.base_scores
-    expansion = Expansion(
-        problem.points, gram.scale * coefficients, gram.scale * solution.zeta_weight
-    )
+    zeta_weight = None
+    if isinstance(gram, Gram):
+        zeta_weight = gram.scale * solution.zeta_weight
+        if problem.base_scores is not None:
+            # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
+            share = solution.zeta_weight / samples.shape[0]
+            coefficients = coefficients + share * problem.base_scores
+    expansion = Expansion(problem.points, gram.scale * coefficients, zeta_weight)
     estimate = _in_original_units(problem, solution, solution.values, base)
     return Score(
         estimator.kernel,
@@ -260,11 +279,17 @@ def _prepare(
     else:
         reduction = reduce_dimension(points, base_scores)
         gram = dataclasses.replace(gram, points=reduction.points)
-    return _Problem(coordinates, points, base_scores, gram, reduction, nearest_squared(s))
+    operator: Gram | Compression = gram
+    if estimator.landmarks is not None:
+        rows = estimator.landmarks.select(n)
+        operator, points = compress(gram, rows), points[rows]
+    return _Problem(coordinates, points, base_scores, operator, reduction, nearest_squared(s))
 
 
-def _solve(estimator: ScoreEstimator, gram: Gram, problem: Reduction) -> Solution:
+def _solve(estimator: ScoreEstimator, gram: Gram | Compression, problem: Reduction) -> Solution:
     """Apply the filter to h' = ζ'(X) = ζ(X) + (K/n) s0(X)."""
+    if isinstance(gram, Compression):
+        return gram.solve(estimator.solver, estimator.regularizer, problem.base_scores)
     target = gram.zeta()
     if problem.base_scores is not None:
         target = target + gram @ problem.base_scores.T

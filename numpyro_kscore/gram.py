@@ -12,7 +12,7 @@ their span, after which a product costs O(n³) whatever the dimension.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,31 @@ from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.kernels import FieldWeights, Kernel
 from numpyro_kscore.pairwise import Expansion
 
-__all__ = ["Gram", "Reduction", "is_cached", "make_gram", "reduce_dimension"]
+__all__ = ["Gram", "Operator", "Reduction", "is_cached", "make_gram", "reduce_dimension"]
 
 
 def is_cached(num_points: int) -> bool:
     """Whether the weights of all pairs of so many points are kept: up to about 2900."""
     return num_points**2 <= pairwise.CACHED_PAIRS
+
+
+class Operator(Protocol):
+    """What a solver needs of the operator it applies a filter of: see :class:`Gram`."""
+
+    @property
+    def points(self) -> jax.Array: ...
+    @property
+    def kernel(self) -> Kernel: ...
+    @property
+    def scale(self) -> jax.Array: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def spectral_bound(self) -> float | None: ...
+
+    def __matmul__(self, v: jax.Array) -> jax.Array: ...
+
+    def dense(self) -> jax.Array: ...
 
 
 @pytree

@@ -21,15 +21,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore.kernels import Kernel
+from numpyro_kscore.kernels import FieldWeights, Kernel
 
 __all__ = [
     "Expansion",
+    "along_differences",
     "cancels",
     "divergence",
     "field",
     "nearest_squared",
     "potential",
+    "product",
+    "split_rows",
     "squared_distances",
 ]
 
@@ -194,6 +197,17 @@ def divergence(
         return jnp.sum(_total(terms), axis=1)
 
     return _sum_over_points(expansion, y, summand, ())
+
+
+def product(
+    weights: FieldWeights, y: jax.Array, x: jax.Array, coefficients: jax.Array
+) -> jax.Array:
+    """``Σ_j K(y_i, x_j) c_j`` from the weights of the pairs: coefficients (n, d) -> (m, d)."""
+    total = weights.inner @ coefficients
+    if weights.outer is None:
+        return total
+    inner = _inner_products(y, x, coefficients)
+    return total + along_differences(weights.outer * inner, y, x)
 
 
 def _total(terms: list[jax.Array]) -> jax.Array:

@@ -5,21 +5,38 @@ Each returns a :class:`~numpyro_kscore.ScoreEstimator` on the paper's own scale 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from numpyro_kscore._pytree import check_choice
 from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
+from numpyro_kscore.nystrom import Landmarks
 from numpyro_kscore.profiles import IMQ, RadialProfile
+from numpyro_kscore.refit import RefitEstimator
 from numpyro_kscore.regularizers import (
     Landweber,
     NuMethod,
     Regularizer,
     SpectralCutoff,
     Tikhonov,
+    TruncatedTikhonov,
 )
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Solver
 
-__all__ = ["kef", "kef_cg", "landweber", "nu_method", "ssge"]
+__all__ = [
+    "kef",
+    "kef_cg",
+    "landweber",
+    "nkef",
+    "nu_method",
+    "spectral_cutoff",
+    "ssge",
+    "stein",
+    "truncated_tikhonov",
+]
+
+EXTENSIONS = ("framework", "refit")
 
 
 def _literal(
@@ -109,6 +126,92 @@ def kef_cg(
     return _literal(CurlFree(profile), Tikhonov(lam), solver, bandwidth)
 
 
+def truncated_tikhonov(
+    lam: Any = 1e-3,
+    *,
+    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    bandwidth: Any = "median",
+) -> ScoreEstimator:
+    """Tikhonov in the range of a curl-free kernel: :func:`nkef` with every sample a landmark.
+
+    Implements Zhou, Shi and Zhu (2020), Example 3.6 before its Nyström approximation.
+
+    Args:
+        lam: λ on the eigenvalues of K/n.
+        profile: radial profile of the kernel.
+        bandwidth: ``"median"`` or a number in the samples' units.
+    """
+    return _literal(CurlFree(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
+
+
+def nkef(
+    lam: Any = 1e-3,
+    *,
+    landmarks: Landmarks = Landmarks(share=0.1),  # noqa: B008 (frozen)
+    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    bandwidth: Any = "median",
+    solver: Solver = Dense(),  # noqa: B008 (frozen)
+) -> ScoreEstimator:
+    """Nyström kernel exponential family (Sutherland et al. 2018; ZSZ 2020, Example 3.6).
+
+    Args:
+        lam: λ on the eigenvalues of K/n.
+        landmarks: which samples the estimate is a combination of.
+        profile: radial profile of the kernel.
+        bandwidth: ``"median"`` or a number in the samples' units.
+        solver: ``Dense()`` costs O(n m² d² + m³ d³) for m landmarks; ``Krylov(...)`` and
+            ``ConjugateGradient(...)`` O(n m d) a step after O(m³ d³).
+    """
+    estimator = _literal(CurlFree(profile), TruncatedTikhonov(lam), solver, bandwidth)
+    return dataclasses.replace(estimator, landmarks=landmarks)
+
+
+def spectral_cutoff(
+    share: Any = 0.95,
+    *,
+    lam: Any = None,
+    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    bandwidth: Any = "median",
+) -> ScoreEstimator:
+    """Spectral cut-off with a curl-free kernel (Zhou, Shi and Zhu 2020, Theorem 3.2).
+
+    Args:
+        share: share of the kernel matrix's trace that the kept eigenvalues hold.
+        lam: threshold on the eigenvalues of K/n; replaces ``share``.
+        profile: radial profile of the kernel.
+        bandwidth: ``"median"`` or a number in the samples' units.
+    """
+    return _literal(CurlFree(profile), _cutoff(share, lam), Dense(), bandwidth)
+
+
+def stein(
+    lam: Any = 1e-3,
+    *,
+    extension: str = "framework",
+    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    bandwidth: Any = "median",
+) -> ScoreEstimator:
+    """Stein gradient estimator (Li and Turner 2018; ZSZ 2020, Example 3.7).
+
+    Args:
+        lam: λ on the eigenvalues of K/n; the η of Li and Turner over n.
+        extension: what to do away from the samples: ``"framework"`` continues the estimate in
+            the kernel's space (ZSZ), at O(n d) a point; ``"refit"`` adds the point to the samples
+            and solves again (Li and Turner), at O(n²) a point. At the samples they agree.
+        profile: radial profile of the diagonal kernel.
+        bandwidth: ``"median"`` or a number in the samples' units.
+
+    Raises:
+        ValueError: for an unknown ``extension``.
+    """
+    check_choice("extension", extension, EXTENSIONS)
+    if extension == "framework":
+        return _literal(Diagonal(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
+    return RefitEstimator(
+        Diagonal(profile), Tikhonov(lam), Dense(), bandwidth, standardize="none", normalize=False
+    )
+
+
 def ssge(
     share: Any = 0.95,
     *,
@@ -124,5 +227,8 @@ def ssge(
         profile: radial profile of the diagonal kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
     """
-    cutoff = SpectralCutoff(share=share) if lam is None else SpectralCutoff(lam=lam)
-    return _literal(Diagonal(profile), cutoff, Dense(), bandwidth)
+    return _literal(Diagonal(profile), _cutoff(share, lam), Dense(), bandwidth)
+
+
+def _cutoff(share: Any, lam: Any) -> SpectralCutoff:
+    return SpectralCutoff(share=share) if lam is None else SpectralCutoff(lam=lam)

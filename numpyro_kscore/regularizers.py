@@ -31,6 +31,14 @@ __all__ = [
 ]
 
 MOST_KRYLOV_STEPS = 32
+# Strengths an automatic choice tries, as degrees of the polynomial that resolves them: λ is the
+# largest eigenvalue over the degree squared. Neighbours differ by a factor of two in λ.
+DEGREES = tuple(0.25 * 2 ** (k / 2) for k in range(16))
+# With λ over seven decades where the scale of the kernel is not known.
+LITERAL_DEGREES = tuple(10.0 ** (k / 4) for k in range(15))
+# A Krylov space this large serves an automatic choice: beyond it the dimension of the space
+# regularises too, in the choice as in the fit.
+AUTO_KRYLOV_STEPS = 20
 
 
 class Filter(NamedTuple):
@@ -67,6 +75,35 @@ class Regularizer:
         """The filter at non-negative eigenvalues ``sigma``, any shape (k,)."""
         raise NotImplementedError
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the strength is to be chosen from the samples."""
+        return False
+
+    def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        """What an automatic choice tries, strongest first.
+
+        Args:
+            bound: what eigenvalues of K/n are known not to exceed; None if nothing is known.
+        """
+        raise NotImplementedError
+
+    def strength(self) -> float:
+        """What sets the strength: λ or a number of steps."""
+        raise NotImplementedError
+
+    def evaluate_path(self, sigma: jax.Array, bound: float | None) -> Filter:
+        """The filters of :meth:`path` at ``sigma`` (k,): one row each, (p, k), g0 (p,)."""
+        filters = [member.evaluate(sigma) for member in self.path(bound)]
+        return jax.tree.map(lambda *rows: jnp.stack(rows), *filters)
+
+    def on_range(self) -> Regularizer:
+        """A filter with the same values at positive eigenvalues, continuous if there is one.
+
+        For operators without null space, where a truncation does nothing.
+        """
+        return self
+
     def krylov_steps(self, bound: float | None) -> int:
         """Dimension of the Krylov space that represents the filter to about 1e-3.
 
@@ -89,12 +126,31 @@ class Tikhonov(Regularizer):
 
     Args:
         lam: λ > 0, on the eigenvalues of K/n. A leaf: one compilation serves many values.
+            ``"auto"`` chooses it from the samples, see :mod:`numpyro_kscore.selection`.
     """
 
     lam: Any = 1e-3
 
     def __post_init__(self) -> None:
+        if isinstance(self.lam, str):
+            check_choice("lam", self.lam, ("auto",))
+            # None: a string could not be a leaf.
+            object.__setattr__(self, "lam", None)
         check_positive("lam", self.lam)
+
+    @property
+    def is_auto(self) -> bool:
+        return self.lam is None
+
+    def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        degrees, top = _degrees(bound)
+        return tuple(Tikhonov(top / degree**2) for degree in degrees)
+
+    def strength(self) -> float:
+        return self.lam  # type: ignore[no-any-return]
+
+    def krylov_steps(self, bound: float | None) -> int:
+        return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
 
     def evaluate(self, sigma: jax.Array) -> Filter:
         lam = jnp.asarray(self.lam, sigma.dtype)
@@ -122,6 +178,9 @@ class TruncatedTikhonov(Regularizer):
     def evaluate(self, sigma: jax.Array) -> Filter:
         lam = jnp.asarray(self.lam, sigma.dtype)
         return _restricted(sigma, _above_rounding(sigma), 1.0 / (sigma + lam))
+
+    def on_range(self) -> Regularizer:
+        return Tikhonov(self.lam)
 
 
 @pytree

@@ -17,7 +17,7 @@ from jax import lax
 
 from numpyro_kscore._linalg import eigh
 from numpyro_kscore._pytree import check_count, check_positive, pytree, static
-from numpyro_kscore.gram import Gram
+from numpyro_kscore.gram import Operator
 from numpyro_kscore.regularizers import Landweber, NuMethod, Regularizer, Tikhonov
 
 __all__ = ["ConjugateGradient", "Dense", "Krylov", "Recursion", "Solution", "Solver", "Spectrum"]
@@ -50,7 +50,7 @@ class Solver:
         """Raise ``TypeError`` if this solver cannot apply ``regularizer``."""
         raise NotImplementedError
 
-    def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
+    def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         """Apply the filter to ``h``, shape (d, n), one coordinate a row."""
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ class Spectrum:
         """``Σ_k factors_k coordinates_k p_k`` as an array of ``shape`` (d, n)."""
         return ((factors * self.coordinates) @ self.basis).reshape(shape)
 
-    def solution(self, gram: Gram, regularizer: Regularizer, steps: int) -> Solution:
+    def solution(self, gram: Operator, regularizer: Regularizer, steps: int) -> Solution:
         """Evaluate one filter on this spectrum."""
         n, dim = gram.points.shape
         sigma = jnp.maximum(self.sigma, 0.0)
@@ -104,7 +104,7 @@ class Spectrum:
         )
 
 
-def spectral_scale(gram: Gram, sigma_max: jax.Array, regularizer: Regularizer) -> jax.Array:
+def spectral_scale(gram: Operator, sigma_max: jax.Array, regularizer: Regularizer) -> jax.Array:
     """ρ ≥ 1 such that the spectrum of ``K/(n ρ)`` lies within the filter's bound.
 
     The largest Ritz value may fall a little short of the largest eigenvalue, hence the 1 %
@@ -140,7 +140,7 @@ class Krylov(Solver):
         if not regularizer.is_smooth:
             self._reject("a filter that is continuous in σ (or solver=Dense())", regularizer)
 
-    def decompose(self, gram: Gram, h: jax.Array, num_steps: int) -> Spectrum:
+    def decompose(self, gram: Operator, h: jax.Array, num_steps: int) -> Spectrum:
         """Ritz pairs of ``K/n`` in the Krylov space of ``h``. Cost: num_steps products."""
         num_steps = min(num_steps, h.size)
         tiny = jnp.finfo(h.dtype).tiny
@@ -180,7 +180,7 @@ class Krylov(Solver):
             links[-1] * vectors[-1] * vectors[0],
         )
 
-    def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
+    def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
         num_steps = self.num_steps or regularizer.krylov_steps(gram.spectral_bound)
         spectrum = self.decompose(gram, h, num_steps)
@@ -197,13 +197,13 @@ class Dense(Solver):
     def check(self, regularizer: Regularizer) -> None:
         """Every regulariser will do."""
 
-    def decompose(self, gram: Gram, h: jax.Array) -> Spectrum:
+    def decompose(self, gram: Operator, h: jax.Array) -> Spectrum:
         """All eigenpairs of ``K/n``."""
         sigma, vectors = eigh(gram.dense())
         coordinates = h.reshape(-1, vectors.shape[0]) @ vectors
         return Spectrum(sigma, vectors.T, coordinates, jnp.zeros_like(sigma))
 
-    def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
+    def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         return self.decompose(gram, h).solution(gram, regularizer, 0)
 
 
@@ -227,7 +227,7 @@ class ConjugateGradient(Solver):
         if not isinstance(regularizer, Tikhonov):
             self._reject("Tikhonov(lam)", regularizer)
 
-    def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
+    def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
         lam = jnp.asarray(regularizer.lam, h.dtype)  # type: ignore[attr-defined]
         tiny = jnp.finfo(h.dtype).tiny
@@ -276,7 +276,7 @@ class Recursion(Solver):
         if not isinstance(regularizer, NuMethod | Landweber):
             self._reject("NuMethod(…) or Landweber(…)", regularizer)
 
-    def solve(self, gram: Gram, h: jax.Array, regularizer: Regularizer) -> Solution:
+    def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
         ritz = Krylov().decompose(gram, h, 32).sigma
         rho = spectral_scale(gram, jnp.max(ritz), regularizer)
