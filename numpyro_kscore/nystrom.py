@@ -138,7 +138,7 @@ class Landmarks:
 class Compression:
     """``P L̂ P`` in orthonormal coordinates of the landmarks' span: what solvers see.
 
-    Its vectors have shape (d, m), one coordinate a row, as those of a :class:`Gram` operator
+    Its vectors have shape (d, m), one coordinate a row, as those of a Gram operator
     have shape (d, n).
 
     Attributes:

@@ -36,7 +36,7 @@ class RefitScore(Score):
     """An estimate that is made anew, with the point among the samples, wherever it is evaluated.
 
     Coordinates and bandwidth stay those of the fit. At a sample it is the estimate with that
-    sample counted twice, which is not :attr:`Score.at_samples`. Such a function is no gradient
+    sample counted twice, which is not ``at_samples``. Such a function is no gradient
     and no combination of kernels: there is no log density, and ``expansion`` holds points only.
 
     Attributes:
@@ -115,8 +115,8 @@ class RefitEstimator(ScoreEstimator):
             base_scores: values of the base score at the samples, (n, d).
 
         Raises:
-            ValueError: as :meth:`ScoreEstimator.fit`, for landmarks, and for more samples than a
-                dense matrix allows.
+            ValueError: as :meth:`numpyro_kscore.ScoreEstimator.fit`, for landmarks, and for more
+                samples than a dense matrix allows.
             TypeError: as there, and for a kernel that is not scalar or another regulariser.
 
         Cost: O(n³) time, O(n²) memory.
