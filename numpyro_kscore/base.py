@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution
 
 from numpyro_kscore._pytree import as_points, pytree, static
-from numpyro_kscore.coordinates import Coordinates, standardize_samples
+from numpyro_kscore.coordinates import Coordinates
+from numpyro_kscore.gaussian import fit_gaussian
 
 __all__ = ["Base", "make_base"]
 
@@ -28,9 +29,12 @@ class Base:
 
     Attributes:
         at_samples: s0 at the samples, (n, d); None stands for zero.
+        held_out: factors (n,) that turn s0 at each sample into what it would be without this
+            sample; None where s0 does not depend on the samples.
     """
 
     at_samples: jax.Array | None = None
+    held_out: jax.Array | None = None
 
     def score(self, x: jax.Array) -> jax.Array:
         """s0 at ``x``: (m, d) -> (m, d)."""
@@ -103,25 +107,26 @@ class DistributionBase(Base):
 
 @pytree
 class GaussianBase(Base):
-    """The Gaussian with the samples' mean and (shrunk) covariance."""
+    """The Gaussian with the samples' mean and a covariance shrunk by held-out score matching."""
 
     coordinates: Coordinates | None = None
 
     def score(self, x: jax.Array) -> jax.Array:
-        map_ = self._map()
+        map_ = self.whitening()
         return -map_.scores_from_kernel(map_.to_kernel(x))
 
     def log_density(self, x: jax.Array) -> jax.Array:
-        map_ = self._map()
+        map_ = self.whitening()
         z = map_.to_kernel(x)
         log_norm = 0.5 * x.shape[1] * jnp.log(2 * jnp.pi) + map_.log_det()
         return -0.5 * jnp.sum(z * z, axis=1) - log_norm
 
     def divergence(self, x: jax.Array) -> jax.Array:
-        factor = self._map().factor()
+        factor = self.whitening().factor()
         return jnp.full_like(x[:, 0], -jnp.sum(factor * factor))
 
-    def _map(self) -> Coordinates:
+    def whitening(self) -> Coordinates:
+        """The map that makes it a standard Gaussian."""
         if self.coordinates is None:
             raise ValueError("coordinates: expected the samples' coordinates; got None")
         return self.coordinates
@@ -135,11 +140,6 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         TypeError: for something that is no base.
     """
     if base_scores is not None:
-        if base is not None:
-            raise ValueError(
-                f"base_scores: expected base=None beside given values; got base={base!r}. "
-                "Drop one of the two"
-            )
         values = as_points("base_scores", base_scores, dim=samples.shape[1])
         if values.shape != samples.shape:
             raise ValueError(
@@ -158,8 +158,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             )
         fitted = DistributionBase(distribution=base)
     elif base == "gaussian":
-        # With n < 2 d the covariance is shrunk as it is for whitening.
-        fitted = GaussianBase(coordinates=standardize_samples(samples, "full"))
+        gaussian = fit_gaussian(samples)
+        fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
     elif callable(base):
         fitted = FunctionBase(function=base)
     else:

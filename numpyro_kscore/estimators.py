@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_kscore._pytree import as_points, check_choice, check_positive, pytree, static
-from numpyro_kscore.base import Base, make_base
+from numpyro_kscore.base import Base, GaussianBase, make_base
 from numpyro_kscore.coordinates import (
     STANDARDIZE_CHOICES,
     Coordinates,
@@ -28,6 +28,7 @@ from numpyro_kscore.nystrom import Compression, Landmarks, compress
 from numpyro_kscore.pairwise import Expansion, cancels, nearest_squared, squared_distances
 from numpyro_kscore.regularizers import NuMethod, Regularizer
 from numpyro_kscore.score import FitInfo, Score
+from numpyro_kscore.selection import AutoBandwidth, Choice, HeldOut, choose
 from numpyro_kscore.solvers import Dense, Krylov, Solution, Solver
 
 __all__ = ["AtSamples", "Median", "ScoreEstimator"]
@@ -81,6 +82,8 @@ class _Problem(NamedTuple):
     gram: Gram | Compression
     reduction: Reduction
     nearest: jax.Array
+    regularizer: Regularizer
+    choice: Choice | None
 
 
 @pytree
@@ -93,15 +96,18 @@ class ScoreEstimator:
 
     Args:
         kernel: :class:`CurlFree` (has a log density) or :class:`Diagonal`.
-        regularizer: the filter g, on eigenvalues of K/n.
+        regularizer: the filter g, on eigenvalues of K/n. A strength ``"auto"`` is chosen from the
+            samples by held-out score matching, see :mod:`numpyro_kscore.selection`.
         solver: how it is applied; :class:`Krylov` serves all continuous filters.
-        bandwidth: ``"median"``, a :class:`Median` rule, or a number in standardised units. Not
-            differentiated when it comes from the samples.
+        bandwidth: ``"median"``, a :class:`Median` rule, ``"auto"`` (the best of three multiples
+            of the median by held-out loss), an :class:`AutoBandwidth` rule, or a number in
+            standardised units. Not differentiated when it comes from the samples.
         standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
             ``"none"`` leaves them (always centred, which a radial kernel does not notice).
-        base: what the estimate is shrunk to: None is zero (the paper), ``"gaussian"`` the score
-            of the Gaussian with the samples' mean and covariance, a callable (m, d) -> (m, d) a
-            score function, a NumPyro distribution with event shape (d,) its score.
+        base: what the estimate is shrunk to: ``"gaussian"`` is the score of a Gaussian fitted to
+            the samples (:func:`~numpyro_kscore.gaussian.fit_gaussian`), None is zero (the paper),
+            a callable (m, d) -> (m, d) a score function, a NumPyro distribution with event shape
+            (d,) its score.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
         landmarks: :class:`Landmarks`, samples whose span the estimate is sought in (Nyström), at
@@ -109,25 +115,31 @@ class ScoreEstimator:
 
     Example::
 
-        score = ScoreEstimator(base="gaussian").fit(draws)      # (n, d)
+        score = ScoreEstimator().fit(draws)      # (n, d)
         score(x), score.log_density(x), score.info
     """
 
     kernel: Kernel = CurlFree()
-    regularizer: Regularizer = NuMethod(50)
+    regularizer: Regularizer = NuMethod("auto")
     solver: Solver = Krylov()
     bandwidth: Any = "median"
     standardize: str = static(default="full")
-    base: Any = static(default=None)
+    base: Any = static(default="gaussian")
     normalize: bool = static(default=True)
     landmarks: Landmarks | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.bandwidth, str):
-            check_choice("bandwidth", self.bandwidth, ("median",))
-            object.__setattr__(self, "bandwidth", Median())
+            check_choice("bandwidth", self.bandwidth, ("median", "auto"))
+            rule = Median() if self.bandwidth == "median" else AutoBandwidth()
+            object.__setattr__(self, "bandwidth", rule)
         check_positive("bandwidth", self.bandwidth)
         check_choice("standardize", self.standardize, STANDARDIZE_CHOICES)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the strength or the bandwidth is chosen by held-out loss."""
+        return self.regularizer.is_auto or isinstance(self.bandwidth, AutoBandwidth)
 
     def fit(self, samples: Any, base_scores: Any = None) -> Score:
         """Estimate the score of the distribution the samples come from.
@@ -189,15 +201,21 @@ class ScoreEstimator:
             self.landmarks.check(samples.shape[0])
             regularizer = regularizer.on_range()
         self.solver.check(regularizer)
+        if self.is_auto and not isinstance(self.solver, Krylov):
+            raise TypeError(
+                "solver: expected Krylov() for an automatic choice, which reads a whole path off "
+                f"one Krylov space; got {type(self.solver).__name__}(). Use Krylov(), or give the "
+                "strength and the bandwidth as numbers"
+            )
         base = make_base(self.base, samples, base_scores)
         return dataclasses.replace(self, base=None, regularizer=regularizer), samples, base
 
 
 @jax.jit
 def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
-    problem = _prepare(estimator, samples, base.at_samples)
+    problem = _prepare(estimator, samples, base)
     gram, reduction = problem.gram, problem.reduction
-    solution = _solve(estimator, gram, reduction)
+    solution = _solve(estimator.solver, problem.regularizer, gram, reduction)
     coefficients = reduction.expand(solution.coefficients)
     zeta_weight = None
     if isinstance(gram, Gram):
@@ -222,10 +240,11 @@ def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
 def _at_samples(
     estimator: ScoreEstimator, samples: jax.Array, base: Base, jackknife: bool
 ) -> AtSamples:
-    problem = _prepare(estimator, samples, base.at_samples)
+    problem = _prepare(estimator, samples, base)
     gram, reduction = problem.gram, problem.reduction
 
-    solution = _solve(estimator, gram, reduction)
+    solve = partial(_solve, estimator.solver, problem.regularizer)
+    solution = solve(gram, reduction)
     if not jackknife:
         return _in_original_units(problem, solution, solution.values, base)
 
@@ -241,59 +260,94 @@ def _at_samples(
     ]
     if gram.weights is not None:
         batch_gram, batch_part = jax.tree.map(lambda *a: jnp.stack(a), *halves)
-        values = jax.vmap(lambda g, p: _solve(estimator, g, p).values)(batch_gram, batch_part)
+        values = jax.vmap(lambda g, p: solve(g, p).values)(batch_gram, batch_part)
         first, second = values[0], values[1]
     else:
-        first, second = (_solve(estimator, *half).values for half in halves)
+        first, second = (solve(*half).values for half in halves)
     parts = jnp.concatenate([first, second[:, 2 * size - n :]], axis=1)
     weight = size / (n - size)
     values = solution.values + weight * (solution.values - parts)
     return _in_original_units(problem, solution, values, base)
 
 
-def _prepare(
-    estimator: ScoreEstimator, samples: jax.Array, base_scores: jax.Array | None
-) -> _Problem:
-    """Standardise, choose the bandwidth and form the Gram operator."""
-    kernel, bandwidth = estimator.kernel, estimator.bandwidth
+def _prepare(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> _Problem:
+    """Standardise, choose bandwidth and strength, and form the Gram operator."""
     n, dim = samples.shape
-    coordinates = standardize_samples(samples, estimator.standardize)
+    kernel, regularizer = estimator.kernel, estimator.regularizer
+    if isinstance(base, GaussianBase) and estimator.standardize == "full":
+        # One estimate of the covariance, the better one, serves both.
+        coordinates = base.whitening()
+    else:
+        coordinates = standardize_samples(samples, estimator.standardize)
     z = coordinates.to_kernel(samples)
+    base_scores = None
+    if base.at_samples is not None:
+        base_scores = coordinates.scores_to_kernel(base.at_samples)
+    if not is_cached(n) or isinstance(estimator.solver, Dense):
+        reduction = Reduction(None, z, base_scores)
+    else:
+        reduction = reduce_dimension(z, base_scores)
     some = z if is_cached(n) else z[:: -(-n // SOME_POINTS)]
     s = squared_distances(some, some, cancels(some))
+
+    bandwidth, choice = estimator.bandwidth, None
     if isinstance(bandwidth, Median):
         bandwidth = bandwidth.factor * median_distance(s)
+    elif isinstance(bandwidth, AutoBandwidth):
+        bandwidth = jnp.asarray(bandwidth.factors, samples.dtype) * median_distance(s)
     bandwidth = jnp.asarray(bandwidth, samples.dtype)
+    if estimator.is_auto:
+        problem = HeldOut(reduction.points, reduction.base_scores, base.held_out, dim)
+        choice, regularizer = choose(
+            kernel,
+            regularizer,
+            estimator.solver,  # type: ignore[arg-type]
+            problem,
+            jnp.atleast_1d(bandwidth),
+            estimator.normalize,
+        )
+        bandwidth = choice.bandwidth
+
     coordinates = dataclasses.replace(coordinates, bandwidth=bandwidth)
-    points = z / bandwidth
-    if base_scores is not None:
-        base_scores = coordinates.scores_to_kernel(base_scores)
     if estimator.normalize:
         scale = 1.0 / kernel.trace(dim).astype(samples.dtype)
     else:
         scale = bandwidth ** -kernel.scale_exponent()
+    points = reduction.points / bandwidth
     pairs = s / bandwidth**2 if is_cached(n) else None
-    gram = make_gram(kernel, points, pairs, scale, estimator.normalize)
-    if gram.weights is None or isinstance(estimator.solver, Dense):
-        reduction = Reduction(None, points, base_scores)
-    else:
-        reduction = reduce_dimension(points, base_scores)
-        gram = dataclasses.replace(gram, points=reduction.points)
+    gram = make_gram(kernel, points, pairs, scale, dim, estimator.normalize)
+    in_bandwidths = Reduction(
+        reduction.basis,
+        points,
+        None if reduction.base_scores is None else reduction.base_scores * bandwidth,
+    )
+    points = z / bandwidth
     operator: Gram | Compression = gram
     if estimator.landmarks is not None:
         rows = estimator.landmarks.select(n)
         operator, points = compress(gram, rows), points[rows]
-    return _Problem(coordinates, points, base_scores, operator, reduction, nearest_squared(s))
+    return _Problem(
+        coordinates,
+        points,
+        None if base_scores is None else base_scores * bandwidth,
+        operator,
+        in_bandwidths,
+        nearest_squared(s),
+        regularizer,
+        choice,
+    )
 
 
-def _solve(estimator: ScoreEstimator, gram: Gram | Compression, problem: Reduction) -> Solution:
+def _solve(
+    solver: Solver, regularizer: Regularizer, gram: Gram | Compression, problem: Reduction
+) -> Solution:
     """Apply the filter to h' = ζ'(X) = ζ(X) + (K/n) s0(X)."""
     if isinstance(gram, Compression):
-        return gram.solve(estimator.solver, estimator.regularizer, problem.base_scores)
+        return gram.solve(solver, regularizer, problem.base_scores)
     target = gram.zeta()
     if problem.base_scores is not None:
         target = target + gram @ problem.base_scores.T
-    return estimator.solver.solve(gram, target, estimator.regularizer)
+    return solver.solve(gram, target, regularizer)
 
 
 def _in_original_units(
@@ -307,5 +361,6 @@ def _in_original_units(
         bandwidth=problem.coordinates.bandwidth,
         spectral_scale=solution.spectral_scale,
         finite=jnp.all(jnp.isfinite(scores)),
+        choice=problem.choice,
     )
     return AtSamples(residual, scores, info, problem.coordinates, problem.nearest)

@@ -112,8 +112,8 @@ class Gram:
 
     def restricted(self, rows: slice) -> Gram:
         """The operator on some of the points, averaged over those."""
-        start, stop, _ = rows.indices(self.points.shape[0])
-        factor = self.points.shape[0] / (stop - start)
+        n = self.points.shape[0]
+        factor = n / len(range(*rows.indices(n)))
         weights = jax.tree.map(lambda w: factor * w[rows, rows], self.weights)
         return dataclasses.replace(self, points=self.points[rows], weights=weights)
 
@@ -124,18 +124,24 @@ def _along_differences(weights: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def make_gram(
-    kernel: Kernel, points: jax.Array, s: jax.Array | None, scale: jax.Array, normalized: bool
+    kernel: Kernel,
+    points: jax.Array,
+    s: jax.Array | None,
+    scale: jax.Array,
+    dim: int,
+    normalized: bool,
 ) -> Gram:
     """The Gram operator at ``points``.
 
     Args:
         kernel: the kernel.
-        points: (n, d).
+        points: (n, d), or (n, k) if reduced.
         s: squared distances of all pairs, (n, n); None to stream.
         scale: factor on the kernel.
+        dim: dimension d of the kernel's space.
         normalized: whether the scale makes tr K(x, x) one.
     """
-    n, dim = points.shape
+    n = points.shape[0]
     weights = None
     if s is not None:
         field = kernel.field_weights(s, dim)

@@ -264,7 +264,7 @@ def compress(gram: Gram, indices: jax.Array) -> Compression:
     n, m = samples.shape[0], points.shape[0]
     direct = pairwise.cancels(samples)
     s = pairwise.squared_distances(points, points, direct)
-    square = m * make_gram(kernel, points, s, scale, False).dense()
+    square = m * make_gram(kernel, points, s, scale, points.shape[1], False).dense()
     sigma, vectors = eigh(square)
     # Directions of the span that rounding cannot tell from zero are left out.
     keep = sigma > jnp.finfo(sigma.dtype).eps * jnp.trace(square)

@@ -13,6 +13,7 @@ from numpyro_kscore.base import Base
 from numpyro_kscore.coordinates import Coordinates
 from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.pairwise import Expansion
+from numpyro_kscore.selection import Choice
 
 __all__ = ["FitInfo", "Score"]
 
@@ -31,6 +32,7 @@ class FitInfo(NamedTuple):
         spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regulariser and was
             divided by ρ (never with ``normalize=True``).
         finite: whether all values at the samples are finite.
+        choice: what an automatic choice of regularisation or bandwidth saw and took, or None.
     """
 
     steps: jax.Array
@@ -38,6 +40,7 @@ class FitInfo(NamedTuple):
     bandwidth: jax.Array
     spectral_scale: jax.Array
     finite: jax.Array
+    choice: Choice | None = None
 
     @property
     def converged(self) -> jax.Array:

@@ -932,11 +932,6 @@ def test_scaled_guide_sites_are_refused():
         (ValueError, r"base: expected one of.*'model'.*got 'student'", {"base": "student"}),
         (ValueError, r"debias: expected one of.*got True", {"debias": True}),
         (TypeError, r"estimator: expected a ScoreEstimator; got 3", {"estimator": 3}),
-        (
-            ValueError,
-            r"(?s)estimator: expected base=None.*got base='gaussian'.*ImplicitELBO\(base=",
-            {"estimator": ScoreEstimator(base="gaussian")},
-        ),
         (ValueError, r"(?s)vectorize_particles.*boolean or a callable", {"vectorize_particles": 2}),
     ],
 )
