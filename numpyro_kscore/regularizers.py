@@ -10,7 +10,9 @@ away from the samples needs and which would cancel if computed from g.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore._pytree import check_count, check_positive, is_concrete, pytree, static
+from numpyro_kscore._pytree import (
+    check_choice,
+    check_count,
+    check_positive,
+    is_concrete,
+    pytree,
+    static,
+)
 
 __all__ = [
     "Filter",
@@ -31,6 +40,15 @@ __all__ = [
 ]
 
 MOST_KRYLOV_STEPS = 32
+# Strengths an automatic choice tries, as degrees of the polynomial that resolves them: λ is the
+# largest eigenvalue over the degree squared. Neighbours differ by a factor of two in λ.
+DEGREES = tuple(0.25 * 2 ** (k / 2) for k in range(16))
+# With λ over seven decades where the scale of the kernel is not known.
+LITERAL_DEGREES = tuple(10.0 ** (k / 4) for k in range(15))
+# A Krylov space this large serves an automatic choice: beyond it the dimension of the space
+# regularises too, in the choice as in the fit.
+AUTO_KRYLOV_STEPS = 20
+MOST_NU_STEPS = 512
 
 
 class Filter(NamedTuple):
@@ -67,6 +85,28 @@ class Regularizer:
         """The filter at non-negative eigenvalues ``sigma``, any shape (k,)."""
         raise NotImplementedError
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the strength is to be chosen from the samples."""
+        return False
+
+    def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        """What an automatic choice tries, strongest first; itself where nothing is open.
+
+        Args:
+            bound: what eigenvalues of K/n are known not to exceed; None if nothing is known.
+        """
+        return (self,)
+
+    def strength(self) -> Any:
+        """What sets the strength: λ or a number of steps; NaN if it is neither."""
+        return jnp.nan
+
+    def evaluate_path(self, sigma: jax.Array, bound: float | None) -> Filter:
+        """The filters of :meth:`path` at ``sigma`` (k,): one row each, (p, k), g0 (p,)."""
+        filters = [member.evaluate(sigma) for member in self.path(bound)]
+        return jax.tree.map(lambda *rows: jnp.stack(rows), *filters)
+
     def on_range(self) -> Regularizer:
         """A filter with the same values at positive eigenvalues, continuous if there is one.
 
@@ -96,12 +136,31 @@ class Tikhonov(Regularizer):
 
     Args:
         lam: λ > 0, on the eigenvalues of K/n. A leaf: one compilation serves many values.
+            ``"auto"`` chooses it from the samples, see :mod:`numpyro_kscore.selection`.
     """
 
     lam: Any = 1e-3
 
     def __post_init__(self) -> None:
+        if isinstance(self.lam, str):
+            check_choice("lam", self.lam, ("auto",))
+            # None: a string could not be a leaf.
+            object.__setattr__(self, "lam", None)
         check_positive("lam", self.lam)
+
+    @property
+    def is_auto(self) -> bool:
+        return self.lam is None
+
+    def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        degrees, top = _degrees(bound)
+        return tuple(Tikhonov(top / degree**2) for degree in degrees)
+
+    def strength(self) -> Any:
+        return self.lam
+
+    def krylov_steps(self, bound: float | None) -> int:
+        return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
 
     def evaluate(self, sigma: jax.Array) -> Filter:
         lam = jnp.asarray(self.lam, sigma.dtype)
@@ -195,23 +254,40 @@ class Landweber(Regularizer):
     ``docs/errata``).
 
     Args:
-        num_steps: t ≥ 1.
+        num_steps: t ≥ 1, or ``"auto"``, which chooses it from the samples.
         step_size: η > 0; the spectrum of K/n must lie within [0, 1/η].
     """
 
-    num_steps: int = static(default=100)
+    num_steps: int | str = static(default=100)
     step_size: Any = 1.0
 
     def __post_init__(self) -> None:
-        check_count("num_steps", self.num_steps)
+        check_steps(self.num_steps)
         check_positive("step_size", self.step_size)
 
     @property
     def spectral_bound(self) -> Any:
         return 1.0 / self.step_size
 
+    @property
+    def is_auto(self) -> bool:
+        return self.num_steps == "auto"
+
+    def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        degrees, top = _degrees(bound)
+        # η t is 1/λ.
+        scale = 1.0 / (top * self.step_size) if is_concrete(self.step_size) else 1.0 / top
+        steps = sorted({max(1, round(float(scale * degree**2))) for degree in degrees})
+        return tuple(dataclasses.replace(self, num_steps=t) for t in steps)
+
+    def strength(self) -> Any:
+        return _number(self.num_steps)
+
+    def krylov_steps(self, bound: float | None) -> int:
+        return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
+
     def evaluate(self, sigma: jax.Array) -> Filter:
-        t = self.num_steps
+        t = float(_number(self.num_steps))
         eta = jnp.asarray(self.step_size, sigma.dtype)
         x = jnp.clip(eta * sigma, 0.0, 1.0)
         # Where t x is small, 1 - (1-x)^t and then r cancel; the binomial series does not.
@@ -238,15 +314,15 @@ class NuMethod(Regularizer):
     Neubauer 1996, section 6.3). The step count is the regulariser: there is no tolerance.
 
     Args:
-        num_steps: t ≥ 1.
+        num_steps: t ≥ 1, or ``"auto"``, which chooses it from the samples.
         nu: ν > 0, the qualification; 1 is the paper's choice.
     """
 
-    num_steps: int = static(default=100)
+    num_steps: int | str = static(default=100)
     nu: float = static(default=1.0)
 
     def __post_init__(self) -> None:
-        check_count("num_steps", self.num_steps)
+        check_steps(self.num_steps)
         check_positive("nu", self.nu)
 
     @property
@@ -257,12 +333,34 @@ class NuMethod(Regularizer):
         # A polynomial of degree t on [0, bound] instead of [0, 1] behaves like one of degree
         # t sqrt(bound); constants fitted to relative errors between 1e-4 and 5e-3 over d = 2...30
         # and five targets (docs/performance).
-        degree = self.num_steps * min(1.0, 1.0 if bound is None else bound) ** 0.5
-        return min(MOST_KRYLOV_STEPS, self.num_steps, 3 + math.ceil(0.385 * degree))
+        if self.is_auto:
+            return AUTO_KRYLOV_STEPS
+        t = _number(self.num_steps)
+        degree = t * min(1.0, 1.0 if bound is None else bound) ** 0.5
+        return min(MOST_KRYLOV_STEPS, t, 3 + math.ceil(0.385 * degree))
+
+    @property
+    def is_auto(self) -> bool:
+        return self.num_steps == "auto"
+
+    def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        degrees, top = _degrees(bound)
+        steps = {max(1, round(degree / top**0.5)) for degree in degrees}
+        return tuple(NuMethod(t, self.nu) for t in sorted(steps) if t <= MOST_NU_STEPS)
+
+    def strength(self) -> Any:
+        return _number(self.num_steps)
+
+    def evaluate_path(self, sigma: jax.Array, bound: float | None) -> Filter:
+        # One recursion passes through all step counts.
+        path: tuple[Any, ...] = self.path(bound)
+        rows = np.array([member.num_steps for member in path]) - 1
+        g, r, g0 = NuMethod(int(rows[-1]) + 1, self.nu)._iterates(sigma)
+        return Filter(g[rows], g0[rows], r[rows])
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
         """Momenta u_t and step sizes ω_t for t = 1 … num_steps, float64, each (num_steps,)."""
-        t, nu = np.arange(1.0, self.num_steps + 1), float(self.nu)
+        t, nu = np.arange(1.0, _number(self.num_steps) + 1), float(self.nu)
         ends = (t + 2 * nu - 1) * (2 * t + 4 * nu - 1)
         omega = 4 * (2 * t + 2 * nu - 1) * (t + nu - 1) / ends
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -272,8 +370,26 @@ class NuMethod(Regularizer):
 
     def evaluate(self, sigma: jax.Array) -> Filter:
         momentum, omega = self.coefficients()
-        dtype = sigma.dtype
+        step, start = self._recursion(sigma)
+        steps = (jnp.asarray(momentum, sigma.dtype), jnp.asarray(omega, sigma.dtype))
+        (g, _, r, _), _ = lax.scan(step, start, steps, unroll=10)
+        return Filter(g, jnp.asarray(self._at_zero()[-1], sigma.dtype), r)
 
+    def _iterates(self, sigma: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """g and r after every step, (t, k), and g(0), (t,)."""
+        step, start = self._recursion(sigma)
+        momentum, omega = self.coefficients()
+
+        def recorded(carry: Any, ut_wt: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+            carry, _ = step(carry, ut_wt)
+            return carry, (carry[0], carry[2])
+
+        steps = (jnp.asarray(momentum, sigma.dtype), jnp.asarray(omega, sigma.dtype))
+        _, (g, r) = lax.scan(recorded, start, steps)
+        return g, r, jnp.asarray(self._at_zero(), sigma.dtype)
+
+    @staticmethod
+    def _recursion(sigma: jax.Array) -> tuple[Callable[..., tuple[Any, None]], Any]:
         # g_t = g_(t-1) + u_t (g_(t-1) - g_(t-2)) + ω_t (1 - σ g_(t-1)), and the same divided by σ
         # for r = (g - g(0))/σ, where the constant drops out: nothing cancels.
         def step(carry: Any, ut_wt: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
@@ -284,13 +400,38 @@ class NuMethod(Regularizer):
             return (g_new, g, r_new, r), None
 
         zero = jnp.zeros_like(sigma)
-        steps = (jnp.asarray(momentum, dtype), jnp.asarray(omega, dtype))
-        (g, _, r, _), _ = lax.scan(step, (zero, zero, zero, zero), steps, unroll=10)
-        return Filter(g, jnp.asarray(self._at_zero(), dtype), r)
+        return step, (zero, zero, zero, zero)
 
-    def _at_zero(self) -> float:
-        """g(0), a number: the recursion at σ = 0."""
-        old = current = 0.0
+    def _at_zero(self) -> np.ndarray:
+        """g(0) after every step, numbers: the recursion at σ = 0."""
+        values = [0.0, 0.0]
         for u, w in zip(*self.coefficients(), strict=True):
-            old, current = current, current + u * (current - old) + w
-        return current
+            values.append(values[-1] + u * (values[-1] - values[-2]) + w)
+        return np.array(values[2:])
+
+
+def _degrees(bound: float | None) -> tuple[tuple[float, ...], float]:
+    """Degrees of a path and the largest eigenvalue they refer to."""
+    return (LITERAL_DEGREES, 1.0) if bound is None else (DEGREES, bound)
+
+
+def check_steps(num_steps: Any) -> None:
+    """Raise unless a step count is a positive integer or ``"auto"``."""
+    if isinstance(num_steps, str):
+        check_choice("num_steps", num_steps, ("auto",))
+    else:
+        check_count("num_steps", num_steps)
+
+
+def _number(num_steps: Any) -> int:
+    """A step count that is a number.
+
+    Raises:
+        ValueError: if it is still to be chosen.
+    """
+    if isinstance(num_steps, str):
+        raise ValueError(
+            "num_steps: expected a number here; got 'auto'. Only ScoreEstimator chooses: give it "
+            "this regulariser"
+        )
+    return int(num_steps)
