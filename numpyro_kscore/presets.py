@@ -208,7 +208,13 @@ def stein(
     if extension == "framework":
         return _literal(Diagonal(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
     return RefitEstimator(
-        Diagonal(profile), Tikhonov(lam), Dense(), bandwidth, standardize="none", normalize=False
+        Diagonal(profile),
+        Tikhonov(lam),
+        Dense(),
+        bandwidth,
+        standardize="none",
+        base=None,
+        normalize=False,
     )
 
 

@@ -131,6 +131,11 @@ class RefitEstimator(ScoreEstimator):
                 "regularizer: expected Tikhonov(lam) to refit at new points; got "
                 f"{type(self.regularizer).__name__}"
             )
+        if self.is_auto:
+            raise ValueError(
+                "lam: expected a number to refit at new points; got a choice left to the samples. "
+                "Fit ScoreEstimator(…) first and take score.info.choice"
+            )
         if self.landmarks is not None:
             raise ValueError("landmarks: expected None to refit at new points; got some")
         samples = as_points("samples", samples, minimum=2)

@@ -273,6 +273,7 @@ def test_all_points_as_landmarks_are_truncated_tikhonov(curl_free, with_base, x6
         Dense(),
         BANDWIDTH,
         "none",
+        None,
         normalize=False,
         landmarks=Landmarks(share=1.0),
     )
@@ -303,6 +304,7 @@ def test_landmarks_with_more_dimensions_than_samples(x64):
         Krylov(20),
         3.0,
         "none",
+        None,
         normalize=False,
         landmarks=Landmarks(indices=rows),
     )
@@ -776,6 +778,11 @@ def fit(estimator):
             TypeError,
             r"regularizer: expected Tikhonov\(lam\).*; got NuMethod",
             lambda: fit(dataclasses.replace(stein(extension="refit"), regularizer=NuMethod(3))),
+        ),
+        (
+            ValueError,
+            "lam: expected a number to refit at new points; got",
+            lambda: fit(stein("auto", extension="refit")),
         ),
         (
             ValueError,
