@@ -3,7 +3,7 @@
     python -m benchmarks.engine [--data PATH] [--seeds 5] [--targets banana ...] [--csv FILE]
 
 Every target and seed is one call ``svi.run(key, 5_000, progress_bar=False)`` with Adam, its step
-size falling from 5e-3 to 0 along a cosine, as in the README. Its seconds include compilation.
+size falling from 1e-2 to 0 along a cosine, as in the README. Its seconds include compilation.
 Figures with a limit are checked, and the exit status is 1 if one is missed.
 """
 
@@ -95,7 +95,7 @@ def fit(
     """
     run_key, draw_key = random.split(random.key(seed))
     guide = AutoImplicit(target.model)
-    optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, num_steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, num_steps))
     svi = SVI(target.model, guide, optimizer, ImplicitELBO())
     start, cpu_start = time.perf_counter(), time.process_time()
     result = svi.run(run_key, num_steps, *target.args, progress_bar=False)

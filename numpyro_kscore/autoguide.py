@@ -66,7 +66,7 @@ class AutoImplicit(AutoContinuous):
     Example::
 
         guide = AutoImplicit(model)
-        optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, 5_000))
+        optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 5_000))
         svi = SVI(model, guide, optimizer, ImplicitELBO())
         result = svi.run(random.key(0), 5_000, data)
         draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))

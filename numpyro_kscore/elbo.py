@@ -77,7 +77,7 @@ class ImplicitELBO(ELBO):
 
     Example::
 
-        optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, 5_000))
+        optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 5_000))
         svi = SVI(model, AutoImplicit(model), optimizer, ImplicitELBO())
         result = svi.run(random.key(0), 5_000, data)
     """
