@@ -4,15 +4,15 @@
 ``ImplicitELBO`` does not need it. The rest is plain NumPyro:
 
     guide = AutoImplicit(model)
-    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 5_000))
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 4_000))
     svi = SVI(model, guide, optimizer, ImplicitELBO())
-    result = svi.run(random.key(0), 5_000, *data)
+    result = svi.run(random.key(0), 4_000, *data)
     draws = guide.sample_posterior(random.key(1), result.params, *data, sample_shape=(4_000,))
 
 This script does that for two posteriors that no Gaussian fits, compares the draws with NUTS, and
 saves a picture of them in ``quickstart.png``:
 
-    python examples/quickstart.py [--num-steps 5000] [--seed 0] [--out FOLDER] [--quick]
+    python examples/quickstart.py [--num-steps 4000] [--seed 0] [--out FOLDER] [--quick]
 """
 
 import argparse
@@ -175,7 +175,7 @@ def announce(text: str) -> None:
 def main() -> None:
     """Fits everything, prints a table for each posterior, and saves the figure."""
     parser = argparse.ArgumentParser(description="AutoImplicit beside NumPyro's guides and NUTS")
-    parser.add_argument("--num-steps", type=int, default=5_000, help="SVI steps of every guide")
+    parser.add_argument("--num-steps", type=int, default=4_000, help="SVI steps of every guide")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for quickstart.png")
     parser.add_argument("--quick", action="store_true", help="a few steps only, to see it run")

@@ -14,7 +14,7 @@ from numpyro.infer import ELBO
 
 from numpyro_kscore._pytree import check_choice, check_count
 from numpyro_kscore.entropy import entropy
-from numpyro_kscore.estimators import ScoreEstimator
+from numpyro_kscore.estimators import Median, ScoreEstimator
 from numpyro_kscore.particles import (
     Draw,
     LogJoint,
@@ -52,9 +52,9 @@ class ImplicitELBO(ELBO):
     Args:
         num_particles: guide draws a step, at least 2; by default 4 a dimension of the latent
             space, from 128 to 512.
-        estimator: the score estimator; the default is the curl-free ν-method with 50 steps in
-            whitened coordinates at the median bandwidth. Its own ``base`` gives way to the one
-            below.
+        estimator: the score estimator; the default is the curl-free ν-method with 40 steps in
+            whitened coordinates at .7 of the median distance. Its own ``base`` gives way to the
+            one below.
         base: ``"model"`` regresses the difference to the model's score, so that regularisation
             shrinks towards "no update"; ``"gaussian"`` or None estimate the guide's score by
             itself (None is Zhou, Shi and Zhu 2020 to the letter, and collapses many guides).
@@ -95,9 +95,9 @@ class ImplicitELBO(ELBO):
         if num_particles is not None:
             check_count("num_particles", num_particles, minimum=2)
         if estimator is None:
-            # Fifty steps, not "auto": what is best for one set of particles is not best for the
+            # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
-            estimator = ScoreEstimator(regularizer=NuMethod(50))
+            estimator = ScoreEstimator(regularizer=NuMethod(40), bandwidth=Median(0.7))
         if not isinstance(estimator, ScoreEstimator):
             raise TypeError(f"estimator: expected a ScoreEstimator; got {estimator!r}")
         check_choice("base", base, ("model", "gaussian", None))
