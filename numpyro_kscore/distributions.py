@@ -94,9 +94,9 @@ class Implicit(Distribution):
 class KernelExponentialFamily(Distribution):
     """A density made from draws: a Gaussian times the exponential of a kernel expansion.
 
-    ``log p(x) = log N(x; mean, covariance of the draws) + f(x) + constant`` with the potential f
-    of a curl-free score estimate (Sriperumbudur et al. 2017, fitted by any filter of Zhou, Shi
-    and Zhu 2020). Its use is to hand a posterior on as a prior, under NUTS as under SVI::
+    ``log p(x) = log N(x) + f(x) + constant`` with the Gaussian fitted to the draws and the
+    potential f of a curl-free score estimate (Sriperumbudur et al. 2017, fitted by any filter of
+    Zhou, Shi and Zhu 2020). Its use is to hand a posterior on as a prior, under NUTS as under SVI::
 
         def second_study(data):
             theta = numpyro.sample("theta", KernelExponentialFamily(draws))     # (n, d)
@@ -125,11 +125,12 @@ class KernelExponentialFamily(Distribution):
 
     Args:
         samples: the draws, shape (n, d), n ≥ 2. Every evaluation costs O(n d), so thin a long
-            chain, but keep 1000 to 4000 draws that are nearly independent: fewer make a Gaussian
-            the better prior.
+            chain, but keep 1000 to 4000 draws that are nearly independent: from fewer, little is
+            learnt beyond the Gaussian.
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` with a curl-free kernel and a base
-            that has a density, by default ``ScoreEstimator(base="gaussian")``; or a
-            :class:`~numpyro_kscore.Score` it has fitted, which is taken as it is.
+            that has a density, by default ``ScoreEstimator()``, which leaves the Gaussian no
+            further than held-out draws support; or a :class:`~numpyro_kscore.Score` it has
+            fitted, which is taken as it is.
 
     Attributes:
         samples: the draws.
@@ -156,7 +157,7 @@ class KernelExponentialFamily(Distribution):
         self.samples = as_points("samples", samples, minimum=2)
         dim = self.samples.shape[1]
         if estimator is None:
-            estimator = ScoreEstimator(base="gaussian")
+            estimator = ScoreEstimator()
         if not isinstance(estimator, ScoreEstimator | Score):
             raise TypeError(
                 f"estimator: expected a ScoreEstimator or a fitted Score; got {estimator!r}"
