@@ -1,0 +1,83 @@
+"""Tables that survive an interruption: each row is in a CSV file as soon as it is known.
+
+A *cell* is a dictionary of settings, which name it. :func:`fill` computes what the file does not
+hold yet, so that a script that was stopped goes on where it was.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+Row = dict[str, Any]
+
+
+def fill(
+    cells: Sequence[Row], compute: Callable[..., Row], columns: Sequence[str], path: Path | None
+) -> list[Row]:
+    """The rows of all cells: settings, and the results of ``compute(**cell)``.
+
+    Args:
+        cells: settings of each row, all with the same names.
+        compute: returns the results, numbers, under the names in ``columns``.
+        columns: names of the results.
+        path: the CSV file; None keeps nothing. Rows of other cells in it stay.
+
+    Raises:
+        ValueError: if the file holds another table.
+    """
+    names = [*cells[0], *columns]
+    rows = read(path, names)
+    known = {_name(row, cells[0]): row for row in rows}
+    progress = tqdm(cells)
+    for cell in progress:
+        progress.set_description(" ".join(str(value) for value in cell.values()))
+        name = _name(cell, cells[0])
+        if name not in known:
+            known[name] = cell | compute(**cell)
+            rows.append(known[name])
+            write(path, names, rows)
+    return [known[_name(cell, cells[0])] for cell in cells]
+
+
+def read(path: Path | None, names: Sequence[str]) -> list[Row]:
+    """The rows of a file, none if there is no file yet."""
+    if path is None or not path.exists():
+        return []
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        if list(reader.fieldnames or []) != list(names):
+            raise ValueError(
+                f"{path}: expected the columns {', '.join(names)}; got "
+                f"{', '.join(reader.fieldnames or ['none'])}. Give the path of another file"
+            )
+        return [{name: _parse(text) for name, text in row.items()} for row in reader]
+
+
+def write(path: Path | None, names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Replaces the file at once, so that there is no moment without one."""
+    if path is None:
+        return
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text.getvalue(), newline="")
+    part.replace(path)
+
+
+def _name(row: Row, settings: Row) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in settings)
+
+
+def _parse(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
