@@ -52,8 +52,8 @@ class ImplicitELBO(ELBO):
     Args:
         num_particles: guide draws a step, at least 2; by default 4 a dimension of the latent
             space, from 128 to 512.
-        estimator: the score estimator; the default is the curl-free ν-method with 40 steps in
-            whitened coordinates at .7 of the median distance. Its own ``base`` gives way to the
+        estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
+            whitened coordinates at .8 of the median distance. Its own ``base`` gives way to the
             one below.
         base: ``"model"`` regresses the difference to the model's score, so that regularisation
             shrinks towards "no update"; ``"gaussian"`` or None estimate the guide's score by
@@ -97,7 +97,7 @@ class ImplicitELBO(ELBO):
         if estimator is None:
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
-            estimator = ScoreEstimator(regularizer=NuMethod(40), bandwidth=Median(0.7))
+            estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
         if not isinstance(estimator, ScoreEstimator):
             raise TypeError(f"estimator: expected a ScoreEstimator; got {estimator!r}")
         check_choice("base", base, ("model", "gaussian", None))

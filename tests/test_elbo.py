@@ -220,11 +220,11 @@ def relative_bias():
 
 
 def test_estimated_gradient_is_close_to_the_closed_form(relative_bias):
-    # Measured: 0.094 with standard error 0.011 at n = 32, then 0.056 at 64 and 0.039 at 128: what
+    # Measured: 0.075 with standard error 0.011 at n = 32, then 0.048 at 64 and 0.036 at 128: what
     # the jackknife leaves dies out as well. Four standard errors above the first.
     bias, error = relative_bias["jackknife"]
     assert error < 0.015
-    assert bias < 0.14
+    assert bias < 0.12
 
 
 def test_jackknife_reduces_the_bias(relative_bias):
