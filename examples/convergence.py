@@ -227,11 +227,12 @@ def _cells(theory: Sequence[float], x: np.ndarray, y: np.ndarray, own: np.ndarra
 
 def plot(path: Path, found: dict[tuple, list[Row]]) -> None:
     """Bias over λ above, error over M below, with the theory's slopes."""
+    relative = np.array(BIAS_LAMBDAS) / SIZE
     figure, axes = plt.subplots(2, len(TARGETS), figsize=(10, 8), layout="constrained")
     for (above, below), r in zip(axes.T, TARGETS, strict=True):
         for k, method in enumerate(METHODS):
             values, rows = bias(method, r)[:, 0], found[method, r]
-            above.loglog(BIAS_LAMBDAS, values, f"C{k}", label=method)
+            above.loglog(relative, values, f"C{k}", label=method)
             below.errorbar(
                 [row["num_samples"] for row in rows],
                 np.exp([row["l2"] for row in rows]),
@@ -242,14 +243,14 @@ def plot(path: Path, found: dict[tuple, list[Row]]) -> None:
         first = max(np.exp(found[method, r][0]["l2"]) for method in METHODS)
         sizes = [row["num_samples"] for row in found["Tikhonov", r]]
         for power, style in ((r + 0.5, "k--"), (1.0, "k:")):
-            line = top * (np.array(BIAS_LAMBDAS) / BIAS_LAMBDAS[0]) ** power
-            above.plot(BIAS_LAMBDAS, line, style, lw=1, label=f"slope {power:g}")
+            line = top * (relative / relative[0]) ** power
+            above.plot(relative, line, style, lw=1, label=f"slope {power:g}")
             rate = power / (2 * r + 2)
             line = 1.5 * first * (np.array(sizes) / sizes[0]) ** -rate
             below.plot(sizes, line, style, lw=1, label=f"slope -{rate:.2g}")
             if r == 0.5:
                 break
-        above.set(title=f"r = {r:g}: approximation", xlabel="λ", ylabel="error in L²(p)")
+        above.set(title=f"r = {r:g}: approximation", xlabel="λ / K(x, x)", ylabel="error in L²(p)")
         below.set(title=f"r = {r:g}: estimate", xlabel="M", ylabel="error in L²(p)")
         below.set(xscale="log", yscale="log")
         above.legend(fontsize="small")
