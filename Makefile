@@ -38,7 +38,7 @@ demo: $(VENV)/.stamp-examples
 	$(BIN)/python examples/quickstart.py $(ARGS)
 
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/python -m ruff check .

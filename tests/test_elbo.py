@@ -306,7 +306,7 @@ def test_default_number_of_particles_follows_the_dimension():
         raise SeenError(jax.tree.leaves(xs)[0].shape[0])
 
     elbo = ImplicitELBO(vectorize_particles=stop)
-    for dim, expected in ((1, 128), (40, 160), (1000, 512)):
+    for dim, expected in ((1, 128), (40, 320), (1000, 512)):
         params = {"loc": jnp.zeros(dim), "sd": jnp.ones(dim)}
         with pytest.raises(SeenError) as seen:
             elbo.loss(KEY, params, standard_model(dim), affine_guide(dim))
