@@ -41,6 +41,8 @@ def is_concrete(x: Any) -> bool:
 
 def check_positive(name: str, x: Any) -> None:
     """Raise ``ValueError`` if ``x`` is concrete and not a positive finite number."""
+    if isinstance(x, str):
+        raise ValueError(f"{name}: expected a positive finite number; got {x!r}")
     if is_concrete(x):
         value = np.asarray(x)
         if not np.all(np.isfinite(value) & (value > 0)):

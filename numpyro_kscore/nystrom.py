@@ -62,6 +62,9 @@ class Landmarks:
     key: Any = None
 
     def __post_init__(self) -> None:
+        # The entries of a list would be leaves of their own.
+        if isinstance(self.indices, list | tuple):
+            object.__setattr__(self, "indices", np.asarray(self.indices))
         if self.count is not None:
             check_count("count", self.count)
         if self.share is not None:

@@ -49,6 +49,10 @@ LITERAL_DEGREES = tuple(10.0 ** (k / 4) for k in range(15))
 # regularises too, in the choice as in the fit.
 AUTO_KRYLOV_STEPS = 20
 MOST_NU_STEPS = 512
+UNCHOSEN = (
+    "{name}: expected a number here; got 'auto'. Only ScoreEstimator chooses: give it this "
+    "regulariser"
+)
 
 
 class Filter(NamedTuple):
@@ -153,6 +157,8 @@ class Tikhonov(Regularizer):
         return self.lam is None
 
     def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        if not self.is_auto:
+            return (self,)
         degrees, top = _degrees(bound)
         return tuple(Tikhonov(top / degree**2) for degree in degrees)
 
@@ -163,6 +169,8 @@ class Tikhonov(Regularizer):
         return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
 
     def evaluate(self, sigma: jax.Array) -> Filter:
+        if self.is_auto:
+            raise ValueError(UNCHOSEN.format(name="lam"))
         lam = jnp.asarray(self.lam, sigma.dtype)
         g = 1.0 / (sigma + lam)
         return Filter(g, 1.0 / lam, -g / lam)
@@ -215,6 +223,8 @@ class SpectralCutoff(Regularizer):
             raise ValueError("SpectralCutoff: expected lam=… or share=…; got neither")
         if self.lam is not None and self.share is not None:
             raise ValueError("SpectralCutoff: expected lam=… or share=…; got both")
+        if isinstance(self.lam, str):
+            raise ValueError(f"lam: expected a non-negative number; got {self.lam!r}")
         if is_concrete(self.lam) and not np.all(np.asarray(self.lam) >= 0):
             raise ValueError(f"lam: expected a non-negative number; got {self.lam}")
         check_positive("share", self.share)
@@ -254,7 +264,8 @@ class Landweber(Regularizer):
     ``docs/errata``).
 
     Args:
-        num_steps: t ≥ 1, or ``"auto"``, which chooses it from the samples.
+        num_steps: t ≥ 1, or ``"auto"``, which chooses it from the samples, among counts that
+            suit η = 1.
         step_size: η > 0; the spectrum of K/n must lie within [0, 1/η].
     """
 
@@ -274,10 +285,11 @@ class Landweber(Regularizer):
         return self.num_steps == "auto"
 
     def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        if not self.is_auto:
+            return (self,)
         degrees, top = _degrees(bound)
-        # η t is 1/λ.
-        scale = 1.0 / (top * self.step_size) if is_concrete(self.step_size) else 1.0 / top
-        steps = sorted({max(1, round(float(scale * degree**2))) for degree in degrees})
+        # η t is 1/λ. The counts are those for η = 1: they must be known while tracing, η is not.
+        steps = sorted({max(1, round(degree**2 / top)) for degree in degrees})
         return tuple(dataclasses.replace(self, num_steps=t) for t in steps)
 
     def strength(self) -> Any:
@@ -344,9 +356,12 @@ class NuMethod(Regularizer):
         return self.num_steps == "auto"
 
     def path(self, bound: float | None) -> tuple[Regularizer, ...]:
+        if not self.is_auto:
+            return (self,)
         degrees, top = _degrees(bound)
         steps = {max(1, round(degree / top**0.5)) for degree in degrees}
-        return tuple(NuMethod(t, self.nu) for t in sorted(steps) if t <= MOST_NU_STEPS)
+        capped = sorted({min(t, MOST_NU_STEPS) for t in steps})
+        return tuple(NuMethod(t, self.nu) for t in capped)
 
     def strength(self) -> Any:
         return _number(self.num_steps)
@@ -385,7 +400,7 @@ class NuMethod(Regularizer):
             return carry, (carry[0], carry[2])
 
         steps = (jnp.asarray(momentum, sigma.dtype), jnp.asarray(omega, sigma.dtype))
-        _, (g, r) = lax.scan(recorded, start, steps)
+        _, (g, r) = lax.scan(recorded, start, steps, unroll=10)
         return g, r, jnp.asarray(self._at_zero(), sigma.dtype)
 
     @staticmethod
@@ -430,8 +445,5 @@ def _number(num_steps: Any) -> int:
         ValueError: if it is still to be chosen.
     """
     if isinstance(num_steps, str):
-        raise ValueError(
-            "num_steps: expected a number here; got 'auto'. Only ScoreEstimator chooses: give it "
-            "this regulariser"
-        )
+        raise ValueError(UNCHOSEN.format(name="num_steps"))
     return int(num_steps)
