@@ -63,18 +63,17 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     Args:
         samples: shape (n, d), n ≥ 2.
 
-    Cost: O(n d² + d³).
+    Cost: O(n d² + d³), the eigendecomposition O(min(n, d)³).
     """
     n, dim = samples.shape
-    diagonal, evening = _even(samples, standardize_samples(samples, "diagonal"))
-    x = diagonal.to_kernel(samples)
-    covariance = x.T @ x / n
-    # Coordinates that do not vary have scale 1 by definition.
-    varies = jnp.diag(covariance) > 0
-    covariance = covariance + jnp.diag(jnp.where(varies, 0.0, 1.0).astype(samples.dtype))
-    eigenvalues, vectors = eigh(covariance)
-    eigenvalues = jnp.maximum(eigenvalues, 0.0)
-    squares = jnp.square(x @ vectors)
+    diagonal = standardize_samples(samples, "diagonal")
+    # Coordinates that do not vary have scale 1 by definition, and at most rounding in them. They
+    # say nothing about the others, and count neither here nor there.
+    varies = jnp.mean(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5
+    diagonal, evening = _even(samples, diagonal, varies)
+    x = jnp.where(varies, diagonal.to_kernel(samples), 0.0)
+    covariance = x.T @ x / n + jnp.diag(jnp.where(varies, 0.0, 1.0).astype(samples.dtype))
+    eigenvalues, counts, squares = _spectrum(lax.stop_gradient(x), varies)
 
     # Without sample i, whose own deviation is then n/(n-1) times as large:
     # (1-ρ) R_(-i) + ρ I = B - b x_i x_iᵀ with B = (1-ρ) n/(n-1) R + ρ I, b = (1-ρ) n/(n-1)².
@@ -89,26 +88,54 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     remaining = 1.0 - b * once
     is_sound = is_sound & (jnp.min(remaining, axis=0) > 1e-3)
     remaining = jnp.maximum(remaining, 1e-3)
-    # The loss is γ² mean(square)/2 - γ mean(trace).
+    # The loss is γ² square/2 - γ trace.
     square = jnp.mean(larger**2 * twice / remaining**2, axis=0)
-    trace = jnp.mean(jnp.sum(inverse, axis=1) + b * twice / remaining, axis=0)
+    trace = jnp.mean(inverse @ counts + b * twice / remaining, axis=0)
     # Samples that do not vary have no square; their scale is 1 by definition, and stays near it.
     ratio = trace / jnp.where(square > 0, square, jnp.inf)
-    best = jnp.argmax(jnp.where(is_sound, trace * ratio, -jnp.inf))
-    share = rho[best]
-    sharpness = jnp.clip(jnp.where(square[best] > 0, ratio[best], 1.0), 1e-6, MOST_SHARPNESS)
+    sharpness = jnp.clip(jnp.where(square > 0, ratio, 1.0), 1e-6, MOST_SHARPNESS)
+    # Judged with the γ that is taken: a large one makes up for shrinkage in a stiff direction.
+    gain = sharpness * (trace - 0.5 * sharpness * square)
+    best = jnp.argmax(jnp.where(is_sound, gain, -jnp.inf))
+    share, sharpness = rho[best], sharpness[best]
     shrunk = (1.0 - share) * covariance + share * jnp.eye(dim, dtype=samples.dtype)
     coordinates = dataclasses.replace(
         diagonal,
-        scale=diagonal.scale / jnp.sqrt(sharpness),
+        scale=jnp.where(varies, diagonal.scale / jnp.sqrt(sharpness), diagonal.scale),
         cholesky=None if dim == 1 else cholesky(shrunk),
     )
-    return FittedGaussian(coordinates, larger / remaining[:, best], share, evening)
+    # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
+    whole = (1.0 - share) * larger + share
+    return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), share, evening)
 
 
-def _even(samples: jax.Array, diagonal: Coordinates) -> tuple[Coordinates, jax.Array]:
+def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Eigenvalues of ``xᵀx/n`` (k,), how many varying coordinates each stands for, squares (n, k).
+
+    The squares are those of x's components along the eigenvectors. Where there are more
+    coordinates than samples, all but n eigenvalues are zero and the others those of ``x xᵀ/n``.
+    Not differentiated: a choice follows from it, and equal eigenvalues have no derivative.
+    """
+    n, dim = x.shape
+    if dim <= n:
+        fixed = jnp.diag(jnp.where(varies, 0.0, 1.0).astype(x.dtype))
+        eigenvalues, vectors = eigh(x.T @ x / n + fixed)
+        counts = jnp.sum(jnp.square(vectors) * varies[:, None], axis=0)
+        return jnp.maximum(eigenvalues, 0.0), counts, jnp.square(x @ vectors)
+    eigenvalues, vectors = eigh(x @ x.T / n)
+    eigenvalues = jnp.concatenate([jnp.zeros_like(x[:1, 0]), jnp.maximum(eigenvalues, 0.0)])
+    others = jnp.sum(varies.astype(x.dtype)) - n
+    counts = jnp.concatenate([others[None], jnp.ones_like(x[:, 0])])
+    squares = n * eigenvalues * jnp.pad(jnp.square(vectors), ((0, 0), (1, 0)))
+    return eigenvalues, counts, squares
+
+
+def _even(
+    samples: jax.Array, diagonal: Coordinates, varies: jax.Array
+) -> tuple[Coordinates, jax.Array]:
     """Standard deviations moved towards their geometric mean, and by which share."""
     n = samples.shape[0]
+    weights = varies / jnp.maximum(jnp.sum(varies), 1).astype(samples.dtype)
     z = diagonal.to_kernel(samples)
     # Leaving sample i out: variances, and its deviation from the others' mean.
     remaining = jnp.maximum(1.0 - z * z / (n - 1), 1e-3)
@@ -116,16 +143,19 @@ def _even(samples: jax.Array, diagonal: Coordinates) -> tuple[Coordinates, jax.A
     deviations = n / (n - 1) * z
 
     def loss(tau: jax.Array) -> jax.Array:
-        log_mean = jnp.mean(log_variances, axis=1, keepdims=True)
+        log_mean = (log_variances @ weights)[:, None]
         # In units of the standard deviations of all samples.
         relative = tau * (log_mean - log_variances) + log_variances - 2 * jnp.log(diagonal.scale)
         inverse = jnp.exp(-relative)
         # The scale of the precision is free; its best value is a ratio.
-        return -(jnp.mean(inverse) ** 2) / jnp.mean(jnp.square(inverse * deviations))
+        square = jnp.mean(jnp.square(inverse * deviations) @ weights)
+        return -(jnp.mean(inverse @ weights) ** 2) / square
 
     taus = jnp.asarray(EVENINGS, samples.dtype)
     losses = lax.map(loss, taus)
     tau = taus[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
     log_scale = jnp.log(diagonal.scale)
-    scale = jnp.exp(log_scale + tau * (jnp.mean(log_scale) - log_scale))
+    scale = jnp.exp(log_scale + tau * (log_scale @ weights - log_scale))
+    # Not to the last digit what it was, were nothing moved.
+    scale = jnp.where(varies & (tau > 0), scale, diagonal.scale)
     return dataclasses.replace(diagonal, scale=scale), tau

@@ -509,8 +509,8 @@ def whitener(samples: Array, mode: str, ddof: int = 0) -> Array:
 SHRINKAGES = (0, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06, 0.1, 0.16, 0.25, 0.4, 0.6, 0.8, 1)
 
 
-def held_out_gaussian(samples: Array) -> Array:
-    """W with ``W^T W`` the precision that predicts left-out samples best, by leaving them out."""
+def held_out_parameters(samples: Array) -> tuple[Array, float, float]:
+    """Scales, shrinkage and sharpness that predict left-out samples best, by leaving them out."""
     samples = np.asarray(samples, np.float64)
     n, d = samples.shape
 
@@ -519,10 +519,11 @@ def held_out_gaussian(samples: Array) -> Array:
             others = np.delete(points, i, axis=0)
             yield others, points[i] - others.mean(axis=0)
 
-    def sharpest(pairs):
+    def sharpest(pairs, most=math.inf):
         """Least mean of γ² a/2 - γ b, and the γ that attains it."""
         a, b = np.mean(list(pairs), axis=0)
-        return -(b**2) / a / 2, b / a
+        gamma = min(b / a, most)
+        return gamma**2 * a / 2 - gamma * b, gamma
 
     sd = samples.std(axis=0)
     evened = {}
@@ -543,11 +544,32 @@ def held_out_gaussian(samples: Array) -> Array:
             covariance = np.cov(others.T, ddof=0).reshape(d, d)
             precision = np.linalg.inv((1 - rho) * covariance + rho * np.eye(d))
             pairs.append((np.sum((precision @ deviation) ** 2), np.trace(precision)))
-        shrunk[rho] = sharpest(pairs)
+        shrunk[rho] = sharpest(pairs, most=4.0)
     rho = min(shrunk, key=lambda key: shrunk[key][0])
+    return scale, rho, shrunk[rho][1]
+
+
+def held_out_gaussian(samples: Array) -> Array:
+    """W with ``W^T W`` the precision of the Gaussian with these parameters."""
+    samples = np.asarray(samples, np.float64)
+    scale, rho, sharpness = held_out_parameters(samples)
+    d = samples.shape[1]
     covariance = np.cov((samples / scale).T, ddof=0).reshape(d, d)
-    covariance = ((1 - rho) * covariance + rho * np.eye(d)) / shrunk[rho][1]
+    covariance = ((1 - rho) * covariance + rho * np.eye(d)) / sharpness
     return np.linalg.inv(np.linalg.cholesky(covariance)) @ np.diag(1 / scale)
+
+
+def left_out_gaussian_scores(samples: Array) -> Array:
+    """Score at each sample of the Gaussian fitted to the others, its parameters held fixed."""
+    samples = np.asarray(samples, np.float64)
+    scale, rho, sharpness = held_out_parameters(samples)
+    x, d = samples / scale, samples.shape[1]
+    scores = []
+    for i in range(len(x)):
+        others = np.delete(x, i, axis=0)
+        covariance = (1 - rho) * np.cov(others.T, ddof=0).reshape(d, d) + rho * np.eye(d)
+        scores.append(-sharpness * np.linalg.solve(covariance, x[i] - others.mean(axis=0)))
+    return np.array(scores) / scale
 
 
 def gaussian_score(x: Array, samples: Array) -> Array:
