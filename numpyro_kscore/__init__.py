@@ -37,9 +37,11 @@ from numpyro_kscore.regularizers import (
     TruncatedTikhonov,
 )
 from numpyro_kscore.score import FitInfo, Score
+from numpyro_kscore.selection import AutoBandwidth
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, Solver
 
 __all__ = [
+    "AutoBandwidth",
     "AutoImplicit",
     "ConjugateGradient",
     "CurlFree",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from numpyro_kscore._pytree import check_positive, pytree, static
@@ -31,6 +32,8 @@ __all__ = ["AutoBandwidth", "Choice", "Chosen", "HeldOut", "choose"]
 
 # More samples than these are not looked at for the choice: half of them in a fit.
 CHOICE_POINTS = 2048
+# Weights of pairs, times vectors, that are worked on at once.
+VECTOR_PAIRS = 2**19
 # With fewer there is nothing to hold out.
 FEWEST_POINTS = 4
 
@@ -46,10 +49,12 @@ class AutoBandwidth:
     factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0))
 
     def __post_init__(self) -> None:
-        if not self.factors:
+        # A static field must be hashable, which lists and arrays are not.
+        factors = tuple(float(factor) for factor in np.atleast_1d(self.factors))
+        if not factors:
             raise ValueError("factors: expected at least one multiple; got none")
-        for factor in self.factors:
-            check_positive("factors", factor)
+        check_positive("factors", np.array(factors))
+        object.__setattr__(self, "factors", factors)
 
 
 class Choice(NamedTuple):
@@ -59,8 +64,9 @@ class Choice(NamedTuple):
         strengths: λ or the number of steps, (p,), strongest first; the first stands for the base
             score alone (λ = ∞, no steps).
         bandwidths: in standardised units, (b,).
-        loss: held-out score-matching loss less that of the base, in standardised units, (b, p).
-        standard_error: of the loss's difference from the least, (b, p).
+        loss: held-out score-matching loss less that of the base, in standardised units, (b, p);
+            infinite where it is not finite, NaN for fewer than 4 samples, which are not judged.
+        standard_error: of the loss's difference from the least at that bandwidth, (b, p).
         row: index of the chosen bandwidth.
         column: index of the chosen strength.
     """
@@ -75,12 +81,17 @@ class Choice(NamedTuple):
     @property
     def strength(self) -> jax.Array:
         """The chosen λ or number of steps."""
-        return self.strengths[self.column]
+        return _entry(self.strengths, self.column)
 
     @property
     def bandwidth(self) -> jax.Array:
         """The chosen bandwidth, in standardised units."""
-        return self.bandwidths[self.row]
+        return _entry(self.bandwidths, self.row)
+
+
+def _entry(values: jax.Array, index: jax.Array) -> jax.Array:
+    """``values[index]``, also where ``vmap`` has put axes in front of both."""
+    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
 class HeldOut(NamedTuple):
@@ -159,7 +170,7 @@ def choose(
     dtype = problem.points.dtype
     strengths = _strengths(family, bound, dtype)
     n = problem.points.shape[0]
-    stride = -(-n // CHOICE_POINTS)
+    stride, tried = -(-n // CHOICE_POINTS), bandwidths
     problem = jax.tree.map(lambda a: a[::stride] if jnp.ndim(a) else a, problem)
 
     if problem.points.shape[0] < FEWEST_POINTS:
@@ -167,12 +178,17 @@ def choose(
         shape = (bandwidths.shape[0], strengths.shape[0])
         unknown = jnp.full(shape, jnp.nan, dtype)
         index = jnp.asarray(1)
-        choice = Choice(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index)
+        choice = Choice(strengths, tried, unknown, unknown, jnp.asarray(0), index)
         return choice, dataclasses.replace(unchosen, index=index)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
-        return _held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize)
+        values = _held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize)
+        # Fields are in units of the inverse bandwidth. In units of the first one losses can be
+        # compared, and their squares neither underflow nor overflow.
+        return values * (bandwidths[0] / bandwidth) ** 2
 
+    # A choice has no derivative, and what it is made from is not differentiated either.
+    problem, bandwidths = lax.stop_gradient((problem, bandwidths))
     values = lax.map(losses, bandwidths)
     # What is not finite is never chosen.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
@@ -185,8 +201,11 @@ def choose(
     error = jnp.std(values - best, axis=2) / values.shape[2] ** 0.5
     error = jnp.where(jnp.isfinite(error), error, jnp.inf)
     within = admissible[row] - admissible[row, least[row]] <= error[row]
-    index = jnp.argmax(within & jnp.isfinite(admissible[row]))
-    choice = Choice(strengths, bandwidths, loss, error, row, index)
+    within = within & jnp.isfinite(admissible[row])
+    # Where nothing is finite, the strongest there is.
+    index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if family.is_auto else 1)
+    unit = bandwidths[0] ** 2
+    choice = Choice(strengths, tried, loss / unit, error / unit, row, index)
     return choice, dataclasses.replace(unchosen, index=index)
 
 
@@ -204,7 +223,10 @@ def _held_out_losses(
     bandwidth: jax.Array,
     normalize: bool,
 ) -> jax.Array:
-    """Loss of every member of the path at every sample, from the half it is not in: (p, 2 m)."""
+    """Loss of every member of the path at every sample, from the half it is not in: (p, 2 m).
+
+    In the coordinates of the kernel, and less the loss of the base.
+    """
     points = problem.points / bandwidth
     base = None if problem.base_scores is None else problem.base_scores * bandwidth
     left_out = base
@@ -221,10 +243,13 @@ def _held_out_losses(
     def stacked(a: Any, order: tuple[slice, slice]) -> Any:
         return None if a is None else jnp.stack([a[rows] for rows in order])
 
+    # One answer for both halves: under vmap a condition of each half's own would make both of its
+    # branches run.
+    direct = cancels(points)
+
     def fold(x: jax.Array, x_base: jax.Array | None, y: jax.Array, y_base: Any) -> jax.Array:
-        s = squared_distances(x, x, cancels(x))
-        gram = make_gram(kernel, x, s, scale, problem.dim, normalize)
-        return _path_losses(gram, path, solver, x_base, y, y_base)
+        gram = make_gram(kernel, x, squared_distances(x, x, direct), scale, problem.dim, normalize)
+        return _path_losses(gram, path, solver, x_base, y, y_base, direct)
 
     swapped = halves[::-1]
     values = jax.vmap(fold)(
@@ -233,8 +258,7 @@ def _held_out_losses(
         stacked(points, swapped),
         stacked(left_out, swapped),
     )
-    # Gradients are in units of the inverse bandwidth.
-    return jnp.concatenate([values[0], values[1]], axis=1) / bandwidth**2
+    return jnp.concatenate([values[0], values[1]], axis=1)
 
 
 def _path_losses(
@@ -244,6 +268,7 @@ def _path_losses(
     base: jax.Array | None,
     y: jax.Array,
     y_base: jax.Array | None,
+    direct: jax.Array,
 ) -> jax.Array:
     """Loss, less that of the base, of every member fitted on ``gram``, at points y: (p, m)."""
     target = gram.zeta()
@@ -259,7 +284,7 @@ def _path_losses(
     # The estimate is a ζ' + K c, with c in the span of the Ritz vectors.
     vectors = jnp.swapaxes(spectrum.basis.reshape(-1, k, n), 1, 2)
     weights = jnp.concatenate([-filters.g0[:, None], -filters.r / n * spectrum.coordinates], axis=1)
-    fields, divergences = _fields(gram, base, vectors, y)
+    fields, divergences = _fields(gram, base, vectors, y, direct)
     values = jnp.einsum("pk,kmd->pmd", weights, fields)
     products = 0.5 * values * values
     if y_base is not None:
@@ -268,22 +293,23 @@ def _path_losses(
 
 
 def _fields(
-    gram: Gram, base: jax.Array | None, vectors: jax.Array, y: jax.Array
+    gram: Gram, base: jax.Array | None, vectors: jax.Array, y: jax.Array, direct: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Fields (k+1, m, d) and divergences (k+1, m) at y of ζ' and of K applied to k vectors."""
     x, dim = gram.points, gram.dim
     n = x.shape[0]
-    s = squared_distances(y, x, cancels(x) | cancels(y))
+    s = squared_distances(y, x, direct)
     of_field = jax.tree.map(lambda w: gram.scale * w, gram.kernel.field_weights(s, dim))
     of_divergence = jax.tree.map(lambda w: gram.scale * w, gram.kernel.divergence_weights(s, dim))
+    factors = of_divergence.cross
+    if of_divergence.along is not None:
+        factors = factors + of_divergence.along * s + of_divergence.trace * dim
 
     def one(c: jax.Array) -> tuple[jax.Array, jax.Array]:
         inner = y @ c.T - jnp.sum(x * c, axis=1)[None, :]
         field = of_field.inner @ c
-        factors = of_divergence.cross
         if of_field.outer is not None:
             field = field + along_differences(of_field.outer * inner, y, x)
-            factors = factors + of_divergence.along * s + of_divergence.trace * dim
         return field, jnp.sum(factors * inner, axis=1)
 
     field, divergence = (
@@ -293,7 +319,9 @@ def _fields(
     if base is not None:
         base_field, base_divergence = one(base / n)
         field, divergence = field + base_field, divergence + base_divergence
-    fields, divergences = jax.vmap(one)(vectors)
+    # All at once while that fits into cache.
+    is_small = vectors.shape[0] * s.size <= VECTOR_PAIRS
+    fields, divergences = jax.vmap(one)(vectors) if is_small else lax.map(one, vectors)
     return (
         jnp.concatenate([field[None], fields]),
         jnp.concatenate([divergence[None], divergences]),
