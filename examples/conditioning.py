@@ -119,6 +119,7 @@ def plot(path: Path, rows: Sequence[Row], options: argparse.Namespace) -> None:
         panel.xaxis.set_major_formatter("{x:.0f}")
         panel.minorticks_off()
         panel.grid(alpha=0.3)
+    panels[0].set(yscale="linear", ylim=(0, None))
     panels[0].legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -25,7 +25,7 @@ from numpyro_kscore import Score, ScoreEstimator, nu_method, ssge
 from numpyro_kscore.selection import AutoBandwidth
 
 ESTIMATORS = {
-    "SSGE": ssge(0.95),
+    "SSGE": ssge(0.9999),
     "ν-method": nu_method(100),
     "ScoreEstimator()": ScoreEstimator(),
     "bandwidth chosen": ScoreEstimator(bandwidth=AutoBandwidth((0.125, 0.25, 0.5, 1.0))),
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name:20}" + "".join(f"{text:>18}" for text in texts))
     print(
         f"\nE|ŝ - s|² / E|s|² at {NUM_POINTS} fresh draws, then the correlation of log_density "
-        "with the true one there.\nThe published estimators at share .95 and 100 steps."
+        "with the true one there.\nSSGE keeps .9999 of the spectrum, the best share at n = 500; the ν-method takes 100 steps."
     )
     if options.figure:
         plot(options.figure, options.num_samples, options.seed)
