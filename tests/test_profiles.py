@@ -182,7 +182,9 @@ def test_impossible_profiles_are_refused(build):
 
 
 @pytest.mark.parametrize(
-    "profile", [Matern(1.5), IMQ() + Matern(1.5), Profile(user_written, 2)], ids=str
+    "profile",
+    [Matern(1.5), IMQ() + Matern(1.5), Profile(user_written, 2)],
+    ids=["matern", "sum", "user-written"],
 )
 def test_rough_profiles_are_refused_by_the_curl_free_kernel_only(profile):
     samples = jnp.asarray([[0.0, 1.0], [1.0, 0.5], [0.3, -1.0]])
