@@ -148,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name:20}" + "".join(f"{text:>18}" for text in texts))
     print(
         f"\nE|ŝ - s|² / E|s|² at {NUM_POINTS} fresh draws, then the correlation of log_density "
-        "with the true one there.\nSSGE keeps .9999 of the spectrum, the best share at n = 500; the ν-method takes 100 steps."
+        "with the true one there.\nSSGE keeps .9999 of the spectrum, the best share at n = 500; "
+        "the ν-method takes 100 steps."
     )
     if options.figure:
         plot(options.figure, options.num_samples, options.seed)
