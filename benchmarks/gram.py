@@ -70,7 +70,9 @@ def product_row(n: int, dim: int) -> dict[str, Any]:
     """Times of one product."""
     points, v = problem(n, dim)
     s = squared_distances(points, points, jnp.asarray(False)) if is_cached(n) else None
-    gram = jax.jit(lambda x, s: make_gram(CurlFree(), x, s, jnp.ones(()), x.shape[1], False))(points, s)
+    gram = jax.jit(lambda x, s: make_gram(CurlFree(), x, s, jnp.ones(()), x.shape[1], False))(
+        points, s
+    )
     ours = jax.jit(lambda gram, v: gram @ v)
     square = jnp.ones((n, n))
     # The products the operator consists of: x vᵀ, then two of (n, n) with (n, d).

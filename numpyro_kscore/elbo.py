@@ -183,12 +183,10 @@ class ImplicitELBO(ELBO):
             direction = estimate.scores - model_scores
         direction = jnp.where(valid[:, None], direction, 0.0)
         direction = direction / jnp.maximum(jnp.sum(valid), 1)
-        guide_entropy = entropy(
-            estimate.nearest,
-            estimate.coordinates,
-            self.estimator.standardize,
-            particles.shape[0],
-        )
+        rule = self.estimator.standardize
+        if self.base == "gaussian" and rule == "full":
+            rule = "gaussian"
+        guide_entropy = entropy(estimate.nearest, estimate.coordinates, rule, particles.shape[0])
         nelbo = -(jnp.mean(joint.log_density) + guide_entropy)
         return valid, direction, jnp.where(jnp.all(valid), nelbo, jnp.nan)
 

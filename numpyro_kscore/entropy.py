@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from numpyro_kscore.coordinates import Coordinates, standardize_samples
+from numpyro_kscore.gaussian import fit_gaussian
 from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
 
 __all__ = ["entropy"]
@@ -33,7 +34,7 @@ def entropy(
     Args:
         nearest: squared distance of each sample to its nearest other, standardised, (n,).
         coordinates: how the samples were standardised.
-        standardize: by which rule.
+        standardize: by which rule; ``"gaussian"`` is the shrunk Gaussian's whitening.
         num_samples: how many samples gave the coordinates; more than are in ``nearest`` where
             only some are looked at.
     """
@@ -58,7 +59,10 @@ def _gaussian_bias(n: int, num_nearest: int, dim: int, standardize: str) -> floa
 
     @jax.jit
     def raw(samples: jax.Array) -> jax.Array:
-        coordinates = standardize_samples(samples, standardize)
+        if standardize == "gaussian":
+            coordinates = fit_gaussian(samples).coordinates
+        else:
+            coordinates = standardize_samples(samples, standardize)
         z = coordinates.to_kernel(samples[:num_nearest])
         s = squared_distances(z, z, cancels(z))
         return _raw(nearest_squared(s), coordinates)

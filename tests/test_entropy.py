@@ -136,7 +136,7 @@ def test_it_is_not_differentiated(x64):
 
 def test_the_fit_hands_over_what_the_estimate_needs():
     samples = random.normal(random.key(0), (32, 3))
-    estimator = ScoreEstimator(regularizer=Tikhonov(1e-2))
+    estimator = ScoreEstimator(regularizer=Tikhonov(1e-2), base=None)
     at_samples = estimator.at_samples(samples)
     value = entropy(at_samples.nearest, at_samples.coordinates, "full", samples.shape[0])
     np.testing.assert_allclose(value, estimate(samples), rtol=1e-4)
@@ -145,7 +145,8 @@ def test_the_fit_hands_over_what_the_estimate_needs():
 def test_correction_where_only_some_draws_are_looked_at():
     """Too many draws for all pairs: the map comes from all, the neighbours from 1000 of them."""
     n, dim = 3000, 200
-    estimator = ScoreEstimator(regularizer=Landweber(1), solver=Krylov(1), bandwidth=1.0)
+    regularizer = Landweber(1)
+    estimator = ScoreEstimator(regularizer=regularizer, solver=Krylov(1), bandwidth=1.0, base=None)
     samples = random.normal(random.key(2), (n, dim))
     at_samples = estimator.at_samples(samples)
     value = entropy(at_samples.nearest, at_samples.coordinates, "full", samples.shape[0])
