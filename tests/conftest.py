@@ -6,8 +6,15 @@ import os
 # Read when JAX is imported: results must not depend on which accelerator is at hand.
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-import jax
-import pytest
+# Each process of a parallel run on a core of its own: XLA starts as many threads as it sees cores,
+# and those of several processes get into each other's way.
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
+if WORKER and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
