@@ -6,6 +6,7 @@ hold yet, so that a script that was stopped goes on where it was.
 
 import csv
 import io
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,16 @@ from typing import Any
 from tqdm import tqdm
 
 Row = dict[str, Any]
+
+
+def make_parser(description: str, quick: str = "few samples, to see it run") -> ArgumentParser:
+    """The options every table has; ``quick`` says what that option makes of it."""
+    parser = ArgumentParser(description=description)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
+    parser.add_argument("--figure", type=Path, help="picture to write")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
 
 
 def fill(

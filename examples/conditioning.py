@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax import Array, random
 
-from examples.cells import Row, fill
+from examples.cells import Row, fill, make_parser
 from examples.grid import draw
 from numpyro_kscore import Krylov, kef_cg
 from numpyro_kscore.gram import Gram, make_gram
@@ -127,15 +127,11 @@ def plot(path: Path, rows: Sequence[Row], options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fills the table, prints it and draws the figure."""
-    parser = argparse.ArgumentParser(description="conditioning of curl-free kernels")
+    parser = make_parser("conditioning of curl-free kernels")
     parser.add_argument("--num-samples", type=int, default=128)
     parser.add_argument("--lam", type=float, default=1e-5)
     parser.add_argument("--tol", type=float, default=1e-4)
     parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
-    parser.add_argument("--figure", type=Path, help="picture to write")
-    parser.add_argument("--quick", action="store_true", help="few samples, to see it run")
     options = parser.parse_args(arguments)
     dims = DIMS
     if options.quick:

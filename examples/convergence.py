@@ -17,7 +17,6 @@ remove, ``|(1 - g(L) L) L^r f|``, over λ; the second the error of estimates ove
                                    [--figure convergence.png] [--quick]
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,7 +28,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax import Array, lax, random
 
-from examples.cells import Row, fill
+from examples.cells import Row, fill, make_parser
 from numpyro_kscore import (
     CurlFree,
     Dense,
@@ -261,12 +260,8 @@ def plot(path: Path, found: dict[tuple, list[Row]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fills the table, prints it beside the theory's exponents and draws the figure."""
-    parser = argparse.ArgumentParser(description="rates of convergence beside Theorem 4.1")
+    parser = make_parser("rates of convergence beside Theorem 4.1")
     parser.add_argument("--repeats", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
-    parser.add_argument("--figure", type=Path, help="picture to write")
-    parser.add_argument("--quick", action="store_true", help="few samples, to see it run")
     options = parser.parse_args(arguments)
     samples = SAMPLES
     if options.quick:

@@ -18,7 +18,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax import Array, lax, random
 
-from examples.cells import Row, fill
+from examples.cells import Row, fill, make_parser
 from numpyro_kscore import (
     Filter,
     Landmarks,
@@ -37,6 +36,7 @@ from numpyro_kscore import (
     kef_cg,
     nkef,
     nu_method,
+    pytree,
     spectral_cutoff,
     ssge,
     stein,
@@ -74,8 +74,7 @@ class Method(NamedTuple):
     style: str
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@pytree
 class NuSteps(Regularizer):
     """``NuMethod`` with a traced number of steps, at most 100: one program for all of them."""
 
@@ -244,17 +243,15 @@ def plot(panel: plt.Axes, title: str, sizes: Sequence[tuple[int, int]], rows: di
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fills the table, prints it and draws the figure."""
-    parser = argparse.ArgumentParser(description="score estimators on the grid distribution")
+    parser = make_parser(
+        "score estimators on the grid distribution", quick="one small size, to see it run"
+    )
     parser.add_argument(
         "--panels", nargs="+", default=["M = 128", "M = 512", "d = 16", "d = 128"],
         help="which of 'M = 128', 'M = 512', 'd = 16' and 'd = 128'",
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=32)
     parser.add_argument("--points", type=int, default=1024, help="where errors are measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
-    parser.add_argument("--figure", type=Path, help="picture to write")
-    parser.add_argument("--quick", action="store_true", help="one small size, to see it run")
     options = parser.parse_args(arguments)
     if options.quick:
         options.repeats, options.points = 2, 128

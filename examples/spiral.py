@@ -8,7 +8,6 @@ bandwidth that is chosen from the draws:
     python -m examples.spiral [--num-samples 500] [--csv spiral.csv] [--figure spiral.png] [--quick]
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax import Array, random
 
-from examples.cells import Row, fill
+from examples.cells import Row, fill, make_parser
 from numpyro_kscore import Score, ScoreEstimator, nu_method, ssge
 from numpyro_kscore.selection import AutoBandwidth
 
@@ -120,12 +119,8 @@ def plot(path: Path, num_samples: int, seed: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fills the table, prints it and draws the figure."""
-    parser = argparse.ArgumentParser(description="score and energy of a spiral")
+    parser = make_parser("score and energy of a spiral", quick="few draws, to see it run")
     parser.add_argument("--num-samples", type=int, default=500, help="in the figure")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
-    parser.add_argument("--figure", type=Path, help="picture to write")
-    parser.add_argument("--quick", action="store_true", help="few draws, to see it run")
     options = parser.parse_args(arguments)
     samples = SAMPLES
     if options.quick:

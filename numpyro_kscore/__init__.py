@@ -1,9 +1,11 @@
 """Implicit variational inference for NumPyro by nonparametric score estimation."""
 
+from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.autoguide import AutoImplicit
 from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
 from numpyro_kscore.elbo import ImplicitELBO
 from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.iterations import Landweber, NuMethod
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
 from numpyro_kscore.nystrom import Landmarks
 from numpyro_kscore.presets import (
@@ -29,8 +31,6 @@ from numpyro_kscore.profiles import (
 )
 from numpyro_kscore.regularizers import (
     Filter,
-    Landweber,
-    NuMethod,
     Regularizer,
     SpectralCutoff,
     Tikhonov,
@@ -79,8 +79,10 @@ __all__ = [
     "multi_bandwidth",
     "nkef",
     "nu_method",
+    "pytree",
     "spectral_cutoff",
     "ssge",
+    "static",
     "stein",
     "truncated_tikhonov",
 ]

@@ -15,6 +15,7 @@ from numpyro.infer import ELBO
 from numpyro_kscore._pytree import check_choice, check_count
 from numpyro_kscore.entropy import entropy
 from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.particles import (
     Draw,
     LogJoint,
@@ -24,7 +25,6 @@ from numpyro_kscore.particles import (
     inspect_program,
     log_joint_and_gradients,
 )
-from numpyro_kscore.regularizers import NuMethod
 
 __all__ = ["ImplicitELBO", "default_num_particles"]
 

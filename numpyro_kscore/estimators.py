@@ -23,10 +23,12 @@ from numpyro_kscore.coordinates import (
     standardize_samples,
 )
 from numpyro_kscore.gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
+from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.kernels import CurlFree, Kernel
 from numpyro_kscore.nystrom import Compression, Landmarks, compress
 from numpyro_kscore.pairwise import Expansion, cancels, nearest_squared, squared_distances
-from numpyro_kscore.regularizers import NuMethod, Regularizer
+from numpyro_kscore.profiles import RadialProfile
+from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.selection import AutoBandwidth, Choice, HeldOut, choose
 from numpyro_kscore.solvers import Dense, Krylov, Solution, Solver
@@ -190,6 +192,12 @@ class ScoreEstimator:
     def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
         """The input of a fit, checked, and the configuration that is left to compile."""
         samples = as_points("samples", samples, minimum=2)
+        for leaf in jax.tree.leaves(self):
+            if isinstance(leaf, Kernel | RadialProfile | Regularizer | Solver):
+                raise TypeError(
+                    f"{type(leaf).__name__}: expected a pytree; got a class JAX does not know. "
+                    "Decorate it with @numpyro_kscore.pytree"
+                )
         self.kernel.check()
         regularizer = self.regularizer
         if self.landmarks is not None:

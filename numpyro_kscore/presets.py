@@ -10,13 +10,12 @@ from typing import Any
 
 from numpyro_kscore._pytree import check_choice
 from numpyro_kscore.estimators import ScoreEstimator
+from numpyro_kscore.iterations import Landweber, NuMethod
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
 from numpyro_kscore.nystrom import Landmarks
 from numpyro_kscore.profiles import IMQ, RadialProfile
 from numpyro_kscore.refit import RefitEstimator
 from numpyro_kscore.regularizers import (
-    Landweber,
-    NuMethod,
     Regularizer,
     SpectralCutoff,
     Tikhonov,
@@ -181,7 +180,8 @@ def spectral_cutoff(
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
     """
-    return _literal(CurlFree(profile), _cutoff(share, lam), Dense(), bandwidth)
+    cutoff = SpectralCutoff(share=share) if lam is None else SpectralCutoff(lam=lam)
+    return _literal(CurlFree(profile), cutoff, Dense(), bandwidth)
 
 
 def stein(
@@ -233,8 +233,5 @@ def ssge(
         profile: radial profile of the diagonal kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
     """
-    return _literal(Diagonal(profile), _cutoff(share, lam), Dense(), bandwidth)
-
-
-def _cutoff(share: Any, lam: Any) -> SpectralCutoff:
-    return SpectralCutoff(share=share) if lam is None else SpectralCutoff(lam=lam)
+    curl_free = spectral_cutoff(share, lam=lam, bandwidth=bandwidth)
+    return dataclasses.replace(curl_free, kernel=Diagonal(profile))

@@ -4,9 +4,9 @@ A profile is a function φ(s) of the *squared* distance ``s = |x - y|²``, in un
 bandwidth. It never sees the distance itself: the derivative of ``sqrt`` at 0 is infinite, and
 every kernel has s = 0 on its diagonal.
 
-To write one, subclass :class:`RadialProfile` with ``__call__`` (derivatives then come from
-autodiff) or wrap a function in :class:`Profile`. Override ``derivatives`` where a closed form is
-cheaper.
+To write one, wrap a function in :class:`Profile`, or subclass :class:`RadialProfile` with
+``__call__`` (derivatives then come from autodiff) under the decorator
+:func:`~numpyro_kscore.pytree`. Override ``derivatives`` where a closed form is cheaper.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from jax import lax
 from numpyro_kscore._linalg import eigh
 from numpyro_kscore._pytree import check_count, check_positive, pytree, static
 from numpyro_kscore.gram import Operator
-from numpyro_kscore.regularizers import Landweber, NuMethod, Regularizer, Tikhonov
+from numpyro_kscore.iterations import Landweber, NuMethod
+from numpyro_kscore.regularizers import Regularizer, Tikhonov
 
 __all__ = ["ConjugateGradient", "Dense", "Krylov", "Recursion", "Solution", "Solver", "Spectrum"]
 

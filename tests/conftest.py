@@ -1,6 +1,5 @@
 """Settings of the whole run: the CPU, shared compilations, and the fixtures several files use."""
 
-import functools
 import os
 
 # Read when JAX is imported: results must not depend on which accelerator is at hand.
@@ -42,13 +41,3 @@ def x64():
     """Double precision for one test."""
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture
-def quick_jit():
-    """``jax.jit`` that spends little on optimising: for programs that run once."""
-    options = {
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    }
-    return functools.partial(jax.jit, compiler_options=options)

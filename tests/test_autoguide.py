@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from compiling import quick_jit
 from jax import lax, random
 from numpyro import handlers
 from numpyro.distributions import constraints
@@ -235,7 +236,7 @@ def own_network(noise):
 @pytest.mark.parametrize(
     ("network", "num_arrays"), [(own_network, 2), (Linen(), 4)], ids=["callable", "linen"]
 )
-def test_networks_of_the_user_are_trained(network, num_arrays, quick_jit):
+def test_networks_of_the_user_are_trained(network, num_arrays):
     guide, svi, state, before = initialized(normal_model, network=network, noise_dim=2)
     assert len(jax.tree.leaves(before)) == num_arrays
     after = svi.get_params(quick_jit(svi.update)(state)[0])
@@ -297,7 +298,7 @@ def ordered_model():
     numpyro.sample("place", dist.Uniform(low, low + width))
 
 
-def test_dynamic_supports_hold_in_the_guide_and_in_its_draws(quick_jit):
+def test_dynamic_supports_hold_in_the_guide_and_in_its_draws():
     guide, _, _, params = initialized(ordered_model, init_scale=1.0)
 
     @quick_jit
@@ -332,7 +333,7 @@ def test_plates():
     assert np.all(draws["cells"] > 0)
 
 
-def test_sample_shape_sites(quick_jit):
+def test_sample_shape_sites():
     """NumPyro's own guides take a site drawn with ``sample_shape``."""
 
     def model():
@@ -353,7 +354,7 @@ def test_local_latents_are_refused():
         initialized(model)
 
 
-def test_models_with_loops_are_initialised_in_forward_mode(quick_jit):
+def test_models_with_loops_are_initialised_in_forward_mode():
     def model(data):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
         double = lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, 2.0 * c[1]), (0, z))[1]
@@ -368,7 +369,7 @@ def test_models_with_loops_are_initialised_in_forward_mode(quick_jit):
     assert np.isfinite(loss)
 
 
-def test_blocked_models_in_a_list_of_guides(quick_jit):
+def test_blocked_models_in_a_list_of_guides():
     guide = AutoGuideList(normal_model)
     guide.append(AutoImplicit(handlers.block(normal_model, hide=["b"])))
     guide.append(AutoNormal(handlers.block(normal_model, hide=["a"]), prefix="normal"))
@@ -396,7 +397,7 @@ def test_pickling_before_use():
     assert restored.sample_posterior(KEY, params)["b"].shape == (2,)
 
 
-def test_pickling_after_a_step(quick_jit):
+def test_pickling_after_a_step():
     guide, svi, state, _ = initialized(normal_model)
     params = svi.get_params(quick_jit(svi.update)(state)[0])
     restored, restored_params = pickle.loads(pickle.dumps((guide, params)))

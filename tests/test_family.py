@@ -13,6 +13,7 @@ import numpy as np
 import oracle
 import pytest
 import scipy.linalg
+from compiling import quick_jit
 
 from numpyro_kscore import (
     ConjugateGradient,
@@ -71,16 +72,6 @@ def base_function(x):
 
 def library_kernel(curl_free):
     return CurlFree() if curl_free else Diagonal()
-
-
-# Programs that only check algebra need not be fast.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 
 
 # ------------------------------------------------------------------------- the definitions

@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import optax
 import oracle
 import pytest
+from compiling import quick_jit
 from jax import random
 from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
@@ -42,14 +43,6 @@ def skewed_draws(n, rng):
 SAMPLES, POINTS = skewed_draws(N, RNG), skewed_draws(7, RNG)
 
 
-# Programs that only check algebra need not be fast: most of the time here is compilation.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 fit = quick_jit(KernelExponentialFamily)
 FIFTY_STEPS = ScoreEstimator(regularizer=NuMethod(50))
 log_prob = quick_jit(lambda density, x: density.log_prob(x))

@@ -1,7 +1,6 @@
 """The estimators against the dense reference of ``oracle.py``, and that against itself."""
 
 import dataclasses
-import functools
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 import oracle
 import pytest
+from compiling import quick_jit
 
 from numpyro_kscore import (
     IMQ,
@@ -78,17 +78,6 @@ REFERENCE_PROFILES = {
         (oracle.imq(0.5), oracle.gaussian(), oracle.matern(3.5)), (1.0, 0.5, 2.0), (0.7, 1.0, 1.6)
     ),
 }
-
-
-# Programs that only check algebra need not be fast. What the optimiser may break is checked with
-# the default options: at the first steps, on degenerate samples, wherever jit is plain.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 
 
 # ------------------------------------------------------------------- the reference against itself

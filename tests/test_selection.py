@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from compiling import quick_jit
 
 from benchmarks import selection as benchmark
 from numpyro_kscore import (
@@ -32,15 +33,6 @@ from numpyro_kscore.gaussian import fit_gaussian
 N, D = 13, 2  # odd: the last sample is in neither half
 FULL = (N // 2) * D  # a Krylov space of this size is the whole space of a half
 FACTORS = (1.0, 2.5)
-
-# Programs that only check algebra need not be fast.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 
 
 def make_data(n, d, seed=0):

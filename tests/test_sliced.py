@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import optax
 import oracle
 import pytest
+from compiling import quick_jit
 from jax import lax, random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.primitives import mutable
@@ -19,14 +20,6 @@ from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState, sliced_loss
 
 KEY = random.key(0)
 SMALL = SlicedScoreMatching(hidden_dims=(8,), num_steps=20, learning_rate=1e-2)
-# Training compares numbers, not speed; programs that run once are not worth optimising.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
 
 
 def gaussian_draws(n, seed):
