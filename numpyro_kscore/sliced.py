@@ -5,13 +5,12 @@ Needs optax, which the extra ``examples`` brings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 
 from numpyro_kscore._pytree import (
     as_points,
@@ -22,122 +21,17 @@ from numpyro_kscore._pytree import (
     static,
 )
 from numpyro_kscore.coordinates import STANDARDIZE_CHOICES, Coordinates, standardize_samples
+from numpyro_kscore.neural import (
+    Layers,
+    NeuralInfo,
+    NeuralScore,
+    init_layers,
+    residual_at,
+    score_at,
+)
+from numpyro_kscore.training import make_adam, select, train
 
-__all__ = ["NeuralInfo", "NeuralScore", "SlicedScoreMatching", "SlicedState", "sliced_loss"]
-
-Layers = list[tuple[jax.Array, jax.Array]]
-Field = Callable[[jax.Array], jax.Array]
-
-
-def sliced_loss(
-    field: Field, x: jax.Array, directions: jax.Array, base_scores: jax.Array | None = None
-) -> jax.Array:
-    """Score-matching loss by random projections: ``E[½|f|² + f·s0 + vᵀ(∇f)v]``.
-
-    The variance-reduced objective of Song, Garg, Shi and Ermon (2019), eq. 8, for a score
-    ``s0 + f``, less what does not depend on f. Directions with ``E[v vᵀ] = I`` make it unbiased.
-
-    Args:
-        field: f, (m, d) -> (m, d), each row a function of the same row of its argument.
-        x: draws, (m, d).
-        directions: v, (p, m, d): p projections a draw.
-        base_scores: s0 at the draws, (m, d); zero if None.
-
-    Returns:
-        The mean over draws and projections, a scalar.
-
-    Cost: p derivatives of the field along a direction, forward mode.
-    """
-    values, along = jax.vmap(lambda v: jax.jvp(field, (x,), (v,)), out_axes=(None, 0))(directions)
-    curvature = jnp.mean(jnp.sum(directions * along, axis=2), axis=0)
-    energy = 0.5 * values if base_scores is None else 0.5 * values + base_scores
-    return jnp.mean(jnp.sum(values * energy, axis=1) + curvature)
-
-
-class NeuralInfo(NamedTuple):
-    """What happened in a fit by sliced score matching, as data.
-
-    Attributes:
-        losses: the loss at every step, (num_steps,), in standardised coordinates and less a
-            constant; noisy, since directions and batches are drawn anew.
-        finite: whether the score is finite at all samples.
-    """
-
-    losses: jax.Array
-    finite: jax.Array
-
-    def raise_if_failed(self) -> None:
-        """Raise ``FloatingPointError`` if the fit failed. Call it outside ``jit``."""
-        if not bool(self.finite):
-            raise FloatingPointError(
-                "sliced score matching: expected finite values; got NaN or infinity. Look for "
-                "samples or base scores that are not finite"
-            )
-
-
-@pytree
-class NeuralScore:
-    """A score given by a network, callable at any points.
-
-    Attributes:
-        at_samples: the estimate at the samples, (n, d), in 1/units of the samples.
-        info: how the fit went.
-        layers: weights and biases.
-        coordinates: the map to the network's coordinates.
-        base: what the network is added to: ``"gaussian"``, None, or ``"values"`` where it is
-            known at the samples only.
-    """
-
-    layers: Layers
-    coordinates: Coordinates
-    at_samples: jax.Array
-    info: NeuralInfo
-    base: str | None = static(default="gaussian")
-
-    def __call__(self, x: Any) -> jax.Array:
-        """The estimate at ``x``: (m, d) -> (m, d).
-
-        Raises:
-            ValueError: if the base score is known at the samples only, or for a wrong shape.
-        """
-        self._check_base("score(x)", "residual")
-        return _score(self.base, self.layers, self.coordinates, self._points(x))
-
-    def residual(self, x: Any) -> jax.Array:
-        """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
-        return _residual(self.layers, self.coordinates, self._points(x))
-
-    def divergence(self, x: Any) -> jax.Array:
-        """``div ŝ`` at ``x``, exactly: (m, d) -> (m,). Cost: d derivatives along a direction."""
-        self._check_base("divergence", "residual_divergence")
-        divergence = self.residual_divergence(x)
-        if self.base is None:
-            return divergence
-        factor = self.coordinates.factor()
-        return divergence - jnp.sum(factor * factor)
-
-    def residual_divergence(self, x: Any) -> jax.Array:
-        """``div (ŝ - s0)`` at ``x``, exactly: (m, d) -> (m,)."""
-        z = self.coordinates.to_kernel(self._points(x))
-
-        # div_x f = tr(F Fᵀ ∇f), one derivative for each column of F.
-        def along(column: jax.Array) -> jax.Array:
-            direction = jnp.broadcast_to(column, z.shape)
-            change = jax.jvp(partial(_network, self.layers), (z,), (direction,))[1]
-            return change @ column
-
-        return jnp.sum(lax.map(along, self.coordinates.factor().T), axis=0)
-
-    def _check_base(self, what: str, alternative: str) -> None:
-        if self.base == "values":
-            raise ValueError(
-                f"{what}: expected a base score that is known away from the samples; got "
-                f"base_scores as values at the samples. Use score.{alternative}(x)"
-            )
-
-    def _points(self, x: Any) -> jax.Array:
-        points = as_points("x", x, dim=self.coordinates.mean.shape[0])
-        return jnp.asarray(points, self.coordinates.mean.dtype)
+__all__ = ["SlicedScoreMatching", "SlicedState"]
 
 
 @pytree
@@ -255,7 +149,7 @@ class SlicedScoreMatching:
         """
         check_count("dim", dim)
         dtype = jnp.zeros(()).dtype if dtype is None else dtype
-        layers = _init_layers(key, (dim, *self.hidden_dims, dim), dtype)
+        layers = init_layers(key, (dim, *self.hidden_dims, dim), dtype)
         whitened = self.standardize == "full" and dim > 1
         coordinates = Coordinates(
             jnp.zeros(dim, dtype),
@@ -264,7 +158,7 @@ class SlicedScoreMatching:
             jnp.ones((), dtype),
         )
         loss = jnp.zeros((), dtype)
-        return SlicedState(layers, _adam().init(layers), coordinates, loss)
+        return SlicedState(layers, make_adam().init(layers), coordinates, loss)
 
     def update(
         self,
@@ -298,11 +192,11 @@ class SlicedScoreMatching:
 
     def score(self, state: SlicedState, x: Any) -> jax.Array:
         """The estimate at ``x``: (m, d) -> (m, d). With ``base_scores`` see :meth:`residual`."""
-        return _score(self.base, state.layers, state.coordinates, self._points(state, x))
+        return score_at(self.base, state.layers, state.coordinates, self._points(state, x))
 
     def residual(self, state: SlicedState, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
-        return _residual(state.layers, state.coordinates, self._points(state, x))
+        return residual_at(state.layers, state.coordinates, self._points(state, x))
 
     def _points(self, state: SlicedState, x: Any) -> jax.Array:
         mean = state.coordinates.mean
@@ -327,93 +221,6 @@ class SlicedScoreMatching:
         return samples, values.astype(samples.dtype)
 
 
-def _adam() -> Any:
-    """Adam without its step size, which is a leaf of the configuration and may be traced."""
-    try:
-        import optax
-    except ImportError as error:
-        raise ImportError(
-            "SlicedScoreMatching: expected optax, which trains the network; got none. Install it "
-            "by pip install 'numpyro-kscore[examples]'"
-        ) from error
-    return optax.scale_by_adam()
-
-
-def _init_layers(key: jax.Array, widths: tuple[int, ...], dtype: Any) -> Layers:
-    """Unit gain in hidden layers; the last layer at zero, so that the network starts at zero."""
-    layers = []
-    for fan_in, fan_out in zip(widths[:-1], widths[1:], strict=True):
-        key, layer_key = random.split(key)
-        weight = random.normal(layer_key, (fan_in, fan_out), dtype) * (2.0 / fan_in) ** 0.5
-        layers.append((weight, jnp.zeros(fan_out, dtype)))
-    layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
-    return layers
-
-
-def _network(layers: Layers, z: jax.Array) -> jax.Array:
-    """A perceptron, (m, d) -> (m, d). Smooth, since its Jacobian is what is trained."""
-    for weight, bias in layers[:-1]:
-        z = jax.nn.silu(z @ weight + bias)
-    weight, bias = layers[-1]
-    return z @ weight + bias
-
-
-def _residual(layers: Layers, coordinates: Coordinates, x: jax.Array) -> jax.Array:
-    return coordinates.scores_from_kernel(_network(layers, coordinates.to_kernel(x)))
-
-
-def _score(base: str | None, layers: Layers, coordinates: Coordinates, x: jax.Array) -> jax.Array:
-    z = coordinates.to_kernel(x)
-    values = _network(layers, z)
-    return coordinates.scores_from_kernel(values if base is None else values - z)
-
-
-def _train(
-    estimator: SlicedScoreMatching,
-    key: jax.Array,
-    layers: Layers,
-    optimizer: Any,
-    z: jax.Array,
-    base_scores: jax.Array | None,
-    rates: jax.Array,
-    batch_size: int | None,
-) -> tuple[Layers, Any, jax.Array]:
-    """Steps of Adam at the learning ``rates``, (k,); returns the losses too, (k,)."""
-    if base_scores is None and estimator.base is not None:
-        base_scores = -z
-    adam = _adam()
-
-    def step(carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
-        layers, optimizer = carry
-        step_key, rate = inputs
-        row_key, direction_key = random.split(step_key)
-        batch, base = z, base_scores
-        if batch_size is not None:
-            rows = random.randint(row_key, (batch_size,), 0, z.shape[0])
-            batch = z[rows]
-            base = None if base_scores is None else base_scores[rows]
-        shape = (estimator.num_projections, *batch.shape)
-        directions = random.rademacher(direction_key, shape, z.dtype)
-
-        def loss_of(layers: Layers) -> jax.Array:
-            return sliced_loss(partial(_network, layers), batch, directions, base)
-
-        loss, gradient = jax.value_and_grad(loss_of)(layers)
-        change, moments = adam.update(gradient, optimizer)
-        moved = jax.tree.map(lambda w, c: w - rate * c, layers, change)
-        sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]))
-        new = _where(sound, (moved, moments), (layers, optimizer))
-        return new, jnp.where(sound, loss, jnp.nan)
-
-    keys = random.split(key, rates.shape[0])
-    (layers, optimizer), losses = lax.scan(step, (layers, optimizer), (keys, rates))
-    return layers, optimizer, losses
-
-
-def _where(condition: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
-
-
 @jax.jit
 def _fit(
     estimator: SlicedScoreMatching,
@@ -426,20 +233,19 @@ def _fit(
     start = estimator.init(init_key, samples.shape[1], samples.dtype)
     steps = jnp.arange(estimator.num_steps) / estimator.num_steps
     rates = estimator.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * steps))
-    layers, _, losses = _train(
-        estimator,
+    layers, _, losses = train(
         train_key,
         start.layers,
         start.optimizer,
-        coordinates.to_kernel(samples),
-        None if base_scores is None else coordinates.scores_to_kernel(base_scores),
+        *_in_coordinates(estimator, coordinates, samples, base_scores),
         rates.astype(samples.dtype),
+        estimator.num_projections,
         estimator.batch_size,
     )
     if base_scores is None:
-        base, scores = estimator.base, _score(estimator.base, layers, coordinates, samples)
+        base, scores = estimator.base, score_at(estimator.base, layers, coordinates, samples)
     else:
-        base, scores = "values", base_scores + _residual(layers, coordinates, samples)
+        base, scores = "values", base_scores + residual_at(layers, coordinates, samples)
     info = NeuralInfo(losses, jnp.all(jnp.isfinite(scores)))
     return NeuralScore(layers, coordinates, scores, info, base)
 
@@ -457,15 +263,29 @@ def _update(
     samples = samples.astype(dtype)
     coordinates = standardize_samples(samples, estimator.standardize)
     sound = jnp.all(jnp.isfinite(samples))
-    coordinates = _where(sound, coordinates, state.coordinates)
-    layers, optimizer, losses = _train(
-        estimator,
+    coordinates = select(sound, coordinates, state.coordinates)
+    if base_scores is not None:
+        base_scores = base_scores.astype(dtype)
+    layers, optimizer, losses = train(
         key,
         state.layers,
         state.optimizer,
-        coordinates.to_kernel(samples),
-        None if base_scores is None else coordinates.scores_to_kernel(base_scores.astype(dtype)),
+        *_in_coordinates(estimator, coordinates, samples, base_scores),
         jnp.full(num_steps, estimator.learning_rate, dtype),
+        estimator.num_projections,
         None,
     )
     return SlicedState(layers, optimizer, coordinates, losses[-1])
+
+
+def _in_coordinates(
+    estimator: SlicedScoreMatching,
+    coordinates: Coordinates,
+    samples: jax.Array,
+    base_scores: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Samples and base scores in the network's coordinates, (n, d) each or None."""
+    z = coordinates.to_kernel(samples)
+    if base_scores is not None:
+        return z, coordinates.scores_to_kernel(base_scores)
+    return z, None if estimator.base is None else -z

@@ -16,7 +16,8 @@ from jax import lax, random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.primitives import mutable
 
-from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState, sliced_loss
+from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState
+from numpyro_kscore.training import sliced_loss
 
 KEY = random.key(0)
 SMALL = SlicedScoreMatching(hidden_dims=(8,), num_steps=20, learning_rate=1e-2)
