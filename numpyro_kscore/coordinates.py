@@ -15,7 +15,7 @@ from jax import lax
 from numpyro_kscore._linalg import cholesky, solve_lower, solve_lower_transposed
 from numpyro_kscore._pytree import pytree
 
-__all__ = ["Coordinates", "median_distance", "standardize_samples"]
+__all__ = ["Coordinates", "median_distance", "regress_out", "standardize_samples"]
 
 STANDARDIZE_CHOICES = ("full", "diagonal", "none")
 # Points from which distances to all others are looked at.
@@ -118,6 +118,22 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     floored = cholesky((1.0 - floor) * correlation + floor * eye)
     factor = jnp.where(is_sound, factor, floored)
     return Coordinates(mean, scale, factor, jnp.ones((), x.dtype))
+
+
+def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
+    """What a linear regression on a whitened, centred context leaves of ``x``.
+
+    A shift by a function of the context changes no conditional score, and takes away the
+    correlation that whitening could not reach. With few samples for the size c of the context the
+    coefficients are shrunk, by n/(n + c): what is left is never zero.
+
+    Args:
+        x: (n, d).
+        context: (n, c), of unit variance.
+    """
+    n, size = context.shape
+    slopes = context.T @ (x - jnp.mean(x, axis=0)) / (n + size)
+    return x - context @ slopes
 
 
 def median_distance(s: jax.Array) -> jax.Array:

@@ -9,22 +9,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from numpyro.infer import ELBO
 
 from numpyro_kscore._pytree import check_choice, check_count
-from numpyro_kscore.entropy import entropy
+from numpyro_kscore.descent import descend
 from numpyro_kscore.estimators import Median, ScoreEstimator
 from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.particles import (
     Draw,
     LogJoint,
-    Program,
-    Structure,
     draw_particle,
-    inspect_program,
+    draw_plates,
     log_joint_and_gradients,
 )
+from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.structure import Structure
 
 __all__ = ["ImplicitELBO", "default_num_particles"]
 
@@ -61,6 +62,9 @@ class ImplicitELBO(ELBO):
             itself (None is Zhou, Shi and Zhu 2020 to the letter, and collapses many guides).
         debias: ``"jackknife"`` removes the leading finite-sample bias at twice the cost; None
             leaves it.
+        aggregate: name of a plate. The draws of all its elements are then taken as draws of one
+            distribution, the aggregate posterior, whose divergence from the prior replaces that
+            of every element: the objective of Wasserstein autoencoders.
         vectorize_particles: True evaluates all particles at once, False one after another
             (least memory), a callable ``(fn, xs) -> ys`` as it pleases.
         forward_mode_differentiation: differentiate the model in forward mode, for models with
@@ -90,11 +94,14 @@ class ImplicitELBO(ELBO):
         estimator: ScoreEstimator | None = None,
         base: str | None = "model",
         debias: str | None = "jackknife",
+        aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
         forward_mode_differentiation: bool = False,
     ) -> None:
         if num_particles is not None:
-            check_count("num_particles", num_particles, minimum=2)
+            check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
+        if aggregate is not None and not isinstance(aggregate, str):
+            raise TypeError(f"aggregate: expected the name of a plate or None; got {aggregate!r}")
         if estimator is None:
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
@@ -106,6 +113,7 @@ class ImplicitELBO(ELBO):
         super().__init__(num_particles, vectorize_particles)
         self.base = base
         self.debias = debias
+        self.aggregate = aggregate
         self.estimator = dataclasses.replace(
             estimator, base="gaussian" if base == "gaussian" else None
         )
@@ -121,16 +129,19 @@ class ImplicitELBO(ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
-        structure = Structure()
-        program = Program(param_map, model, guide, args, kwargs)
-        inspect_program(rng_key, program, structure)
-        num_particles = self.num_particles or default_num_particles(structure.dim)
+        program = Program(param_map, model, guide, args, kwargs, {})
+        structure = inspect_program(rng_key, program)
+        program = program._replace(plates=draw_plates(rng_key, program, structure))
+        aggregated = self._aggregated(structure)
+        num_particles = self.num_particles or self._default_num_particles(structure, aggregated)
 
         # Draws that are not finite are replaced before anything is differentiated: a derivative
         # of the guide there would be NaN even against a zero gradient.
         keys = jax.random.split(rng_key, num_particles)
         fixed = program._replace(params=lax.stop_gradient(param_map))
-        probe = self.vectorize_particles_fn(partial(_flat, program=fixed), keys)
+        probe = self.vectorize_particles_fn(
+            partial(_flat, program=fixed, structure=structure), keys
+        )
         drawn = jnp.all(jnp.isfinite(probe), axis=1)
         keys = keys[_nearest_valid(drawn)]
         draws: Draw = self.vectorize_particles_fn(
@@ -142,12 +153,17 @@ class ImplicitELBO(ELBO):
             structure,
             None if self.vectorize_particles is True else self.vectorize_particles_fn,
             self.forward_mode_differentiation,
+            aggregated,
         )
-        valid, direction, nelbo = self._descend(drawn, lax.stop_gradient(draws.flat), joint)
+        valid, direction, guide_entropy = self._descend(
+            structure, aggregated, drawn, lax.stop_gradient(draws), joint
+        )
 
         # A function that is linear in the parameters and has the wanted gradient: neither the
-        # fit nor the model is differentiated a second time.
+        # fit nor the model is differentiated a second time. Exact densities are differentiated.
         surrogate = jnp.sum(direction * jnp.where(valid[:, None], draws.flat, 0.0))
+        log_density = jnp.where(valid, draws.log_density, 0.0)
+        surrogate = surrogate + jnp.sum(log_density) / jnp.maximum(jnp.sum(valid), 1)
         for name, gradient in joint.param_gradient.items():
             products = jax.tree.map(
                 lambda g, p: jnp.sum(jnp.where(jnp.isfinite(g), g, 0.0) * p),
@@ -155,44 +171,93 @@ class ImplicitELBO(ELBO):
                 param_map[name],
             )
             surrogate = surrogate - sum(jax.tree.leaves(products))
-        loss = lax.stop_gradient(nelbo) + surrogate - lax.stop_gradient(surrogate)
+        nelbo = jnp.mean(draws.log_density - joint.log_density) - guide_entropy
+        nelbo = lax.stop_gradient(jnp.where(jnp.all(valid), nelbo, jnp.nan))
+        loss = nelbo + surrogate - lax.stop_gradient(surrogate)
         mutable = jax.tree.map(_reduce_particles, draws.mutable) or None
         return {"loss": loss, "mutable_state": lax.stop_gradient(mutable)}
 
     def _descend(
-        self, drawn: jax.Array, flat: jax.Array, joint: LogJoint
+        self,
+        structure: Structure,
+        aggregated: frozenset[str],
+        drawn: jax.Array,
+        draws: Draw,
+        joint: LogJoint,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Which particles are finite, the KL gradient at each over their number, and the loss."""
+        """Which particles are finite, the KL gradient at each over their number, the entropy.
+
+        The gradient leaves out the densities that are known, and the entropy is that of the rest.
+        """
+        flat = draws.flat
         valid = (
             drawn
             & jnp.isfinite(joint.log_density)
+            & jnp.isfinite(draws.log_density)
             & jnp.all(jnp.isfinite(joint.scores), axis=1)
             & jnp.all(jnp.isfinite(flat), axis=1)
         )
         # Copies of good particles take the places of bad ones: shapes stay, nothing spreads.
         source = _nearest_valid(valid)
         any_valid = jnp.any(valid)
-        particles = jnp.where(any_valid, flat[source], 0.0)
-        model_scores = jnp.where(any_valid, joint.scores[source], 0.0)
 
-        base_scores = model_scores if self.base == "model" else None
-        estimate = self.estimator.at_samples(particles, base_scores, debias=self.debias)
-        if self.base == "model":
-            direction = estimate.residual
-        else:
-            direction = estimate.scores - model_scores
+        def sound(values: jax.Array) -> jax.Array:
+            return jnp.where(any_valid, values[source], 0.0)
+
+        particles, scores = sound(flat), sound(joint.scores)
+        prior_scores = None if joint.prior_scores is None else sound(joint.prior_scores)
+        direction = -scores
+        guide_entropy = jnp.zeros((), flat.dtype)
+        for part in structure.parts:
+            if not part.is_implicit:
+                continue
+            found = descend(
+                self.estimator,
+                part,
+                particles,
+                scores,
+                base=self.base,
+                debias=self.debias,
+                prior_scores=prior_scores if part.sites[0] in aggregated else None,
+            )
+            guide_entropy = guide_entropy + found.entropy
+            if part.rows.size == structure.size and part.rows.shape[0] == 1:
+                direction = found.direction[:, 0][:, np.argsort(part.rows[0])]
+            else:
+                direction = direction.at[:, part.rows].set(found.direction)
         direction = jnp.where(valid[:, None], direction, 0.0)
-        direction = direction / jnp.maximum(jnp.sum(valid), 1)
-        rule = self.estimator.standardize
-        if self.base == "gaussian" and rule == "full":
-            rule = "gaussian"
-        guide_entropy = entropy(estimate.nearest, estimate.coordinates, rule, particles.shape[0])
-        nelbo = -(jnp.mean(joint.log_density) + guide_entropy)
-        return valid, direction, jnp.where(jnp.all(valid), nelbo, jnp.nan)
+        return valid, direction / jnp.maximum(jnp.sum(valid), 1), guide_entropy
+
+    def _aggregated(self, structure: Structure) -> frozenset[str]:
+        """The sites whose elements are draws of one distribution."""
+        if self.aggregate is None:
+            return frozenset()
+        parts = [part for part in structure.parts if self.aggregate in part.plates]
+        if not parts:
+            raise ValueError(
+                f"aggregate: expected a plate with latent sites that have noise of their own in "
+                f"it; got {self.aggregate!r}, and the latents' plates are "
+                f"{sorted({name for part in structure.parts for name in part.plates})}"
+            )
+        for part in parts:
+            if not part.is_implicit or part.context is not None or len(part.plates) > 1:
+                raise ValueError(
+                    f"aggregate: expected sites in plate {self.aggregate!r} alone that depend on "
+                    f"no other latent and are estimated; got {list(part.sites)}. Mark a site with "
+                    "a density by infer={'implicit': True}"
+                )
+        return frozenset(name for part in parts for name in part.sites)
+
+    def _default_num_particles(self, structure: Structure, aggregated: frozenset[str]) -> int:
+        count = default_num_particles(structure.dim)
+        implicit = [part for part in structure.parts if part.is_implicit]
+        if all(part.sites[0] in aggregated for part in implicit) and implicit:
+            return -(-count // min(part.rows.shape[0] for part in implicit))
+        return count
 
 
-def _flat(key: jax.Array, program: Program) -> jax.Array:
-    return draw_particle(key, program, Structure()).flat
+def _flat(key: jax.Array, program: Program, structure: Structure) -> jax.Array:
+    return draw_particle(key, program, structure).flat
 
 
 def _nearest_valid(valid: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore.coordinates import Coordinates, standardize_samples
+from numpyro_kscore.coordinates import Coordinates, regress_out, standardize_samples
 from numpyro_kscore.gaussian import fit_gaussian
 from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
 
@@ -21,7 +21,12 @@ CALIBRATION_DRAWS = 32 * 1024
 
 
 def entropy(
-    nearest: jax.Array, coordinates: Coordinates, standardize: str, num_samples: int
+    nearest: jax.Array,
+    coordinates: Coordinates,
+    standardize: str,
+    num_samples: int,
+    nearest_context: jax.Array | None = None,
+    context_size: int = 0,
 ) -> jax.Array:
     """Differential entropy of the distribution of some samples, in nats; not differentiated.
 
@@ -31,47 +36,69 @@ def entropy(
     near one. Its standard deviation is about ``sqrt((1.6 + d/2)/n)``. Copies of a point and a
     collapsed sample give a low, finite value.
 
+    With a context it is the entropy given the context: that of both less that of the context.
+
     Args:
-        nearest: squared distance of each sample to its nearest other, standardised, (n,).
+        nearest: squared distance of each sample to its nearest other, standardised and with that
+            of the context added, (n,).
         coordinates: how the samples were standardised.
         standardize: by which rule; ``"gaussian"`` is the shrunk Gaussian's whitening.
         num_samples: how many samples gave the coordinates; more than are in ``nearest`` where
             only some are looked at.
+        nearest_context: the same of the context alone.
+        context_size: dimension of the context.
     """
     dim = coordinates.mean.shape[0]
+    joint = _raw(nearest, dim + context_size) + coordinates.log_det()
+    if nearest_context is not None:
+        joint = joint - _raw(nearest_context, context_size)
     with jax.ensure_compile_time_eval():
-        bias = _gaussian_bias(num_samples, nearest.shape[0], dim, standardize)
-    return lax.stop_gradient(_raw(nearest, coordinates)) - bias
+        bias = _gaussian_bias(
+            num_samples, nearest.shape[0], dim, context_size, standardize, nearest.dtype.name
+        )
+    return lax.stop_gradient(joint) - bias
 
 
-def _raw(nearest: jax.Array, coordinates: Coordinates) -> jax.Array:
-    """``d mean(log distance to the nearest)`` and the volume of the map: H up to a constant."""
-    dim = coordinates.mean.shape[0]
+def _raw(nearest: jax.Array, dim: int) -> jax.Array:
+    """``d mean(log distance to the nearest)``: H up to a constant, in standardised units."""
     # Points closer than rounding resolves count as that close: copies stay finite.
     floor = jnp.finfo(nearest.dtype).eps ** 2 * dim
     log_distance = 0.5 * jnp.log(jnp.maximum(nearest, floor))
-    return dim * jnp.mean(log_distance) + coordinates.log_det()
+    return dim * jnp.mean(log_distance)
 
 
 @functools.lru_cache(maxsize=256)
-def _gaussian_bias(n: int, num_nearest: int, dim: int, standardize: str) -> float:
-    """Mean of the raw estimate on standard normal samples of that size, less the truth."""
+def _gaussian_bias(
+    n: int, num_nearest: int, dim: int, context_size: int, standardize: str, dtype: str
+) -> float:
+    """Mean of the raw estimate on standard normal samples of that size, less the truth.
+
+    In the precision of the samples: what rounding does to the smallest distances is bias too.
+    """
 
     @jax.jit
-    def raw(samples: jax.Array) -> jax.Array:
+    def raw(samples: jax.Array, context: jax.Array) -> jax.Array:
+        total = jnp.zeros((), dtype)
+        within = jnp.zeros((), dtype)
+        if context_size:
+            context = standardize_samples(context, standardize).to_kernel(context)
+            if standardize == "full":
+                samples = regress_out(samples, context)
+            within = squared_distances(context, context, cancels(context))
+            total = -_raw(nearest_squared(within), context_size)
         if standardize == "gaussian":
             coordinates = fit_gaussian(samples).coordinates
         else:
             coordinates = standardize_samples(samples, standardize)
         z = coordinates.to_kernel(samples[:num_nearest])
-        s = squared_distances(z, z, cancels(z))
-        return _raw(nearest_squared(s), coordinates)
+        s = squared_distances(z, z, cancels(z)) + within
+        return total + _raw(nearest_squared(s), dim + context_size) + coordinates.log_det()
 
     generator = np.random.default_rng(0)
     # At least two: the spread over sets of so many draws is small by itself.
     num_sets = max(2, min(CALIBRATION_SETS, CALIBRATION_DRAWS // n))
+    draws = generator.standard_normal((num_sets, n, dim + context_size))
     estimates = [
-        float(raw(jnp.asarray(generator.standard_normal((n, dim)), jnp.float32)))
-        for _ in range(num_sets)
+        float(raw(jnp.asarray(x[:, :dim], dtype), jnp.asarray(x[:, dim:], dtype))) for x in draws
     ]
     return float(np.mean(estimates)) - 0.5 * dim * float(np.log(2 * np.pi * np.e))

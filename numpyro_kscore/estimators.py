@@ -20,6 +20,7 @@ from numpyro_kscore.coordinates import (
     STANDARDIZE_CHOICES,
     Coordinates,
     median_distance,
+    regress_out,
     standardize_samples,
 )
 from numpyro_kscore.gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
@@ -31,7 +32,8 @@ from numpyro_kscore.profiles import RadialProfile
 from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.selection import AutoBandwidth, Choice, HeldOut, choose
-from numpyro_kscore.solvers import Dense, Krylov, Solution, Solver
+from numpyro_kscore.solvers import Dense, Krylov, Solver
+from numpyro_kscore.spectrum import Solution
 
 __all__ = ["AtSamples", "Median", "ScoreEstimator"]
 
@@ -61,8 +63,10 @@ class AtSamples(NamedTuple):
         scores: ŝ, (n, d).
         info: how the fit went.
         coordinates: the coordinates of the fit.
-        nearest: squared distance of samples to their nearest other, in standardised units; of
-            1024 samples, evenly spaced, where there are too many for all pairs.
+        nearest: squared distance of samples to their nearest other, in standardised units and
+            with the context in it; of 1024 samples, evenly spaced, where there are too many for
+            all pairs.
+        nearest_context: the same of the context alone, or None without one.
     """
 
     residual: jax.Array
@@ -70,6 +74,7 @@ class AtSamples(NamedTuple):
     info: FitInfo
     coordinates: Coordinates
     nearest: jax.Array
+    nearest_context: jax.Array | None = None
 
 
 class _Problem(NamedTuple):
@@ -84,6 +89,7 @@ class _Problem(NamedTuple):
     gram: Gram | Compression
     reduction: Reduction
     nearest: jax.Array
+    nearest_context: jax.Array | None
     regularizer: Regularizer
     choice: Choice | None
 
@@ -164,7 +170,12 @@ class ScoreEstimator:
         return _fit(*self._checked(samples, base_scores))
 
     def at_samples(
-        self, samples: Any, base_scores: Any = None, *, debias: str | None = None
+        self,
+        samples: Any,
+        base_scores: Any = None,
+        *,
+        debias: str | None = None,
+        context: Any = None,
     ) -> AtSamples:
         """The estimate at the samples only, optionally freed of its leading bias.
 
@@ -175,19 +186,51 @@ class ScoreEstimator:
         n. The fits share coordinates, bandwidth and landmarks. Fewer than 8 samples are not
         split.
 
+        With a context w the estimate is of the *conditional* score ``∇_x log q(x | w)``, from
+        joint draws: the fields are partial gradients of functions of (x, w), which is the
+        curl-free kernel of the joint space restricted to the coordinates of x, and Stein's
+        identity in x holds for them given w.
+
         Args:
             samples: shape (n, d), exchangeable in their order.
             base_scores: as for :meth:`fit`.
             debias: None or ``"jackknife"``, at 1.5 times the cost.
+            context: values drawn jointly with the samples, (n, c).
 
         Raises:
-            ValueError: as :meth:`fit`.
-            TypeError: as :meth:`fit`.
+            ValueError: as :meth:`fit`; with a context, for landmarks, a base from the samples
+                and more samples than all pairs are kept of.
+            TypeError: as :meth:`fit`; with a context, for an automatic choice.
         """
         check_choice("debias", debias, (None, "jackknife"))
         estimator, samples, base = self._checked(samples, base_scores)
         jackknife = debias == "jackknife" and samples.shape[0] >= 8
-        return _at_samples(estimator, samples, base, jackknife)
+        if context is not None:
+            context = self._checked_context(context, samples.shape[0])
+        return _at_samples(estimator, samples, base, context, jackknife)
+
+    def _checked_context(self, context: Any, num_samples: int) -> jax.Array:
+        context = as_points("context", context)
+        if context.shape[0] != num_samples:
+            raise ValueError(
+                f"context: expected {num_samples} rows, as the samples have; got shape "
+                f"{context.shape}"
+            )
+        if self.is_auto:
+            raise TypeError(
+                "context: expected a fixed strength and bandwidth beside one; got 'auto'. Give "
+                "both as numbers, e.g. NuMethod(45) and Median(0.8)"
+            )
+        if self.landmarks is not None or isinstance(self.base, str):
+            raise ValueError(
+                "context: expected no landmarks and no base fitted to the samples beside one; got "
+                f"landmarks={self.landmarks!r}, base={self.base!r}"
+            )
+        if not is_cached(num_samples):
+            raise ValueError(
+                f"context: expected few enough samples to keep all pairs of; got {num_samples}"
+            )
+        return context
 
     def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
         """The input of a fit, checked, and the configuration that is left to compile."""
@@ -246,9 +289,13 @@ def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
 
 @partial(jax.jit, static_argnames="jackknife")
 def _at_samples(
-    estimator: ScoreEstimator, samples: jax.Array, base: Base, jackknife: bool
+    estimator: ScoreEstimator,
+    samples: jax.Array,
+    base: Base,
+    context: jax.Array | None,
+    jackknife: bool,
 ) -> AtSamples:
-    problem = _prepare(estimator, samples, base)
+    problem = _prepare(estimator, samples, base, context)
     gram, reduction = problem.gram, problem.reduction
 
     solve = partial(_solve, estimator.solver, problem.regularizer)
@@ -278,9 +325,15 @@ def _at_samples(
     return _in_original_units(problem, solution, values, base)
 
 
-def _prepare(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> _Problem:
+def _prepare(
+    estimator: ScoreEstimator, samples: jax.Array, base: Base, context: jax.Array | None = None
+) -> _Problem:
     """Standardise, choose bandwidth and strength, and form the Gram operator."""
     n, dim = samples.shape
+    if context is not None:
+        context = standardize_samples(context, estimator.standardize).to_kernel(context)
+        if estimator.standardize == "full":
+            samples = regress_out(samples, context)
     kernel, regularizer = estimator.kernel, estimator.regularizer
     if isinstance(base, GaussianBase) and estimator.standardize == "full":
         # One estimate of the covariance, the better one, serves both.
@@ -297,6 +350,11 @@ def _prepare(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> _Prob
         reduction = reduce_dimension(z, base_scores)
     some = z if is_cached(n) else z[:: -(-n // SOME_POINTS)]
     s = squared_distances(some, some, cancels(some))
+    within, nearest_context = None, None
+    if context is not None:
+        apart = squared_distances(context, context, cancels(context))
+        nearest_context = nearest_squared(apart)
+        within, s = s, s + apart
 
     bandwidth, choice = estimator.bandwidth, None
     if isinstance(bandwidth, Median):
@@ -323,7 +381,9 @@ def _prepare(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> _Prob
         scale = bandwidth ** -kernel.scale_exponent()
     points = reduction.points / bandwidth
     pairs = s / bandwidth**2 if is_cached(n) else None
-    gram = make_gram(kernel, points, pairs, scale, dim, estimator.normalize)
+    if within is not None:
+        within = within / bandwidth**2
+    gram = make_gram(kernel, points, pairs, scale, dim, estimator.normalize, within)
     in_bandwidths = Reduction(
         reduction.basis,
         points,
@@ -341,6 +401,7 @@ def _prepare(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> _Prob
         operator,
         in_bandwidths,
         nearest_squared(s),
+        nearest_context,
         regularizer,
         choice,
     )
@@ -371,4 +432,6 @@ def _in_original_units(
         finite=jnp.all(jnp.isfinite(scores)),
         choice=problem.choice,
     )
-    return AtSamples(residual, scores, info, problem.coordinates, problem.nearest)
+    return AtSamples(
+        residual, scores, info, problem.coordinates, problem.nearest, problem.nearest_context
+    )

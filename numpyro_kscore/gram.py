@@ -130,6 +130,7 @@ def make_gram(
     scale: jax.Array,
     dim: int,
     normalized: bool,
+    within: jax.Array | None = None,
 ) -> Gram:
     """The Gram operator at ``points``.
 
@@ -140,11 +141,13 @@ def make_gram(
         scale: factor on the kernel.
         dim: dimension d of the kernel's space.
         normalized: whether the scale makes tr K(x, x) one.
+        within: squared distances in the coordinates of ``points`` alone, where ``s`` has those
+            of a context in it.
     """
     n = points.shape[0]
     weights = None
     if s is not None:
-        field = kernel.field_weights(s, dim)
+        field = kernel.field_weights(s, dim, within)
         weights = jax.tree.map(lambda w: w * (scale / n), field)
     return Gram(points, kernel, scale, weights, dim, 1.0 / dim if normalized else None)
 

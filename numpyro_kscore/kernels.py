@@ -80,8 +80,15 @@ class Kernel:
         """p such that K at bandwidth h is ``h^-p`` times K of the points divided by h."""
         raise NotImplementedError
 
-    def field_weights(self, s: jax.Array, dim: int) -> FieldWeights:
-        """Weights of the field and of ζ at squared distances ``s``."""
+    def field_weights(
+        self, s: jax.Array, dim: int, within: jax.Array | None = None
+    ) -> FieldWeights:
+        """Weights of the field and of ζ at squared distances ``s``.
+
+        ``within`` is the share of ``s`` in the coordinates the field has, where the points have
+        others besides (a context, see :meth:`ScoreEstimator.at_samples`); ``dim`` and r are of
+        those coordinates. None is all of ``s``.
+        """
         raise NotImplementedError
 
     def potential_weights(self, s: jax.Array, dim: int) -> PotentialWeights:
@@ -138,9 +145,12 @@ class CurlFree(Kernel):
     def scale_exponent(self) -> int:
         return 2
 
-    def field_weights(self, s: jax.Array, dim: int) -> FieldWeights:
+    def field_weights(
+        self, s: jax.Array, dim: int, within: jax.Array | None = None
+    ) -> FieldWeights:
         _, d1, d2, d3 = self.profile.derivatives(s, 3)
-        return FieldWeights(-4.0 * d2, -2.0 * d1, 4.0 * (dim + 2) * d2 + 8.0 * s * d3)
+        own = s if within is None else within
+        return FieldWeights(-4.0 * d2, -2.0 * d1, 4.0 * (dim + 2) * d2 + 8.0 * own * d3)
 
     def potential_weights(self, s: jax.Array, dim: int) -> PotentialWeights:
         _, d1, d2 = self.profile.derivatives(s, 2)
@@ -176,7 +186,9 @@ class Diagonal(Kernel):
     def scale_exponent(self) -> int:
         return 0
 
-    def field_weights(self, s: jax.Array, dim: int) -> FieldWeights:
+    def field_weights(
+        self, s: jax.Array, dim: int, within: jax.Array | None = None
+    ) -> FieldWeights:
         value, d1 = self.profile.derivatives(s, 1)
         return FieldWeights(None, value, -2.0 * d1)
 

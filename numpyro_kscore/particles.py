@@ -10,56 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer.util import helpful_support_errors, is_identically_one, potential_energy
-from numpyro.ops.provenance import eval_provenance
+from numpyro.distributions.util import scale_and_mask, sum_rightmost
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
 
-from numpyro_kscore.distributions import Implicit
+from numpyro_kscore.program import Program, is_latent, trace_both, unconstrain, values_of
+from numpyro_kscore.structure import Structure
 
-__all__ = [
-    "Draw",
-    "LogJoint",
-    "Program",
-    "Structure",
-    "draw_particle",
-    "inspect_program",
-    "log_joint_and_gradients",
-]
-
-
-class Site(NamedTuple):
-    """Where one latent site lives in a flat particle."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of unconstrained coordinates."""
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
-
-
-class Structure:
-    """What a trace of model and guide shows: static facts, filled in while tracing."""
-
-    def __init__(self) -> None:
-        self.sites: tuple[Site, ...] = ()
-        self.model_params: tuple[str, ...] = ()
-
-    @property
-    def dim(self) -> int:
-        """Length of a flat particle."""
-        return sum(site.size for site in self.sites)
-
-    def unravel(self, flat: jax.Array) -> dict[str, jax.Array]:
-        """A flat particle (d,) as a dict of unconstrained sites."""
-        out, start = {}, 0
-        for site in self.sites:
-            out[site.name] = flat[start : start + site.size].reshape(site.shape)
-            start += site.size
-        return out
+__all__ = ["Draw", "LogJoint", "draw_particle", "draw_plates", "log_joint_and_gradients"]
 
 
 class Draw(NamedTuple):
@@ -67,166 +25,55 @@ class Draw(NamedTuple):
 
     Attributes:
         flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
+        log_density: of the sites with a density, in unconstrained coordinates; differentiable.
         plates: subsample indices the guide drew, which the model must share.
         mutable: values at mutable sites of guide and model.
         model_key: key the model is seeded with.
     """
 
     flat: jax.Array
+    log_density: jax.Array
     plates: dict[str, jax.Array]
     mutable: dict[str, Any]
     model_key: jax.Array
 
 
-class Program(NamedTuple):
-    """A guide and a model with their parameters and arguments."""
-
-    params: dict[str, Any]
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def inspect_program(key: jax.Array, program: Program, structure: Structure) -> None:
-    """Trace guide and model once, abstractly: fill in ``structure`` and check them.
-
-    Raises:
-        ValueError: if guide and model do not match, the model has latents this objective cannot
-            handle, or a latent is drawn without noise.
-    """
-    provenance = eval_provenance(lambda key: _trace(key, program, structure)[0], key=key)
-    points = [name for name, inputs in provenance.items() if "key" not in inputs]
-    if points:
-        raise ValueError(
-            f"guide: expected latent sites computed from noise; got a point without any at "
-            f"{points}. A point has no entropy, and the fit would be the posterior's mode: draw "
-            "the site from a distribution, or from noise by Implicit(...)"
-        )
+def draw_plates(key: jax.Array, program: Program, structure: Structure) -> dict[str, jax.Array]:
+    """Rows of the plates that all particles share."""
+    if not structure.shared_plates:
+        return {}
+    rows = values_of(trace_both(key, program).guide, "plate")
+    return {name: rows[name] for name in structure.shared_plates}
 
 
 def draw_particle(key: jax.Array, program: Program, structure: Structure) -> Draw:
     """Run the guide once and express its latents in unconstrained coordinates."""
-    unconstrained, plates, mutable, model_key = _trace(key, program, structure)
-    flat = jnp.concatenate([jnp.ravel(u) for u in unconstrained.values()])
-    return Draw(flat, plates, mutable, model_key)
-
-
-def _trace(
-    key: jax.Array, program: Program, structure: Structure
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array], dict[str, Any], jax.Array]:
-    """Unconstrained latents by site, plate indices, mutable values, and the model's key."""
-    # New containers: a guide may change nested mutable state in place.
-    params = jax.tree.map(lambda leaf: leaf, program.params)
-    args, kwargs = program.args, program.kwargs
-    guide_key, model_key = jax.random.split(key)
-    seeded_guide = handlers.substitute(handlers.seed(program.guide, guide_key), data=params)
-    guide_trace = handlers.trace(seeded_guide).get_trace(*args, **kwargs)
-    mutable = _values(guide_trace, "mutable")
-    plates = {
-        name: value for name, value in _values(guide_trace, "plate").items() if value is not None
+    traces = trace_both(key, program)
+    latents = {
+        name: unconstrain(site, traces.guide[name])
+        for name, site in traces.model.items()
+        if is_latent(site)
     }
-    # The model runs only for its supports; what the likelihood costs here is dead code to XLA.
-    drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
-    seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
-    model_trace = handlers.trace(
-        handlers.substitute(seeded_model, data={**params, **mutable})
-    ).get_trace(*args, **kwargs)
-    check_sites(model_trace, guide_trace)
-    mutable.update(_values(model_trace, "mutable"))
-    unconstrained = {
-        name: _unconstrain(site, guide_trace[name])
-        for name, site in model_trace.items()
-        if _is_latent(site)
-    }
-    structure.sites = tuple(Site(name, jnp.shape(u)) for name, u in unconstrained.items())
-    structure.model_params = tuple(_values(model_trace, "param"))
-    return unconstrained, plates, mutable, model_key
+    flat = jnp.concatenate([jnp.ravel(u) for u in latents.values()])
+    log_density = jnp.zeros((), flat.dtype)
+    for name in sorted(structure.explicit_sites):
+        log_density = log_density + _log_density(name, latents[name], traces.guide, traces.model)
+    rows = values_of(traces.guide, "plate")
+    plates = {name: value for name, value in rows.items() if value is not None}
+    return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
 
 
-def _values(trace: dict[str, Any], kind: str) -> dict[str, Any]:
-    return {name: site["value"] for name, site in trace.items() if site["type"] == kind}
-
-
-def _is_latent(site: dict[str, Any]) -> bool:
-    return site["type"] == "sample" and not site["is_observed"]
-
-
-def _unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:
-    fn = guide_site["fn"]
-    with helpful_support_errors(model_site):
-        transform = biject_to(model_site["fn"].support)
-    if not isinstance(fn, Implicit) or fn.unconstrained is None:
-        return transform.inv(guide_site["value"])
-    expected, got = transform.inverse_shape(jnp.shape(fn.value)), jnp.shape(fn.unconstrained)
-    if expected != got:
-        raise ValueError(
-            f"Implicit: expected unconstrained of shape {expected} at site "
-            f"'{guide_site['name']}', to match its value; got {got}"
-        )
-    return fn.unconstrained
-
-
-def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
-    """Check that the guide draws every latent of the model, and that all are continuous.
-
-    Raises:
-        ValueError: naming the sites and what to do.
-    """
-    latents = {name: site for name, site in model_trace.items() if _is_latent(site)}
-    if not latents:
-        raise ValueError("model: expected at least one latent sample site; got none")
-    discrete = [name for name, site in latents.items() if site["fn"].support.is_discrete]
-    if discrete:
-        raise ValueError(
-            f"ImplicitELBO: expected continuous latent sites; got discrete {discrete}. Sum them "
-            "out of the model (dist.MixtureSameFamily, numpyro.contrib.funsor), or use another "
-            "objective for them"
-        )
-    drawn = {
-        name
-        for name, site in guide_trace.items()
-        if _is_latent(site) and not site["infer"].get("is_auxiliary", False)
-    }
-    missing = [name for name in latents if name not in drawn]
-    if missing:
-        hint = ""
-        others = [n for n in missing if guide_trace.get(n, {}).get("type") == "deterministic"]
-        if others:
-            hint = f" ({others} are deterministic there: use Implicit(value) sample sites)"
-        raise ValueError(
-            f"guide: expected a sample site for every latent of the model; got none for "
-            f"{missing}{hint}"
-        )
-    extra = sorted(drawn - set(latents))
-    if extra:
-        raise ValueError(
-            f"guide: expected only the model's latents {sorted(latents)} and auxiliary sites; "
-            f"got {extra} besides. Mark noise with infer={{'is_auxiliary': True}}"
-        )
-    for name, site in latents.items():
-        sample_shape = tuple(site["kwargs"].get("sample_shape", ()))
-        model_shape = sample_shape + tuple(site["fn"].batch_shape) + tuple(site["fn"].event_shape)
-        guide_shape = jnp.shape(guide_trace[name]["value"])
-        if model_shape != guide_shape:
-            raise ValueError(
-                f"guide: expected shape {model_shape} at site '{name}', as the model has it; "
-                f"got {guide_shape}"
-            )
-        for frame in site["cond_indep_stack"]:
-            full_size = model_trace[frame.name]["args"][0]
-            if frame.size != full_size:
-                raise ValueError(
-                    f"model: expected latent sites outside subsampled plates; got '{name}' in "
-                    f"plate '{frame.name}', which draws {frame.size} of {full_size}. Subsample "
-                    "observed sites only"
-                )
-        scale = guide_trace[name]["scale"]
-        if scale is not None and not is_identically_one(scale):
-            raise ValueError(
-                f"guide: expected unscaled latent sites; got '{name}' under a scale handler or a "
-                "subsampled plate. Remove the scale: the entropy is that of all latents jointly"
-            )
+def _log_density(
+    name: str, unconstrained: jax.Array, trace: dict[str, Any], model_trace: dict[str, Any]
+) -> jax.Array:
+    """Log density of a site, as one of its unconstrained value, scaled by plates."""
+    site = trace[name]
+    intermediates = [site["intermediates"]] if site["intermediates"] else []
+    log_prob = site["fn"].log_prob(site["value"], *intermediates)
+    transform = biject_to(model_trace[name]["fn"].support)
+    log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
+    log_det = sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(log_prob))
+    return jnp.sum(scale_and_mask(log_prob + log_det, site["scale"]))
 
 
 class LogJoint(NamedTuple):
@@ -235,11 +82,14 @@ class LogJoint(NamedTuple):
     Attributes:
         log_density: log p(data, z) + log |dz/du|, (n,).
         scores: its gradient in u, (n, d).
+        prior_scores: the part of that gradient that comes from the priors of aggregated sites,
+            (n, d); None if there are none.
         param_gradient: mean over particles of the gradient in the model's parameters.
     """
 
     log_density: jax.Array
     scores: jax.Array
+    prior_scores: jax.Array | None
     param_gradient: dict[str, Any]
 
 
@@ -249,8 +99,12 @@ def log_joint_and_gradients(
     structure: Structure,
     map_particles: Callable[..., Any] | None,
     forward_mode: bool,
+    aggregated: frozenset[str] = frozenset(),
 ) -> LogJoint:
     """The model's log joint density and its gradients at every particle, in one evaluation.
+
+    Random keys the model draws itself (``numpyro.prng_key``) are the same for all particles of a
+    step: what it simulates, such as draws behind a prior, is simulated once.
 
     Args:
         draws: a batch of draws, leading axis n.
@@ -259,26 +113,36 @@ def log_joint_and_gradients(
         map_particles: ``(fn, xs) -> ys`` to go through the particles with; None evaluates all
             at once.
         forward_mode: differentiate in forward mode, d + parameters evaluations.
+        aggregated: sites whose prior's gradient is wanted by itself.
     """
     draws = lax.stop_gradient(draws)
     params = lax.stop_gradient(program.params)
     differentiated = {name: params[name] for name in structure.model_params if name in params}
 
-    def log_joint(flat: jax.Array, theta: dict[str, Any], draw: Draw) -> jax.Array:
+    common_key = draws.model_key[0]
+
+    def log_joint(flat: jax.Array, theta: dict[str, Any], draw: Draw) -> tuple[jax.Array, Any]:
         data = jax.tree.map(lambda leaf: leaf, {**params, **theta, **draw.plates})
-        seeded = handlers.seed(handlers.substitute(program.model, data=data), draw.model_key)
+        model = handlers.substitute(CommonKeys(program.model, common_key), data=data)
+        seeded = handlers.trace(handlers.seed(model, draw.model_key))
         latents = structure.unravel(flat)
-        return -potential_energy(seeded, program.args, program.kwargs, latents)
+        value = -potential_energy(seeded, program.args, program.kwargs, latents)
+        prior = [
+            _log_density(name, latents[name], seeded.trace, seeded.trace)
+            for name in sorted(aggregated)
+        ]
+        return value, (value, sum(prior) if prior else None)
 
-    def one(draw: Draw) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        def value_twice(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-            value = log_joint(flat, theta, draw)
-            return value, value
-
+    def one(draw: Draw) -> tuple[Any, jax.Array, dict[str, Any], Any]:
         differentiate = jax.jacfwd if forward_mode else jax.grad
-        gradients = differentiate(value_twice, (0, 1), has_aux=True)
-        (score, theta_gradient), value = gradients(draw.flat, differentiated)
-        return value, score, theta_gradient
+        gradients = differentiate(log_joint, (0, 1), has_aux=True)
+        (score, theta_gradient), (value, _) = gradients(draw.flat, differentiated, draw)
+        prior = None
+        if aggregated:
+            prior = differentiate(lambda flat: log_joint(flat, differentiated, draw)[1][1])(
+                draw.flat
+            )
+        return value, score, theta_gradient, prior
 
     def valid_mean(theta_gradients: Any, valid: jax.Array) -> Any:
         def mean(g: jax.Array) -> jax.Array:
@@ -289,18 +153,21 @@ def log_joint_and_gradients(
 
     if map_particles is not None or forward_mode:
         map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
-        values, scores, theta_gradients = map_particles(one, draws)
+        values, scores, theta_gradients, prior_scores = map_particles(one, draws)
         valid = _finite(values, scores)
-        return LogJoint(values, scores, valid_mean(theta_gradients, valid))
+        return LogJoint(values, scores, prior_scores, valid_mean(theta_gradients, valid))
 
-    def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-        values = jax.vmap(log_joint, (0, None, 0))(flat, theta, draws)
-        return jnp.sum(values), values
+    def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
+        values, (_, priors) = jax.vmap(log_joint, (0, None, 0))(flat, theta, draws)
+        return jnp.sum(values), (values, priors)
 
     gradients = jax.grad(total, (0, 1), has_aux=True)
-    (scores, theta_total), values = gradients(draws.flat, differentiated)
+    (scores, theta_total), (values, _) = gradients(draws.flat, differentiated)
+    prior_scores = None
+    if aggregated:
+        prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, differentiated)[1][1]))(draws.flat)
     if not differentiated:
-        return LogJoint(values, scores, theta_total)
+        return LogJoint(values, scores, prior_scores, theta_total)
     # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
     # particle's gradient taken by itself.
     count = draws.flat.shape[0]
@@ -310,7 +177,20 @@ def log_joint_and_gradients(
         lambda: jax.tree.map(lambda g: g / count, theta_total),
         lambda: valid_mean(lax.map(one, draws)[2], valid),
     )
-    return LogJoint(values, scores, theta_gradient)
+    return LogJoint(values, scores, prior_scores, theta_gradient)
+
+
+class CommonKeys(Messenger):
+    """Answers ``numpyro.prng_key`` by keys split from one that all particles share."""
+
+    def __init__(self, fn: Callable[..., Any], key: jax.Array) -> None:
+        self.key = key
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Set the value of a key that is asked for."""
+        if msg["type"] == "prng_key" and msg["value"] is None:
+            self.key, msg["value"] = jax.random.split(self.key)
 
 
 def _finite(values: jax.Array, scores: jax.Array) -> jax.Array:

@@ -1,6 +1,5 @@
 """``ImplicitELBO``: gradients against closed forms, NumPyro's contract, posteriors, misuse."""
 
-import dataclasses
 import functools
 import re
 
@@ -13,6 +12,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from compiling import quick_jit
+from doubles import GaussianScore
 from jax import lax, random
 from jax.example_libraries import stax
 from numpyro import handlers
@@ -35,35 +35,10 @@ from numpyro_kscore import (
     ScoreEstimator,
     Tikhonov,
 )
-from numpyro_kscore.coordinates import standardize_samples
-from numpyro_kscore.estimators import AtSamples
-from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
 
 KEY = random.key(0)
 # Plumbing runs at this size and in one dimension, un-jitted, so that the estimator compiles once.
 FEW = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class GaussianScore(ScoreEstimator):
-    """The score of a Gaussian in the place of an estimate: exact for a guide that is one.
-
-    Without a mean and sd, those of the samples: cheap to compile, for tests of what is around
-    the estimator.
-    """
-
-    mean: object = None
-    sd: object = None
-
-    def at_samples(self, samples, base_scores=None, *, debias=None):
-        mean = samples.mean(0) if self.mean is None else self.mean
-        sd = samples.std(0) if self.sd is None else self.sd
-        scores = (mean - samples) / sd**2
-        residual = scores if base_scores is None else scores - base_scores
-        coordinates = standardize_samples(samples, self.standardize)
-        z = coordinates.to_kernel(samples)
-        nearest = nearest_squared(squared_distances(z, z, cancels(z)))
-        return AtSamples(residual, scores, None, coordinates, nearest)
 
 
 def draw_noise(dim, name="noise"):
@@ -857,12 +832,60 @@ def test_unconstrained_values_of_a_wrong_shape_are_refused():
         first_loss(model, guide)
 
 
-def test_latents_in_subsampled_plates_are_refused():
-    def model():
-        with numpyro.plate("rows", 10, subsample_size=3):
-            numpyro.sample("z", dist.Normal(0.0, 1.0))
+def rows_model(size=10, subsample_size=3):
+    with numpyro.plate("rows", size, subsample_size=subsample_size):
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
 
-    with pytest.raises(ValueError, match=r"(?s)expected.*got 'z' in plate 'rows'.*3 of 10"):
+
+def test_subsampled_rows_with_noise_outside_the_plate_are_refused():
+    """The entropy of rows that are not drawn is known only if rows are independent."""
+
+    def guide():
+        noise = draw_noise(3)
+        with numpyro.plate("rows", 10, subsample_size=3):
+            numpyro.sample("z", Implicit(noise))
+
+    with pytest.raises(ValueError, match=r"(?s)expected.*own.*got 'z' in plate 'rows'.*3 of 10"):
+        first_loss(rows_model, guide)
+
+
+def test_plates_of_the_guide_are_those_of_the_model():
+    def without_plate():
+        numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0))
+
+    def other_size():
+        rows_model(size=20)
+
+    def only_in_the_guide():
+        numpyro.sample("z", dist.Normal(jnp.zeros(3), 1.0))
+
+    with pytest.raises(ValueError, match=r"(?s)expected 'z' in plate 'rows'.*3 of 10.*outside"):
+        first_loss(rows_model, without_plate)
+    with pytest.raises(ValueError, match=r"(?s)expected 'z' in plate 'rows'.*3 of 10.*3 of 20"):
+        first_loss(rows_model, other_size)
+    with pytest.raises(ValueError, match=r"(?s)expected 'z' outside.*plate 'rows'.*3 of 10"):
+        first_loss(only_in_the_guide, rows_model)
+
+
+def test_global_sites_computed_from_drawn_rows_are_refused():
+    def model():
+        rows_model()
+        numpyro.sample("g", dist.Normal(0.0, 1.0))
+
+    def guide():
+        with numpyro.plate("rows", 10, subsample_size=3):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("g", Implicit(jnp.sum(z) + draw_noise(1)[0]))
+
+    with pytest.raises(ValueError, match=r"(?s)expected.*not to depend.*got \['g'\].*'z'.*'rows'"):
+        first_loss(model, guide)
+
+
+def test_explicit_sites_without_differentiable_draws_are_refused():
+    def model():
+        numpyro.sample("z", dist.VonMises(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=r"(?s)expected draws that are diff.*'z' from VonMises"):
         first_loss(model, model)
 
 

@@ -1,0 +1,108 @@
+"""The KL gradient at the particles, block by block.
+
+With ``q(z) = Π_b q(z_b | parents of b)`` the gradient of KL(q || p) in the guide's parameters is
+``E[Σ_b (∇_b log q(z_b | parents) - ∇_b log p)ᵀ ∂z_b/∂φ]``, the derivative of z_b being the total
+one, through its parents too. The terms ``∇_a log q(z_b | a)`` at a parent a are not there: given a
+their mean is zero, so they would be noise. What is left of the entropy ``H(g) + Σ_i [H(g, z_i) -
+H(g)]`` of global and local latents is therefore one conditional score for each block and each
+element of its plates, which is what :meth:`ScoreEstimator.at_samples` estimates.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_kscore.entropy import entropy
+from numpyro_kscore.estimators import ScoreEstimator
+from numpyro_kscore.structure import Part
+
+__all__ = ["Descent", "descend"]
+
+# Pairs of particles whose weights are held at once, over the elements of a plate.
+PAIRS_AT_ONCE = 4 * 1024 * 1024
+
+
+class Descent(NamedTuple):
+    """What one block contributes.
+
+    Attributes:
+        direction: the KL gradient at its coordinates, (n, elements, d), scaled by plates.
+        entropy: its share of the guide's entropy, in nats, scaled by plates.
+    """
+
+    direction: jax.Array
+    entropy: jax.Array
+
+
+def descend(
+    estimator: ScoreEstimator,
+    part: Part,
+    particles: jax.Array,
+    model_scores: jax.Array,
+    *,
+    base: str | None,
+    debias: str | None,
+    prior_scores: jax.Array | None = None,
+) -> Descent:
+    """The KL gradient and the entropy of one block with an unknown density.
+
+    Args:
+        estimator: of conditional scores.
+        part: which coordinates.
+        particles: all particles, (n, D), finite.
+        model_scores: the model's score at them, (n, D).
+        base: ``"model"``, ``"gaussian"`` or None, see :class:`~numpyro_kscore.ImplicitELBO`.
+        debias: None or ``"jackknife"``.
+        prior_scores: of the priors of aggregated sites, (n, D); where given, the elements of the
+            block's plates are draws of one distribution, the aggregate, held against the prior.
+    """
+    x, scores = _take(particles, part.rows), _take(model_scores, part.rows)
+    context = None if part.context is None else _take(particles, part.context)
+    n, size, dim = x.shape
+    target = scores / part.scale
+    if prior_scores is not None:
+        target = _take(prior_scores, part.rows) / part.scale
+        x, target = (a.reshape(n * size, 1, dim) for a in (x, target))
+
+    def estimate(inputs: tuple[jax.Array, jax.Array, jax.Array | None]) -> Descent:
+        values, goal, given = inputs
+        goal_or_none = goal if base == "model" else None
+        found = estimator.at_samples(values, goal_or_none, debias=debias, context=given)
+        away = found.residual if base == "model" else found.scores - goal
+        # The whitening of a Gaussian base is that of the shrunk Gaussian.
+        shrunk = base == "gaussian" and estimator.standardize == "full"
+        guide_entropy = entropy(
+            found.nearest,
+            found.coordinates,
+            "gaussian" if shrunk else estimator.standardize,
+            values.shape[0],
+            found.nearest_context,
+            0 if given is None else given.shape[1],
+        )
+        return Descent(away, guide_entropy)
+
+    inputs = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, target, context))
+    if x.shape[1] == 1:
+        found = jax.tree.map(lambda a: a[None], estimate(jax.tree.map(lambda a: a[0], inputs)))
+    else:
+        at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
+        found = lax.map(estimate, inputs, batch_size=min(at_once, x.shape[1]))
+    direction = part.scale * jnp.swapaxes(found.direction, 0, 1)
+    total = part.scale * jnp.sum(found.entropy)
+    if prior_scores is not None:
+        # The likelihood moves every draw by itself; only the prior is held against the aggregate.
+        direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
+        return Descent(direction - scores, total * size)
+    return Descent(direction, total)
+
+
+def _take(values: jax.Array, columns: np.ndarray) -> jax.Array:
+    """Columns of (n, D) by element: (n, elements, d)."""
+    if columns.size == values.shape[1] and np.array_equal(columns, np.arange(columns.size)[None]):
+        return values[:, None, :]
+    return values[:, columns]
