@@ -16,6 +16,7 @@ from numpyro.infer import ELBO
 from numpyro_kscore._pytree import check_choice, check_count
 from numpyro_kscore.descent import descend
 from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.following import STATE, Following, stateful_guide
 from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.particles import (
     Draw,
@@ -25,6 +26,7 @@ from numpyro_kscore.particles import (
     log_joint_and_gradients,
 )
 from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.structure import Structure
 
 __all__ = ["ImplicitELBO", "default_num_particles"]
@@ -48,6 +50,13 @@ class ImplicitELBO(ELBO):
     coordinates, with s_p the model's score; the model's own parameters get ``-E[∂_θ log p]``.
     One value-and-gradient of the model a step is all that is needed.
 
+    Which latents have a density is read off the guide: those keep their exact entropy, and only
+    the others are estimated, in blocks that share noise, given the latents they depend on and row
+    by row in plates whose rows have noise of their own (:mod:`numpyro_kscore.provenance`).
+    ``infer={"implicit": True}`` at a guide's site asks for an estimate all the same. Subsampled
+    plates scale entropies as they scale densities; rows with estimates of their own are the same
+    for all particles of a step.
+
     The reported loss is an *estimate* of the negative ELBO (its entropy by nearest neighbours);
     the gradient does not depend on it.
 
@@ -56,10 +65,12 @@ class ImplicitELBO(ELBO):
             space, from 128 to 512.
         estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
             whitened coordinates at .8 of the median distance. Its own ``base`` gives way to the
-            one below.
-        base: ``"model"`` regresses the difference to the model's score, so that regularisation
-            shrinks towards "no update"; ``"gaussian"`` or None estimate the guide's score by
-            itself (None is Zhou, Shi and Zhu 2020 to the letter, and collapses many guides).
+            one below. A :class:`~numpyro_kscore.sliced.SlicedScoreMatching` is trained along with
+            the guide; its network needs a place, see :meth:`stateful`.
+        base: ``"model"``, the default for kernels, regresses the difference to the model's
+            score, so that regularisation shrinks towards "no update"; ``"gaussian"`` or None
+            estimate the guide's score by itself (None is Zhou, Shi and Zhu 2020 to the letter,
+            and collapses many guides). ``"auto"`` takes a network's own base.
         debias: ``"jackknife"`` removes the leading finite-sample bias at twice the cost; None
             leaves it.
         aggregate: name of a plate. The draws of all its elements are then taken as draws of one
@@ -91,8 +102,8 @@ class ImplicitELBO(ELBO):
         self,
         num_particles: int | None = None,
         *,
-        estimator: ScoreEstimator | None = None,
-        base: str | None = "model",
+        estimator: ScoreEstimator | SlicedScoreMatching | None = None,
+        base: str | None = "auto",
         debias: str | None = "jackknife",
         aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
@@ -106,9 +117,20 @@ class ImplicitELBO(ELBO):
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
             estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
-        if not isinstance(estimator, ScoreEstimator):
-            raise TypeError(f"estimator: expected a ScoreEstimator; got {estimator!r}")
-        check_choice("base", base, ("model", "gaussian", None))
+        if not isinstance(estimator, ScoreEstimator | SlicedScoreMatching):
+            raise TypeError(
+                f"estimator: expected a ScoreEstimator or SlicedScoreMatching; got {estimator!r}"
+            )
+        check_choice("base", base, ("auto", "model", "gaussian", None))
+        if isinstance(estimator, SlicedScoreMatching):
+            if base == "model":
+                raise ValueError(
+                    "base: expected 'gaussian' or None beside SlicedScoreMatching(); got 'model'. "
+                    "A network that lags behind the guide runs away from the model's score"
+                )
+            base = estimator.base if base == "auto" else base
+        elif base == "auto":
+            base = "model"
         check_choice("debias", debias, ("jackknife", None))
         super().__init__(num_particles, vectorize_particles)
         self.base = base
@@ -155,7 +177,12 @@ class ImplicitELBO(ELBO):
             self.forward_mode_differentiation,
             aggregated,
         )
-        valid, direction, guide_entropy = self._descend(
+        if isinstance(self.estimator, SlicedScoreMatching) and STATE not in param_map:
+            raise ValueError(
+                "guide: expected a place for the network of SlicedScoreMatching(); got a guide "
+                "without. Use SVI(model, elbo.stateful(model, guide), optimizer, elbo)"
+            )
+        valid, direction, guide_entropy, networks = self._descend(
             structure, aggregated, drawn, lax.stop_gradient(draws), joint
         )
 
@@ -174,7 +201,10 @@ class ImplicitELBO(ELBO):
         nelbo = jnp.mean(draws.log_density - joint.log_density) - guide_entropy
         nelbo = lax.stop_gradient(jnp.where(jnp.all(valid), nelbo, jnp.nan))
         loss = nelbo + surrogate - lax.stop_gradient(surrogate)
-        mutable = jax.tree.map(_reduce_particles, draws.mutable) or None
+        mutable = jax.tree.map(_reduce_particles, draws.mutable)
+        if networks:
+            mutable = {**mutable, STATE: networks}
+        mutable = mutable or None
         return {"loss": loss, "mutable_state": lax.stop_gradient(mutable)}
 
     def _descend(
@@ -184,10 +214,11 @@ class ImplicitELBO(ELBO):
         drawn: jax.Array,
         draws: Draw,
         joint: LogJoint,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
         """Which particles are finite, the KL gradient at each over their number, the entropy.
 
         The gradient leaves out the densities that are known, and the entropy is that of the rest.
+        Last are the networks that were trained, if any.
         """
         flat = draws.flat
         valid = (
@@ -208,11 +239,17 @@ class ImplicitELBO(ELBO):
         prior_scores = None if joint.prior_scores is None else sound(joint.prior_scores)
         direction = -scores
         guide_entropy = jnp.zeros((), flat.dtype)
+        networks = {}
         for part in structure.parts:
             if not part.is_implicit:
                 continue
+            estimator: Any = self.estimator
+            if isinstance(estimator, SlicedScoreMatching):
+                network = draws.mutable[STATE][part.sites[0]]
+                network = jax.tree.map(lambda leaf: leaf[0], network)
+                estimator = Following(estimator, network, draws.model_key[0])
             found = descend(
-                self.estimator,
+                estimator,
                 part,
                 particles,
                 scores,
@@ -221,12 +258,29 @@ class ImplicitELBO(ELBO):
                 prior_scores=prior_scores if part.sites[0] in aggregated else None,
             )
             guide_entropy = guide_entropy + found.entropy
+            if isinstance(estimator, Following):
+                networks[part.sites[0]] = estimator.state
             if part.rows.size == structure.size and part.rows.shape[0] == 1:
                 direction = found.direction[:, 0][:, np.argsort(part.rows[0])]
             else:
                 direction = direction.at[:, part.rows].set(found.direction)
         direction = jnp.where(valid[:, None], direction, 0.0)
-        return valid, direction / jnp.maximum(jnp.sum(valid), 1), guide_entropy
+        return valid, direction / jnp.maximum(jnp.sum(valid), 1), guide_entropy, networks
+
+    def stateful(self, model: Callable[..., Any], guide: Callable[..., Any]) -> Callable[..., Any]:
+        """The guide with a place for what is trained along with it.
+
+        Needed for ``estimator=SlicedScoreMatching(...)`` only. NumPyro keeps state in mutable
+        sites, which a guide must declare::
+
+            elbo = ImplicitELBO(estimator=SlicedScoreMatching())
+            svi = SVI(model, elbo.stateful(model, guide), optimizer, elbo)
+
+        Draws from the posterior are taken from the guide itself, with the fitted parameters.
+        """
+        if not isinstance(self.estimator, SlicedScoreMatching):
+            return guide
+        return stateful_guide(self.estimator, model, guide, self._aggregated)
 
     def _aggregated(self, structure: Structure) -> frozenset[str]:
         """The sites whose elements are draws of one distribution."""
