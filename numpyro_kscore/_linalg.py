@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import solve_triangular
 
-__all__ = ["cholesky", "eigh", "qr", "solve_lower", "solve_lower_transposed"]
+__all__ = ["cholesky", "eigh", "inverse_root", "qr", "solve_lower", "solve_lower_transposed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,3 +65,27 @@ def solve_lower(factor: jax.Array, b: jax.Array) -> jax.Array:
 def solve_lower_transposed(factor: jax.Array, b: jax.Array) -> jax.Array:
     """``factor⁻ᵀ b`` for a lower triangular factor."""
     return solve_triangular(factor, b, lower=True, trans=1)
+
+
+@jax.custom_jvp
+def inverse_root(a: jax.Array, shift: jax.Array, least: jax.Array) -> jax.Array:
+    """W with ``W Wᵀ = (a + shift)⁻¹`` for a positive semi-definite matrix, up to a rotation.
+
+    Columns are zero where an eigenvalue of ``a + shift`` does not exceed ``least``. The
+    derivative keeps to that rank, and is that of W up to a rotation: equal eigenvalues, whose
+    eigenvectors have none, do not matter.
+    """
+    sigma, vectors = eigh(a)
+    sigma = jnp.maximum(sigma, 0.0) + shift
+    # A NaN is kept: it must not look like a direction left out.
+    keep = ~(sigma <= least)
+    return vectors * jnp.where(keep, lax.rsqrt(jnp.where(keep, sigma, 1.0)), 0.0)
+
+
+@inverse_root.defjvp
+def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    a, shift, _ = primals
+    root = inverse_root(*primals)
+    change = tangents[0] + tangents[1] * jnp.eye(a.shape[0], dtype=a.dtype)
+    # d(W Wᵀ) = -W Wᵀ da W Wᵀ is shared out evenly.
+    return root, -0.5 * root @ (root.T @ change @ root)

@@ -86,15 +86,16 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     centred = x - mean
     if how == "none":
         return Coordinates(mean, jnp.ones_like(mean), None, jnp.ones((), x.dtype))
-    # Scaling by the largest deviation first keeps squares of 1e-30 or 1e30 finite in float32.
-    largest = jnp.max(jnp.abs(centred), axis=0)
+    # Scaling by the largest deviation first keeps squares of 1e-30 or 1e30 finite in float32. The
+    # result does not depend on it, and neither does its derivative.
+    largest = lax.stop_gradient(jnp.max(jnp.abs(centred), axis=0))
     largest = jnp.where(largest > 0, largest, 1.0)
-    unit = centred / largest
-    sd = jnp.sqrt(jnp.mean(unit * unit, axis=0))
-    scale = largest * jnp.where(sd > 0, sd, 1.0)
+    variance = jnp.mean(jnp.square(centred / largest), axis=0)
+    # d√/dv at 0 is infinite: what is not taken must not reach it.
+    scale = largest * jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
     # Spread at the level of rounding of the mean is noise, not scale.
     varies = scale > 4 * eps * jnp.abs(mean)
-    scale = jnp.where(varies & (sd > 0), scale, 1.0)
+    scale = jnp.where(varies & (variance > 0), scale, 1.0)
     if how == "diagonal" or dim == 1:
         return Coordinates(mean, scale, None, jnp.ones((), x.dtype))
 
@@ -110,13 +111,13 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
         shrinkage = jnp.minimum(numerator / ((n + 1 - 2 / dim) * (square - dim) + 1e-30), 1.0)
     else:
         shrinkage = jnp.zeros((), x.dtype)
-    factor = cholesky((1.0 - shrinkage) * correlation + shrinkage * eye)
+    matrix = (1.0 - shrinkage) * correlation + shrinkage * eye
     # Where coordinates are collinear the factor is rounding or NaN. A floor under the eigenvalues
-    # makes it real; it is no default, since it would bias stiff directions in float32.
+    # makes it real; it is no default, since it would bias stiff directions in float32. Decided
+    # before factorising: a NaN that is not taken would still reach the derivative.
     floor = 10 * dim * eps
-    is_sound = jnp.min(jnp.diag(factor)) ** 2 > floor
-    floored = cholesky((1.0 - floor) * correlation + floor * eye)
-    factor = jnp.where(is_sound, factor, floored)
+    is_sound = jnp.min(jnp.diag(cholesky(lax.stop_gradient(matrix)))) ** 2 > floor
+    factor = cholesky(jnp.where(is_sound, matrix, (1.0 - floor) * correlation + floor * eye))
     return Coordinates(mean, scale, factor, jnp.ones((), x.dtype))
 
 

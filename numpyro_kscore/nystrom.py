@@ -26,13 +26,14 @@ import numpy as np
 from jax import lax
 
 from numpyro_kscore import pairwise
-from numpyro_kscore._linalg import eigh
+from numpyro_kscore._linalg import inverse_root
 from numpyro_kscore._pytree import check_count, check_positive, is_concrete, pytree, static
 from numpyro_kscore.gram import Gram, is_cached, make_gram
 from numpyro_kscore.kernels import FieldWeights, Kernel
 from numpyro_kscore.pairwise import Expansion
 from numpyro_kscore.regularizers import Regularizer
-from numpyro_kscore.solvers import Solution, Solver
+from numpyro_kscore.solvers import Solver
+from numpyro_kscore.spectrum import Solution
 
 __all__ = ["Compression", "Landmarks", "compress"]
 
@@ -268,10 +269,9 @@ def compress(gram: Gram, indices: jax.Array) -> Compression:
     direct = pairwise.cancels(samples)
     s = pairwise.squared_distances(points, points, direct)
     square = m * make_gram(kernel, points, s, scale, points.shape[1], False).dense()
-    sigma, vectors = eigh(square)
     # Directions of the span that rounding cannot tell from zero are left out.
-    keep = sigma > jnp.finfo(sigma.dtype).eps * jnp.trace(square)
-    factor = vectors * jnp.where(keep, lax.rsqrt(jnp.where(keep, sigma, 1.0)), 0.0)
+    least = jnp.finfo(square.dtype).eps * jnp.trace(square)
+    factor = inverse_root(square, jnp.zeros((), square.dtype), least)
     # Nor may a NaN look like such a direction.
     factor = jnp.where(jnp.isfinite(jnp.trace(square)), factor, jnp.nan)
     weights = None

@@ -94,7 +94,8 @@ def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Arra
         s = left @ right.T
         # What rounding leaves of a zero distance is noise, and Matérn profiles have a kink there.
         noise = 4 * jnp.finfo(y.dtype).eps * (left[:, -1:] + x_norms.T)
-        return jnp.where(s > noise, s, 0.0)
+        # Zero, but with the derivatives of s: its second is not zero where points coincide.
+        return jnp.where(s > noise, s, s - lax.stop_gradient(s))
 
     def differenced() -> jax.Array:
         def add(total: jax.Array, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:

@@ -17,10 +17,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from numpyro_kscore import pairwise
-from numpyro_kscore._linalg import eigh
+from numpyro_kscore._linalg import inverse_root
 from numpyro_kscore._pytree import as_points, pytree
 from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.gram import is_cached
@@ -165,8 +164,7 @@ def _refit(score: Score, regularizer: Tikhonov, normalize: bool) -> RefitScore:
         sums = sums + weights.inner @ base_values
     shift = (n + 1) * jnp.asarray(regularizer.lam, points.dtype)
     # A Cholesky factor would be NaN where (n+1) λ is below the rounding of K.
-    sigma, vectors = eigh(weights.inner)
-    root = (vectors * lax.rsqrt(jnp.maximum(sigma, 0.0) + shift)).T
+    root = inverse_root(weights.inner, shift, jnp.zeros((), points.dtype)).T
     return RefitScore(
         kernel,
         score.coordinates,

@@ -9,7 +9,7 @@ algorithms, which the fast ones are held against.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,28 +20,15 @@ from numpyro_kscore._pytree import check_count, check_positive, pytree, static
 from numpyro_kscore.gram import Operator
 from numpyro_kscore.iterations import Landweber, NuMethod
 from numpyro_kscore.regularizers import Regularizer, Tikhonov
+from numpyro_kscore.spectrum import (
+    Solution,
+    Spectrum,
+    apply_filter,
+    largest_eigenvalue,
+    spectral_scale,
+)
 
-__all__ = ["ConjugateGradient", "Dense", "Krylov", "Recursion", "Solution", "Solver", "Spectrum"]
-
-
-class Solution(NamedTuple):
-    """A filter applied to a vector.
-
-    Attributes:
-        values: ``-g(K/n) h'``, shape (d, n): the estimate at the samples, less its base.
-        coefficients: c, shape (d, n).
-        zeta_weight: a, a scalar.
-        steps: products with the Gram operator that were spent.
-        residual: relative residual, 0 where the solver is direct.
-        spectral_scale: ρ ≥ 1 by which the spectrum was divided to suit the filter.
-    """
-
-    values: jax.Array
-    coefficients: jax.Array
-    zeta_weight: jax.Array
-    steps: jax.Array
-    residual: jax.Array
-    spectral_scale: jax.Array
+__all__ = ["ConjugateGradient", "Dense", "Krylov", "Recursion", "Solver"]
 
 
 class Solver:
@@ -60,62 +47,6 @@ class Solver:
             f"regularizer: expected {expected} for solver={type(self).__name__}(); "
             f"got {type(regularizer).__name__}"
         )
-
-
-@pytree
-class Spectrum:
-    """Eigenpairs of ``K/n`` that carry a vector h: all of them, or Ritz pairs.
-
-    With p the rows of ``basis`` (each of d n entries, or n if the kernel is scalar), ``f(K/n) h``
-    is ``Σ_k f(σ_k) coordinates_k p_k``.
-
-    Attributes:
-        sigma: eigenvalues, (k,).
-        basis: orthonormal rows, (k, d n) or (k, n).
-        coordinates: of h in that basis, (1, k) or (d, k).
-        last_link: (k,), what each pair contributes to the residual of the Krylov space; zeros
-            where the space is the whole.
-    """
-
-    sigma: jax.Array
-    basis: jax.Array
-    coordinates: jax.Array
-    last_link: jax.Array
-
-    def apply(self, factors: jax.Array, shape: tuple[int, int]) -> jax.Array:
-        """``Σ_k factors_k coordinates_k p_k`` as an array of ``shape`` (d, n)."""
-        return ((factors * self.coordinates) @ self.basis).reshape(shape)
-
-    def solution(self, gram: Operator, regularizer: Regularizer, steps: int) -> Solution:
-        """Evaluate one filter on this spectrum."""
-        n, dim = gram.points.shape
-        sigma = jnp.maximum(self.sigma, 0.0)
-        rho = spectral_scale(gram, jnp.max(sigma), regularizer)
-        g, g0, r = regularizer.rescaled(sigma, rho)
-        # For Tikhonov this is the relative residual of the linear system, exactly; for the other
-        # filters the same expression estimates how much a larger space would still change.
-        residual = jnp.abs(jnp.sum(self.last_link * g))
-        return Solution(
-            self.apply(-g, (dim, n)),
-            self.apply(-r / n, (dim, n)),
-            -g0,
-            jnp.asarray(steps),
-            residual,
-            rho,
-        )
-
-
-def spectral_scale(gram: Operator, sigma_max: jax.Array, regularizer: Regularizer) -> jax.Array:
-    """ρ ≥ 1 such that the spectrum of ``K/(n ρ)`` lies within the filter's bound.
-
-    The largest Ritz value may fall a little short of the largest eigenvalue, hence the 1 %
-    margin; the norm of K(x, x) is a bound that needs none.
-    """
-    bound = regularizer.spectral_bound
-    if bound is None:
-        return jnp.ones((), sigma_max.dtype)
-    norm = gram.scale * (gram.kernel.trace(gram.dim) / gram.dim).astype(sigma_max.dtype)
-    return jnp.maximum(1.0, jnp.minimum(1.01 * sigma_max, norm) / bound).astype(sigma_max.dtype)
 
 
 @pytree
@@ -184,8 +115,7 @@ class Krylov(Solver):
     def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
         num_steps = self.num_steps or regularizer.krylov_steps(gram.spectral_bound)
-        spectrum = self.decompose(gram, h, num_steps)
-        return spectrum.solution(gram, regularizer, spectrum.sigma.shape[0])
+        return apply_filter(num_steps, self, gram, h, regularizer)
 
 
 @pytree
@@ -198,14 +128,14 @@ class Dense(Solver):
     def check(self, regularizer: Regularizer) -> None:
         """Every regulariser will do."""
 
-    def decompose(self, gram: Operator, h: jax.Array) -> Spectrum:
-        """All eigenpairs of ``K/n``."""
+    def decompose(self, gram: Operator, h: jax.Array, num_steps: int = 0) -> Spectrum:
+        """All eigenpairs of ``K/n``, whatever ``num_steps``."""
         sigma, vectors = eigh(gram.dense())
         coordinates = h.reshape(-1, vectors.shape[0]) @ vectors
         return Spectrum(sigma, vectors.T, coordinates, jnp.zeros_like(sigma))
 
     def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
-        return self.decompose(gram, h).solution(gram, regularizer, 0)
+        return apply_filter(0, self, gram, h, regularizer)
 
 
 @pytree
@@ -279,8 +209,8 @@ class Recursion(Solver):
 
     def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)
-        ritz = Krylov().decompose(gram, h, 32).sigma
-        rho = spectral_scale(gram, jnp.max(ritz), regularizer)
+        spectrum = lax.stop_gradient(Krylov().decompose(gram, h, 32))
+        rho = spectral_scale(gram, largest_eigenvalue(gram, spectrum), regularizer)
         n = h.shape[1]
         if isinstance(regularizer, NuMethod):
             momentum, omega = (jnp.asarray(x, h.dtype) for x in regularizer.coefficients())
