@@ -26,7 +26,8 @@ from numpyro_kscore.gram import Gram, make_gram
 from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.pairwise import along_differences, cancels, squared_distances
 from numpyro_kscore.regularizers import Filter, Regularizer, Tikhonov
-from numpyro_kscore.solvers import Krylov, spectral_scale
+from numpyro_kscore.solvers import Krylov
+from numpyro_kscore.spectrum import spectral_scale
 
 __all__ = ["AutoBandwidth", "Choice", "Chosen", "HeldOut", "choose"]
 
@@ -34,6 +35,8 @@ __all__ = ["AutoBandwidth", "Choice", "Chosen", "HeldOut", "choose"]
 CHOICE_POINTS = 2048
 # Weights of pairs, times vectors, that are worked on at once.
 VECTOR_PAIRS = 2**19
+# Up to so many dimensions weights times moments cost less than weights of each vector's own.
+FEW_DIMENSIONS = 3
 # With fewer there is nothing to hold out.
 FEWEST_POINTS = 4
 
@@ -305,23 +308,46 @@ def _fields(
     if of_divergence.along is not None:
         factors = factors + of_divergence.along * s + of_divergence.trace * dim
 
-    def one(c: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inner = y @ c.T - jnp.sum(x * c, axis=1)[None, :]
-        field = of_field.inner @ c
-        if of_field.outer is not None:
-            field = field + along_differences(of_field.outer * inner, y, x)
-        return field, jnp.sum(factors * inner, axis=1)
+    m, size = y.shape
+    x_one = jnp.concatenate([x, jnp.ones_like(x[:, :1])], axis=1)
+    y_one = jnp.concatenate([y, -jnp.ones_like(y[:, :1])], axis=1)
+
+    def several(c: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # Few large products, not k small ones. With x_j·c_j as one more entry of c_j,
+        # (y_i - x_j)·c_j is (y_i, -1)·c_j.
+        count = c.shape[0]
+        c = jnp.swapaxes(jnp.concatenate([c, jnp.sum(x * c, axis=2, keepdims=True)], axis=2), 0, 1)
+        columns = c.reshape(n, -1)
+        divergence = jnp.einsum(
+            "mkb,mb->km", (factors @ columns).reshape(m, count, size + 1), y_one
+        )
+        field = (of_field.inner @ columns).reshape(m, count, size + 1)[:, :, :-1]
+        if of_field.outer is None:
+            return jnp.swapaxes(field, 0, 1), divergence
+        if size <= FEW_DIMENSIONS:
+            # All moments of x and c at once: no weights for each vector.
+            moments = (c[:, :, :, None] * x_one[:, None, None, :]).reshape(n, -1)
+            moments = (of_field.outer @ moments).reshape(m, count, size + 1, size + 1)
+            sums = jnp.einsum("mkba,mb->mka", moments, y_one)
+        else:
+            inner = (y_one @ c.transpose(2, 1, 0).reshape(size + 1, -1)).reshape(m, count, n)
+            sums = (of_field.outer[:, None, :] * inner).reshape(-1, n) @ x_one
+            sums = sums.reshape(m, count, size + 1)
+        field = field + y[:, None, :] * sums[:, :, -1:] - sums[:, :, :-1]
+        return jnp.swapaxes(field, 0, 1), divergence
 
     field, divergence = (
         along_differences(of_field.zeta / n, y, x),
         jnp.mean(of_divergence.zeta_along * s + of_divergence.zeta * dim, axis=1),
     )
     if base is not None:
-        base_field, base_divergence = one(base / n)
+        (base_field,), (base_divergence,) = several(base[None] / n)
         field, divergence = field + base_field, divergence + base_divergence
     # All at once while that fits into cache.
-    is_small = vectors.shape[0] * s.size <= VECTOR_PAIRS
-    fields, divergences = jax.vmap(one)(vectors) if is_small else lax.map(one, vectors)
+    if vectors.shape[0] * s.size <= VECTOR_PAIRS:
+        fields, divergences = several(vectors)
+    else:
+        fields, divergences = (part[:, 0] for part in lax.map(lambda c: several(c[None]), vectors))
     return (
         jnp.concatenate([field[None], fields]),
         jnp.concatenate([divergence[None], divergences]),
