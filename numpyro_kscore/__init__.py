@@ -1,7 +1,7 @@
 """Implicit variational inference for NumPyro by nonparametric score estimation."""
 
 from numpyro_kscore._pytree import pytree, static
-from numpyro_kscore.autoguide import AutoImplicit
+from numpyro_kscore.autoguide import AutoImplicit, AutoSemiImplicit
 from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
 from numpyro_kscore.elbo import ImplicitELBO
 from numpyro_kscore.estimators import Median, ScoreEstimator
@@ -43,6 +43,7 @@ from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, 
 __all__ = [
     "AutoBandwidth",
     "AutoImplicit",
+    "AutoSemiImplicit",
     "ConjugateGradient",
     "CurlFree",
     "Dense",

@@ -20,18 +20,14 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._pytree import check_count, check_positive, is_concrete
 from numpyro_kscore.distributions import Implicit
+from numpyro_kscore.networks import GATE_RATE, apply_network, check_network, perceptron
 
-__all__ = ["AutoImplicit"]
+__all__ = ["AutoImplicit", "AutoSemiImplicit"]
 
 # Draws behind median and quantiles: their Monte-Carlo error is about 1 % of a standard deviation.
 QUANTILE_DRAWS = 10_000
-# Weights are stored at unit scale and divided by sqrt(fan-in) in use, so that a step of Adam moves
-# the function equally little at any width; otherwise the last iterate of a run at a constant step
-# size is visibly noisy. GAIN multiplies every layer's rate of learning. The gate learns at a
-# quarter of it: at the full rate the guide falls into the neck of a funnel before it has seen the
-# rest (docs/accuracy).
-GAIN = 2.0
-GATE_RATE = 0.25
+# Noise of a mixture by default: more makes wide layers and little else.
+MOST_NOISE = 16
 
 
 class AutoImplicit(AutoContinuous):
@@ -94,7 +90,7 @@ class AutoImplicit(AutoContinuous):
             check_count("noise_dim", noise_dim)
         check_positive("init_scale", init_scale)
         if network is not None:
-            _check_network(network)
+            check_network(network)
         self.hidden_dims = tuple(hidden_dims)
         self.noise_dim = noise_dim
         self.network = network
@@ -114,18 +110,18 @@ class AutoImplicit(AutoContinuous):
                 raise
             self.prototype_trace = None
             raise ValueError(
-                "AutoImplicit: expected latent sites outside subsampled plates; got local latent "
-                "sites inside one. Subsample observed sites only, or write a guide of your own"
+                f"{type(self).__name__}: expected latent sites outside subsampled plates; got "
+                "local latent sites inside one. Subsample observed sites only, or write a guide "
+                "that draws noise inside the plate (docs/guides)"
             ) from error
         if self.noise_dim is None:
-            self.noise_dim = self.latent_dim
+            self.noise_dim = self._default_noise_dim()
         self._dynamic = any(_is_dynamic(self.prototype_trace[name]) for name in self._init_locs)
-        if self.network is None and self.noise_dim < self.latent_dim:
+        try:
+            self._check_noise()
+        except ValueError:
             self.prototype_trace = None
-            raise ValueError(
-                f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
-                f"{self.noise_dim}. Less noise than latents has no density; leave noise_dim out"
-            )
+            raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
@@ -161,50 +157,36 @@ class AutoImplicit(AutoContinuous):
         return flat
 
     def _push(self, noise: jax.Array) -> jax.Array:
-        if self.network is None:
-            return self._residual_network(noise)
-        if hasattr(self.network, "init") and hasattr(self.network, "apply"):
-            from numpyro.contrib.module import flax_module
-
-            module = flax_module(
-                f"{self.prefix}_network", self.network, input_shape=(self.noise_dim,)
-            )
-            return module(noise)
-        return self.network(noise)
-
-    def _residual_network(self, noise: jax.Array) -> jax.Array:
-        dim, prefix = self.latent_dim, self.prefix
-        loc = numpyro.param(f"{prefix}_loc", self._init_latent)
-        scale = numpyro.param(
-            f"{prefix}_scale",
-            jnp.full(dim, self.init_scale),
-            constraint=constraints.softplus_positive,
-        )
-        mixing = numpyro.param(f"{prefix}_mixing", jnp.eye(self.noise_dim, dim))
-        layers = numpyro.param(f"{prefix}_layers", self._init_layers)
-        hidden = noise
-        for weight, bias in layers[:-1]:
-            fan_in = weight.shape[0]
-            hidden = jax.nn.gelu(GAIN * (hidden @ weight * (2.0 / fan_in) ** 0.5 + bias))
-        weight, bias = layers[-1]
-        out = GAIN * (hidden @ weight / weight.shape[0] ** 0.5 + bias)
-        shift, log_gate = out[:dim], GATE_RATE * out[dim:]
+        """Noise to unconstrained latents."""
+        if self.network is not None:
+            return apply_network(f"{self.prefix}_network", self.network, noise)
+        loc, scale = self._affine()
+        mixing = numpyro.param(f"{self.prefix}_mixing", jnp.eye(self.noise_dim, self.latent_dim))
+        size = self.latent_dim + self.noise_dim
+        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, size)
+        shift, log_gate = out[: self.latent_dim], GATE_RATE * out[self.latent_dim :]
         return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
 
-    def _init_layers(self, rng_key: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        """Hidden layers at unit gain; the last one at zero, so that the guide starts linear."""
-        widths: tuple[Any, ...] = (self.noise_dim, *self.hidden_dims)
-        layers = []
-        for key, (fan_in, fan_out) in zip(
-            random.split(rng_key, len(self.hidden_dims)),
-            zip(widths[:-1], widths[1:], strict=True),
-            strict=True,
-        ):
-            weight = random.normal(key, (fan_in, fan_out)) / GAIN
-            layers.append((weight, jnp.zeros(fan_out)))
-        width = self.latent_dim + widths[0]
-        layers.append((jnp.zeros((widths[-1], width)), jnp.zeros(width)))
-        return layers
+    def _affine(self) -> tuple[jax.Array, jax.Array]:
+        """Location and scale of the Gaussian a guide starts from."""
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        scale = numpyro.param(
+            f"{self.prefix}_scale",
+            jnp.full(self.latent_dim, self.init_scale),
+            constraint=constraints.softplus_positive,
+        )
+        return loc, scale
+
+    def _default_noise_dim(self) -> int:
+        return self.latent_dim
+
+    def _check_noise(self) -> None:
+        if self.network is None and self.noise_dim < self.latent_dim:
+            raise ValueError(
+                f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
+                f"{self.noise_dim}. Less noise than latents has no density: leave noise_dim out, "
+                "or use AutoSemiImplicit"
+            )
 
     def sample_posterior(
         self,
@@ -260,8 +242,8 @@ class AutoImplicit(AutoContinuous):
 
     def _no_density(self) -> NoReturn:
         raise NotImplementedError(
-            "AutoImplicit: expected no use of a density; the guide can only be sampled. Use "
-            "guide.sample_posterior(rng_key, params, sample_shape=...)"
+            f"{type(self).__name__}: expected no use of a density; the guide can only be "
+            "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
         )
 
     def _draw_latent(
@@ -269,8 +251,8 @@ class AutoImplicit(AutoContinuous):
     ) -> jax.Array:
         if self.prototype_trace is None:
             raise RuntimeError(
-                "AutoImplicit: expected a guide that has seen its model; got a new one. Call "
-                "svi.init(rng_key, *args) or svi.run(...) first"
+                f"{type(self).__name__}: expected a guide that has seen its model; got a new one. "
+                "Call svi.init(rng_key, *args) or svi.run(...) first"
             )
 
         def one(key: jax.Array) -> jax.Array:
@@ -285,16 +267,56 @@ class AutoImplicit(AutoContinuous):
         return flat.reshape(*sample_shape, -1)
 
 
-def _check_network(network: Any) -> None:
-    """Raise ``TypeError`` for what is no network, or hides its parameters from NumPyro."""
-    if not callable(network):
-        raise TypeError(f"network: expected a callable or a flax module; got {network!r}")
-    if any(base.__module__.startswith("flax.nnx") for base in type(network).__mro__):
-        raise TypeError(
-            "network: expected a callable or a flax linen module; got an nnx module, whose "
-            "parameters NumPyro would not see. Wrap it: lambda noise: "
-            "numpyro.contrib.module.nnx_module('network', module)(noise)"
+class AutoSemiImplicit(AutoImplicit):
+    """A mixture of mean-field Gaussians over network noise: more latents than noise will do.
+
+    ``u | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)`` in unconstrained coordinates,
+    with f and g a perceptron whose last layer starts at zero, as M does: the guide starts as the
+    narrow mean-field Gaussian that :class:`AutoImplicit` starts from. Given ε it has a density,
+    without it none (Yin and Zhou 2018). The Gaussian part keeps it from collapsing on a surface
+    of the noise's dimension; where a posterior is a thin sheet, :class:`AutoImplicit` is closer.
+
+    Args:
+        model: as for :class:`AutoImplicit`.
+        hidden_dims: widths of the hidden layers.
+        noise_dim: dimension of ε, by default the latent dimension but at most 16.
+        network: a callable from ε (noise_dim,) to the Gaussians' means less ``loc``
+            (latent_dim,), or a flax linen module. Their standard deviations are then ``scale``.
+        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
+        init_scale: initial standard deviation of every unconstrained coordinate.
+        prefix: prefix of the names of parameters and noise sites.
+        forward_mode_differentiation: as for :class:`AutoImplicit`.
+
+    Raises:
+        ValueError: as :class:`AutoImplicit`, but for the size of the noise.
+
+    Example::
+
+        guide = AutoSemiImplicit(model, noise_dim=4)
+        svi = SVI(model, guide, optimizer, ImplicitELBO())
+    """
+
+    def _default_noise_dim(self) -> int:
+        return min(self.latent_dim, MOST_NOISE)
+
+    def _check_noise(self) -> None:
+        """Any number of noise dimensions leaves a density."""
+
+    def _push(self, noise: jax.Array) -> jax.Array:
+        dim = self.latent_dim
+        unit = numpyro.sample(
+            f"_{self.prefix}_spread",
+            dist.Normal(jnp.zeros(dim), 1.0).to_event(1),
+            infer={"is_auxiliary": True},
         )
+        loc, scale = self._affine()
+        if self.network is not None:
+            mean = apply_network(f"{self.prefix}_network", self.network, noise)
+            return loc + mean + scale * unit
+        mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
+        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, 2 * dim)
+        shift, log_gate = out[:dim], GATE_RATE * out[dim:]
+        return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate))
 
 
 def _is_dynamic(site: dict[str, Any]) -> bool:
