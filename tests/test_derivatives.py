@@ -52,12 +52,6 @@ def differences(f, step=1e-4):
 
 # Estimator, oracle's filter, samples, base scores at the samples.
 CASES = {
-    "ν-method": (
-        literal(CurlFree(), NuMethod(20), Krylov(16)),
-        oracle.nu_method(20),
-        DUPLICATED,
-        None,
-    ),
     "ν-method with a base": (
         literal(CurlFree(), NuMethod(20), Krylov(16)),
         oracle.nu_method(20),
@@ -81,12 +75,6 @@ CASES = {
         oracle.tikhonov(0.01),
         COLLAPSED,
         BASE,
-    ),
-    "dense, diagonal": (
-        literal(Diagonal(), Landweber(20), Dense()),
-        oracle.landweber(20),
-        DUPLICATED,
-        None,
     ),
     "recursion": (
         literal(CurlFree(), Landweber(20), Recursion()),
