@@ -2,6 +2,8 @@
 
 from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.autoguide import AutoImplicit, AutoSemiImplicit
+from numpyro_kscore.convergence import Convergence, FitResult, fit
+from numpyro_kscore.discrepancy import Discrepancy, stein_discrepancy
 from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
 from numpyro_kscore.elbo import ImplicitELBO
 from numpyro_kscore.estimators import Median, ScoreEstimator
@@ -45,11 +47,14 @@ __all__ = [
     "AutoImplicit",
     "AutoSemiImplicit",
     "ConjugateGradient",
+    "Convergence",
     "CurlFree",
     "Dense",
     "Diagonal",
+    "Discrepancy",
     "Filter",
     "FitInfo",
+    "FitResult",
     "Gaussian",
     "IMQ",
     "Implicit",
@@ -74,6 +79,7 @@ __all__ = [
     "SpectralCutoff",
     "Tikhonov",
     "TruncatedTikhonov",
+    "fit",
     "kef",
     "kef_cg",
     "landweber",
@@ -85,6 +91,7 @@ __all__ = [
     "ssge",
     "static",
     "stein",
+    "stein_discrepancy",
     "truncated_tikhonov",
 ]
 
