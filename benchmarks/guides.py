@@ -26,10 +26,10 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO
 __all__ = ["METHODS", "Fit"]
 
 NUM_STEPS = 5_000
-# For every guide. At 5e-3 the full-rank Gaussian is still far from its end on correlated posteriors.
+# For every guide: at 5e-3 the full-rank Gaussian has not arrived on correlated posteriors.
 STEP_SIZE = 1e-2
-# Trace_ELBO's own default is one particle. With 32 the flows end as close as with more, and a step
-# takes less than twice as long.
+# Trace_ELBO's own default is one particle, which is noisy; AutoImplicit's of 128 and more would
+# make the flows slow.
 TRACE_PARTICLES = 32
 
 
