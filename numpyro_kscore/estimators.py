@@ -24,6 +24,7 @@ from numpyro_kscore.coordinates import (
     standardize_samples,
 )
 from numpyro_kscore.gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
+from numpyro_kscore.heldout import HeldOut
 from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.kernels import CurlFree, Kernel
 from numpyro_kscore.nystrom import Compression, Landmarks, compress
@@ -31,7 +32,7 @@ from numpyro_kscore.pairwise import Expansion, cancels, nearest_squared, squared
 from numpyro_kscore.profiles import RadialProfile
 from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.score import FitInfo, Score
-from numpyro_kscore.selection import AutoBandwidth, Choice, HeldOut, choose
+from numpyro_kscore.selection import AutoBandwidth, Choice, choose
 from numpyro_kscore.solvers import Dense, Krylov, Solver
 from numpyro_kscore.spectrum import Solution
 

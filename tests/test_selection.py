@@ -24,6 +24,7 @@ from numpyro_kscore import (
     SpectralCutoff,
     Tikhonov,
     TruncatedTikhonov,
+    heldout,
     kef,
     nkef,
     selection,
@@ -292,7 +293,7 @@ def test_choices_for_many_samples(monkeypatch, x64):
 
     @functools.partial(quick_jit, static_argnames="patched")
     def choose(z, patched):
-        problem = selection.HeldOut(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
+        problem = heldout.HeldOut(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
         bandwidths = jnp.asarray([1.0, 2.0])
         return selection.choose(CurlFree(), NuMethod("auto"), Krylov(), problem, bandwidths, True)[
             0
@@ -301,11 +302,11 @@ def test_choices_for_many_samples(monkeypatch, x64):
     monkeypatch.setattr(selection, "CHOICE_POINTS", 16)
     few = choose(z, "few")
     factors = jnp.linspace(1.0, 1.1, 31)[::2]
-    monkeypatch.setattr(selection, "VECTOR_PAIRS", 0)
+    monkeypatch.setattr(heldout, "VECTOR_PAIRS", 0)
 
     @quick_jit
     def one_by_one(z):
-        problem = selection.HeldOut(z, -z, factors, D)
+        problem = heldout.HeldOut(z, -z, factors, D)
         return selection.choose(
             CurlFree(), NuMethod("auto"), Krylov(), problem, jnp.asarray([1.0, 2.0]), True
         )[0]
