@@ -10,7 +10,7 @@ element of its plates, which is what :meth:`ScoreEstimator.at_samples` estimates
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,11 @@ def descend(
     base: str | None,
     debias: str | None,
     prior_scores: jax.Array | None = None,
+    extra: jax.Array | None = None,
 ) -> Descent:
     """The KL gradient and the entropy of one block with an unknown density.
+
+    With k extra draws, at which the model is not evaluated, the guide's score is that of all n + k.
 
     Args:
         estimator: of conditional scores.
@@ -60,20 +63,28 @@ def descend(
         debias: None or ``"jackknife"``.
         prior_scores: of the priors of aggregated sites, (n, D); where given, the elements of the
             block's plates are draws of one distribution, the aggregate, held against the prior.
+        extra: more draws, (k, D); not for ``base="model"``.
     """
-    x, scores = _take(particles, part.rows), _take(model_scores, part.rows)
-    context = None if part.context is None else _take(particles, part.context)
-    n, size, dim = x.shape
+    scores = _take(model_scores, part.rows)
+    n, size, dim = scores.shape
     target = scores / part.scale
+    if extra is not None:
+        particles = _around(particles, extra)
+        target = _around(target, jnp.zeros((extra.shape[0], size, dim), target.dtype))
+    x = _take(particles, part.rows)
+    context = None if part.context is None else _take(particles, part.context)
+    evaluated = _around(np.arange(n), np.full(x.shape[0] - n, -1)) >= 0
     if prior_scores is not None:
         target = _take(prior_scores, part.rows) / part.scale
         x, target = (a.reshape(n * size, 1, dim) for a in (x, target))
+
+    some = np.flatnonzero(evaluated) if prior_scores is None else np.arange(x.shape[0])
 
     def estimate(inputs: tuple[jax.Array, jax.Array, jax.Array | None]) -> Descent:
         values, goal, given = inputs
         goal_or_none = goal if base == "model" else None
         found = estimator.at_samples(values, goal_or_none, debias=debias, context=given)
-        away = found.residual if base == "model" else found.scores - goal
+        away = (found.residual if base == "model" else found.scores - goal)[some]
         # The whitening of a Gaussian base is that of the shrunk Gaussian.
         shrunk = base == "gaussian" and estimator.standardize == "full"
         guide_entropy = entropy(
@@ -99,6 +110,13 @@ def descend(
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
         return Descent(direction - scores, total * size)
     return Descent(direction, total)
+
+
+def _around(first: Any, second: Any) -> Any:
+    """The second array's rows between the halves of the first's: each half has both."""
+    half = first.shape[0] // 2
+    xp = np if isinstance(first, np.ndarray) else jnp
+    return xp.concatenate([first[:half], second, first[half:]])
 
 
 def _take(values: jax.Array, columns: np.ndarray) -> jax.Array:
