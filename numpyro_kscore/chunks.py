@@ -133,7 +133,8 @@ def make_chunk(
             optim_state=_with_parameters(state.optim_state, slots, mean),
         )
         look = _look_at_losses(losses)
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in mean]))
+        kept = [*mean, *jax.tree.leaves(state.mutable_state)]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in kept]))
         finite = finite & (2 * look["skipped"] <= count)
         if structure is not None:
             program = _program(svi, averaged, args, kwargs)

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
-from numpyro.util import find_stack_level
 
 from numpyro_kscore._pytree import check_choice, check_count, check_positive
 from numpyro_kscore.checkpoint import load_checkpoint, save_checkpoint
@@ -113,8 +112,8 @@ def fit(
     size it searches until neither is lower in the last window of chunks than in the one before,
     beyond the error of the difference, ``patience`` times in a row; or until the discrepancy is
     below ``tol`` and the loss falls no more; or for two fifths of ``max_steps``. Then it settles:
-    the step size falls to 0 along a cosine, over as many steps as the search took. Give the
-    optimiser a constant step size, therefore: ``optax.adam(1e-2)``.
+    the step size falls to 0 along a cosine over as many steps as the search took, or all that are
+    left in the last case. Give the optimiser a constant step size, therefore: ``optax.adam(1e-2)``.
 
     A step whose loss or gradient is not finite is skipped. A chunk with more such steps than
     others, or after which the guide is not finite, is undone: the fit goes on from the state
@@ -135,7 +134,7 @@ def fit(
         patience: looks in a row without improvement that end the search.
         chunk_size: steps between two looks, at least 5.
         criterion: ``"stein"``; or ``"loss"``, the loss alone, for guides with points, discrete
-            latents or samplers that are not reparameterised.
+            latents or samplers that are not reparameterised, and for aggregate posteriors.
         checkpoint: file to write after every chunk. Where it is there already the fit goes on
             from it, and ends as if it had not been interrupted, to the last bit. Arguments of the
             model are not in it: give the same ones.
@@ -173,6 +172,11 @@ def fit(
     check_count("chunk_size", chunk_size, minimum=LOSS_BLOCKS)
     check_positive("tol", tol)
     check_choice("criterion", criterion, ("stein", "loss"))
+    if criterion == "stein" and getattr(svi.loss, "aggregate", None) is not None:
+        raise ValueError(
+            "criterion: expected 'loss' for an objective with aggregate, which does not aim at the "
+            "posterior the discrepancy is taken from; got 'stein'"
+        )
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and not path.parent.is_dir():
         raise ValueError(f"checkpoint: expected a file in a folder that is there; got {path}")
@@ -235,7 +239,7 @@ def _finish(svi: SVI, run: _Run, rule: Rule, interrupted: bool) -> FitResult:
         )
     converged, reason, warning = verdict(progress, rule, interrupted)
     if warning:
-        warnings.warn(f"fit: {reason}. {warning}", UserWarning, stacklevel=find_stack_level())
+        warnings.warn(f"fit: {reason}. {warning}", UserWarning, stacklevel=3)
     size = rule.chunk_size
     info = Convergence(
         steps=size * len(rows),

@@ -2,7 +2,7 @@
 
 A fit first moves at full step size. Once windows of its trace show no improvement beyond their
 errors, the step size falls to 0 along a cosine over as many steps as there were before, which
-averages the noise away, and the fit is done. Everything here is plain numbers on the host.
+averages the noise away. Everything here is plain numbers on the host.
 """
 
 from __future__ import annotations
@@ -176,9 +176,14 @@ def advance(progress: Progress, row: Row, rule: Rule) -> Progress:
             cause = "budget"
         if not cause:
             return progress._replace(calm=calm)
-        length = rest if cause == "budget" else min(count, rest)
+        # Half as many would do on easy targets, but not on ill-conditioned ones (docs/convergence).
+        wanted = rest if cause == "budget" else count
         progress = progress._replace(
-            phase="settle", cause=cause, calm=calm, settle_from=count, settle_length=length
+            phase="settle",
+            cause=cause,
+            calm=calm,
+            settle_from=count,
+            settle_length=min(wanted, rest),
         )
     if count >= progress.settle_from + progress.settle_length:
         progress = progress._replace(phase="done")
@@ -238,7 +243,7 @@ def verdict(progress: Progress, rule: Rule, interrupted: bool) -> tuple[bool, st
         advice = "The best state before is returned. Try more particles or a smaller step size"
         return False, reason, advice
     if progress.cause == "budget":
-        reason = f"not converged: still improving when it had to settle, in {steps} steps"
+        reason = f"not converged: still improving when it had to settle to end in {steps} steps"
         return False, reason, "Try a larger max_steps, or a larger tol if this is good enough"
     reason = f"no improvement any more, settled after {steps} steps"
     if progress.cause == "tol":

@@ -193,7 +193,9 @@ def test_changes_too_small_to_matter_do_not_prolong_the_search():
 
 def test_below_tol_settles_once_the_loss_is_flat():
     low = np.full(100, RULE.tol**2 / 4)
-    assert (follow(low).cause, follow(low).settle_from) == ("tol", 6)
+    progress = follow(low)
+    assert (progress.cause, progress.settle_from, progress.settle_length) == ("tol", 6, 6)
+    assert (progress.phase, len(progress.rows)) == ("done", 12)
     assert follow(low, 100 - np.arange(100.0)).cause == "budget"
     # An error as large as tol² proves nothing.
     assert follow(low, error=RULE.tol**2).cause == "plateau"
@@ -314,7 +316,8 @@ def test_all_chunks_are_one_program(monkeypatch):
 
 
 def test_double_precision(x64):
-    result = quiet_fit(make_svi(), KEY, DATA.astype(float), **{**QUICK, "max_steps": 100})
+    quick = {**QUICK, "max_steps": 100, "criterion": "loss"}
+    result = quiet_fit(make_svi(), KEY, DATA.astype(float), **quick)
     assert result.params["loc"].dtype == result.losses.dtype == jnp.float64
     assert np.all(np.isfinite(result.losses))
 
@@ -547,6 +550,12 @@ def test_the_progress_bar_shows_loss_and_discrepancy(capsys):
 def test_settings_out_of_range_are_refused(settings, error, message):
     with pytest.raises(error, match=message):
         fit(make_svi(), KEY, DATA, **settings)
+
+
+def test_an_aggregate_needs_the_loss_as_its_criterion():
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(aggregate="rows"))
+    with pytest.raises(ValueError, match="criterion: expected 'loss' for an objective with aggreg"):
+        fit(svi, KEY, DATA)
 
 
 def test_what_is_no_svi_is_refused():
