@@ -29,6 +29,11 @@ __all__ = ["Block", "GuideSite", "find_blocks", "trace_guide"]
 
 # The name under which a bare random key (numpyro.prng_key) counts as a source of noise.
 KEY = "numpyro.prng_key()"
+# What is no noise although a key may be behind its first value: rows that a plate draws,
+# parameters and mutable state. Given, they are not traced back to the key.
+GIVEN = ("plate", "param", "mutable")
+# Keeps names of sites apart from those of arguments.
+SITE = "site "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,34 +86,50 @@ def trace_guide(
         params: values of its parameters and mutable sites.
         key: a random key; no number depends on it.
     """
-    sites: dict[str, dict[str, Any]] = {}
+    sites: dict[str, GuideSite] = {}
 
     def values(key: jax.Array) -> dict[str, Any]:
         trace = handlers.trace(_seeded(guide, key, params)).get_trace(*args, **kwargs)
-        sites.update({name: site for name, site in trace.items() if _is_drawn(site)})
-        # Rows that a plate draws are no noise: given, they are not traced back to the key.
-        given = {n: site for n, site in trace.items() if site["type"] == "plate"} | sites
-        return {n: site["value"] for n, site in given.items() if site["value"] is not None}
+        # Nothing traced is kept: it would leak.
+        sites.update({name: _described(site) for name, site in trace.items() if _is_drawn(site)})
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if (name in sites or site["type"] in GIVEN) and site["value"] is not None
+        }
 
     def distributions(**given: Any) -> dict[str, list[Any]]:
-        key = given.pop(KEY)
-        substituted = _seeded(guide, key, {**params, **given})
+        key, data = given.pop(KEY), {name.removeprefix(SITE): v for name, v in given.items()}
+        substituted = _seeded(guide, key, {**params, **data})
         trace = handlers.trace(substituted).get_trace(*args, **kwargs)
-        return {name: jax.tree.leaves(trace[name]["fn"]) for name in sites}
+        return {name: _leaves(trace[name]["fn"]) for name in sites}
 
-    drawn = jax.eval_shape(values, key)
+    drawn = {SITE + name: value for name, value in jax.eval_shape(values, key).items()}
     found = eval_provenance(distributions, **{KEY: key, **drawn})
+    sources = {name: {s.removeprefix(SITE) for s in set().union(*found[name])} for name in sites}
     return {
-        name: GuideSite(
-            name,
-            frozenset().union(*found[name]) & {*sites, KEY} - {name},
-            frozenset(frame.name for frame in site["cond_indep_stack"]),
-            not site["infer"].get("is_auxiliary", False),
-            not _is_given(site["fn"]),
-            site["infer"].get("implicit"),
-        )
+        name: dataclasses.replace(site, direct=frozenset(sources[name] & ({*sites, KEY} - {name})))
         for name, site in sites.items()
     }
+
+
+def _leaves(fn: Distribution) -> list[Any]:
+    """What a distribution is computed from, and a draw of it.
+
+    A class may hide arrays from JAX, in attributes or closures; its draws depend on them.
+    """
+    return [*jax.tree.leaves(fn), fn.sample(jax.random.key(0))]
+
+
+def _described(site: dict[str, Any]) -> GuideSite:
+    return GuideSite(
+        site["name"],
+        frozenset(),
+        frozenset(frame.name for frame in site["cond_indep_stack"]),
+        not site["infer"].get("is_auxiliary", False),
+        not _is_given(site["fn"]),
+        site["infer"].get("implicit"),
+    )
 
 
 def _seeded(guide: Any, key: jax.Array, data: dict[str, Any]) -> Any:

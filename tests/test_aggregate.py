@@ -10,7 +10,9 @@ import pytest
 import scipy.optimize
 from doubles import GaussianScore
 from jax import random
+from numpyro import handlers
 from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore.sliced import SlicedScoreMatching
@@ -163,6 +165,20 @@ def test_networks_need_a_place():
     state = svi.init(random.key(0))
     with pytest.raises(ValueError, match=r"(?s)expected a place.*elbo.stateful\(model, guide\)"):
         svi.update(state)
+
+
+def test_a_network_for_each_block():
+    """The guide's parameters start at random, and count as parameters all the same."""
+    mixed = AutoGuideList(banana)
+    for name, other in (("x", "y"), ("y", "x")):
+        part = handlers.block(banana, hide=[other])
+        mixed.append(AutoImplicit(part, hidden_dims=(4,), prefix=name))
+    elbo = ImplicitELBO(16, estimator=SlicedScoreMatching((8,)))
+    svi = SVI(banana, elbo.stateful(banana, mixed), optax.adam(1e-2), elbo)
+    state = svi.init(random.key(0))
+    assert set(state.mutable_state["_numpyro_kscore_networks"]) == {"x", "y"}
+    updated, _ = jax.eval_shape(svi.update, state)
+    assert jax.tree.structure(updated) == jax.tree.structure(state)
 
 
 def test_networks_do_not_regress_on_the_model():

@@ -170,7 +170,39 @@ def rows_drawn_by_a_plate():
         implicit("z", jnp.arange(10.0)[index] + e)
 
 
+class Closure(dist.Distribution):
+    """A distribution that JAX sees no arrays of."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc):
+        self._loc = loc
+        super().__init__(jnp.shape(loc), ())
+
+    def sample(self, key, sample_shape=()):
+        return self._loc + random.normal(key, sample_shape + self.batch_shape)
+
+
+def hidden_in_a_closure():
+    a = numpyro.sample("a", Closure(noise()))
+    numpyro.sample("b", Closure(2.0 * a))
+
+
+def names_of_arguments():
+    a = implicit("fn", noise())
+    normal("given", loc=a)
+
+
+def a_parameter_that_starts_at_random():
+    weight = numpyro.param("weight", lambda key: random.normal(key, (2,)))
+    normal("a", loc=weight[0])
+    implicit("b", weight[1] * noise())
+
+
 ZOO = [
+    (hidden_in_a_closure, "*a | []; b | a []"),
+    (names_of_arguments, "*fn | []; given | fn []"),
+    (a_parameter_that_starts_at_random, "a | []; *b | []"),
     (explicit_sites, "a | []; b | []"),
     (explicit_chain, "a | []; b | a []"),
     (one_network, "*a b | []"),
@@ -225,6 +257,17 @@ def test_blocks_do_not_depend_on_the_jit_or_on_data():
         return scale
 
     found(jnp.ones(()))
+
+
+def test_no_tracer_leaks():
+    guide, model = rows_drawn_by_a_plate, rows_model
+    with jax.checking_leaks():
+        jax.eval_shape(lambda key: structure_of(model, guide) and key, random.key(0))
+
+
+def rows_model():
+    with numpyro.plate("rows", 10, subsample_size=N):
+        numpyro.sample("z", dist.Normal(0.0, 1.0))
 
 
 def gaussian_model():
