@@ -82,6 +82,7 @@ nitpick_ignore_regex = [
         "numpy",
         "numpyro",
         "optax",
+        "os",
         "typing",
     )
 ]

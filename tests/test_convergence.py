@@ -19,6 +19,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro_kscore import Implicit, ImplicitELBO, convergence, fit, stein_discrepancy
 from numpyro_kscore.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore.chunks import parameter_slots
+from numpyro_kscore.discrepancy import masked_stein_discrepancy
 from numpyro_kscore.stopping import Progress, Row, Rule, advance, step_sizes, verdict, window_gain
 
 KEY = random.key(0)
@@ -134,6 +135,18 @@ def test_discrepancy_is_the_squared_shift_and_its_error_is_right(shift):
     # Cautious near zero, where the statistic is degenerate; elsewhere right.
     ratio = np.sqrt(np.mean(np.square(found.standard_error))) / values.std()
     assert 0.9 < ratio < (1.4 if shift == 0 else 1.15)
+
+
+def test_draws_that_are_not_valid_count_in_no_pair():
+    x = random.normal(KEY, (200, 2))
+    valid = jnp.arange(200) >= 40
+    x = jnp.where(valid[:, None], x, x[-1])
+    found = masked_stein_discrepancy(x, -x, valid)
+    assert abs(found.value) < 4 * found.standard_error
+    # Pairs of a draw and its copy would swamp the rest.
+    counted = masked_stein_discrepancy(x, -x, jnp.ones(200, bool))
+    assert counted.value > 4 * found.standard_error
+    assert jnp.isnan(masked_stein_discrepancy(x, -x, jnp.arange(200) < 2).value)
 
 
 def test_discrepancy_refuses_what_it_cannot_use():
