@@ -76,7 +76,8 @@ class Implicit(Distribution):
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """The draw itself, repeated to ``sample_shape``."""
-        return jnp.broadcast_to(self.value, sample_shape + self.batch_shape + self.event_shape)
+        # Not by batch_shape, which numpyro.contrib.control_flow.scan leaves that of one step.
+        return jnp.broadcast_to(self.value, sample_shape + jnp.shape(self.value))
 
     def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
         """Not available.

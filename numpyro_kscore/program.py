@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import Distribution, MaskedDistribution, biject_to
 from numpyro.infer.util import helpful_support_errors, is_identically_one
 
 from numpyro_kscore.distributions import Implicit
@@ -148,10 +148,15 @@ def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
             frame.dim,
             batch_ndim + frame.dim,
             frame.size,
-            trace[frame.name]["args"][0],
+            _full_size(trace, frame),
         )
         for frame in site["cond_indep_stack"]
     )
+
+
+def _full_size(trace: dict[str, Any], frame: Any) -> int:
+    # Plates inside control flow leave no trace, and are not subsampled.
+    return trace[frame.name]["args"][0] if frame.name in trace else frame.size
 
 
 def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
@@ -160,12 +165,8 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
     plates = {name: frames[name].size for name in inside}
     if block.is_implicit:
         _check_subsampling(block, sites)
-    elif not traces.guide[block.sites[0]]["fn"].has_rsample:
-        raise ValueError(
-            f"guide: expected draws that are differentiable in the parameters; got "
-            f"'{block.sites[0]}' from {type(traces.guide[block.sites[0]]['fn']).__name__}, which "
-            "has no reparameterised sampler. Use another distribution"
-        )
+    for name in block.sites:
+        _check_draws(name, traces.guide[name]["fn"], sites[name])
     rows = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
     context = None
     if block.parents:
@@ -174,6 +175,30 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         )
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
     return Part(block.sites, block.is_implicit, rows, context, scale, plates)
+
+
+def _check_draws(name: str, fn: Distribution, site: Site) -> None:
+    """Raise for draws without a derivative, and for copies of one draw."""
+    if not fn.has_rsample:
+        raise ValueError(
+            f"guide: expected draws that are differentiable in the parameters; got '{name}' from "
+            f"{type(fn).__name__}, which has no reparameterised sampler. Use another distribution"
+        )
+    masked = False
+    while hasattr(fn, "base_dist"):
+        masked = masked or isinstance(fn, MaskedDistribution)
+        fn = fn.base_dist
+    if masked:
+        raise ValueError(
+            f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
+            "mask observed sites only: latents behind no data then follow their prior"
+        )
+    if isinstance(fn, Implicit) and site.size > jnp.size(fn.value):
+        raise ValueError(
+            f"guide: expected a number for each of the {site.size} coordinates of '{name}'; got "
+            f"Implicit(value) with value of shape {jnp.shape(fn.value)}, which a plate or "
+            "sample_shape repeats. Copies have no density: give value the site's shape"
+        )
 
 
 def _check_subsampling(block: Block, sites: dict[str, Site]) -> None:
@@ -252,10 +277,7 @@ def _check_site(
             f"got {guide_shape}"
         )
     in_model, in_guide = (
-        {
-            frame.name: (frame.size, trace[frame.name]["args"][0])
-            for frame in site["cond_indep_stack"]
-        }
+        {frame.name: (frame.size, _full_size(trace, frame)) for frame in site["cond_indep_stack"]}
         for site, trace in ((model_site, model_trace), (guide_site, guide_trace))
     )
     for plate, (size, full_size) in in_model.items():

@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 
 from numpyro_kscore import AutoImplicit, Implicit
@@ -331,6 +332,31 @@ def test_layout_of_nested_plates():
     assert structure.dim == 6
 
 
+def test_plates_inside_control_flow():
+    """A Markov chain for each row; the chain's rows are one joint block, since it is one call."""
+
+    def chains(draw):
+        def step(previous, _):
+            with numpyro.plate("rows", 3):
+                z = draw(previous)
+            return jnp.log(z), None
+
+        scan(step, jnp.zeros(3), None, length=4)
+
+    def guide_draw(previous):
+        e = numpyro.sample("e", dist.Normal(), infer=AUXILIARY)
+        return implicit("z", jnp.exp(previous + e))
+
+    def model_draw(previous):
+        return numpyro.sample("z", dist.LogNormal(previous, 1.0))
+
+    structure = structure_of(lambda: chains(model_draw), lambda: chains(guide_draw))
+    (site,) = structure.sites
+    assert site.shape == (4, 3)
+    (frame,) = site.frames
+    assert (frame.axis, frame.size, frame.full_size) == (1, 3, 3)
+
+
 # ------------------------------------------------------------------------------------ misuse
 
 
@@ -375,3 +401,42 @@ def test_an_explicit_site_in_a_circle_is_refused_if_forced():
 def test_settings_that_are_no_truth_values():
     with pytest.raises(ValueError, match=r"(?s)expected infer=.*'a'.*'yes'"):
         blocks_of(lambda: normal("a", implicit="yes"))
+
+
+def rows_of_z(fn):
+    def guide():
+        e = noise()
+        with numpyro.plate("rows", 4):
+            numpyro.sample("z", fn(e), infer={"implicit": True})
+
+    return guide
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda e: dist.Normal(e, 1.0).mask(jnp.arange(4) < 3), "without a mask; got 'z'.*Drop it"),
+        (lambda e: Implicit(e * jnp.ones(4)).mask(False), "without a mask; got 'z'"),
+        (Implicit, r"each of the 4 coordinates of 'z'.*shape \(\).*Copies"),
+        (lambda e: dist.VonMises(e, 1.0), "differentiable.*'z' from.*no reparameterised sampler"),
+    ],
+    ids=["masked", "masked-implicit", "copies", "no-derivative"],
+)
+def test_draws_that_have_no_entropy_to_estimate(fn, message):
+    def model():
+        with numpyro.plate("rows", 4):
+            numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=f"(?s)guide: expected.*{message}"):
+        structure_of(model, rows_of_z(fn))
+
+
+def test_copies_by_a_sample_shape_are_refused():
+    def guide():
+        numpyro.sample("z", Implicit(noise()), sample_shape=(3,))
+
+    def model():
+        numpyro.sample("z", dist.Normal(0.0, 1.0), sample_shape=(3,))
+
+    with pytest.raises(ValueError, match=r"(?s)each of the 3 coordinates of 'z'.*sample_shape"):
+        structure_of(model, guide)
