@@ -42,7 +42,10 @@ def draw_plates(key: jax.Array, program: Program, structure: Structure) -> dict[
     """Rows of the plates that all particles share."""
     if not structure.shared_plates:
         return {}
-    rows = values_of(trace_both(key, program).guide, "plate")
+    # The keys of particles are split from the same one: folding in what is no number of a
+    # particle keeps the rows apart from the noise of any of them.
+    apart = jax.random.fold_in(key, 2**31 - 1)
+    rows = values_of(trace_both(apart, program).guide, "plate")
     return {name: rows[name] for name in structure.shared_plates}
 
 
@@ -72,7 +75,9 @@ def _log_density(
     log_prob = site["fn"].log_prob(site["value"], *intermediates)
     transform = biject_to(model_trace[name]["fn"].support)
     log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
-    log_det = sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(log_prob))
+    # What is an event in the guide may be a batch in the model, and the other way round.
+    ndim = min(jnp.ndim(log_det), jnp.ndim(log_prob))
+    log_prob, log_det = (sum_rightmost(a, jnp.ndim(a) - ndim) for a in (log_prob, log_det))
     return jnp.sum(scale_and_mask(log_prob + log_det, site["scale"]))
 
 

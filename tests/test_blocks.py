@@ -13,6 +13,7 @@ from doubles import GaussianScore
 from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
+from numpyro.primitives import Messenger
 
 from numpyro_kscore import (
     CurlFree,
@@ -25,6 +26,8 @@ from numpyro_kscore import (
     Tikhonov,
 )
 from numpyro_kscore.coordinates import regress_out, standardize_samples
+from numpyro_kscore.particles import draw_particle, draw_plates
+from numpyro_kscore.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
 X = np.array([-1.0, -0.2, 0.4, 0.9, 1.7, 2.1])
@@ -172,6 +175,61 @@ def test_explicit_guides_have_the_gradient_of_trace_elbo(x64):
     for ours, theirs in pairs:
         standard_error = np.sqrt((np.var(ours, axis=0) + np.var(theirs, axis=0)) / 64)
         assert np.all(np.abs(np.mean(ours, axis=0) - np.mean(theirs, axis=0)) < 4 * standard_error)
+
+
+@pytest.mark.parametrize("event_dims", [(1, 0), (0, 1)], ids=["model", "guide"])
+def test_events_of_one_may_be_batches_of_the_other(event_dims):
+    """One Jacobian a coordinate: KL(LogNormal(l, s) || LogNormal(0, 1)) is that of the normals."""
+    scale = 0.3
+
+    def lognormal(loc, sd, event_dim):
+        numpyro.sample("x", dist.LogNormal(loc, sd).to_event(event_dim))
+
+    def loss(loc):
+        target, guide = (
+            lambda: lognormal(jnp.zeros(3), 1.0, event_dims[0]),
+            lambda: lognormal(numpyro.param("loc", loc), scale, event_dims[1]),
+        )
+        return ImplicitELBO(4096).loss(random.key(0), {"loc": loc}, target, guide)
+
+    loc = jnp.array([0.5, -1.0, 2.0])
+    value, gradient = quick_jit(jax.value_and_grad(loss))(loc)
+    expected = np.sum(0.5 * (scale**2 + loc**2 - 1) - np.log(scale))
+    # The mean of 4096 draws is off by .3/64 a coordinate.
+    assert np.max(np.abs(gradient - loc)) < 4 * scale / 64
+    assert abs(value - expected) < 4 * np.sqrt(np.sum(loc**2) + 1.5) * scale / 64
+
+
+class Recorder(Messenger):
+    """Keeps the random keys that sites draw with."""
+
+    def __init__(self, fn):
+        self.keys = []
+        super().__init__(fn)
+
+    def postprocess_message(self, msg):
+        key = msg["kwargs"].get("rng_key")
+        if key is not None:
+            self.keys.append(tuple(random.key_data(key).tolist()))
+
+
+def test_rows_are_drawn_apart_from_the_noise_of_particles():
+    """No site of any particle draws with a key that the shared rows were drawn with."""
+    guide = Recorder(make_guide("both"))
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    program = Program(params, model, make_guide("both"), (2,), {}, {})
+    structure = inspect_program(random.key(0), program)
+    program = program._replace(guide=guide)
+    key = random.key(3)
+    plates = draw_plates(key, program, structure)
+    of_rows = set(guide.keys)
+    guide.keys.clear()
+    for one_key in random.split(key, 8):
+        draw_particle(one_key, program._replace(plates=plates), structure)
+    # Two sites of noise; the rows are given.
+    assert len(guide.keys) >= 2 * 8
+    assert len(of_rows) >= 3
+    assert not of_rows & set(guide.keys)
 
 
 def test_sites_inside_plates_are_fitted_row_by_row():
