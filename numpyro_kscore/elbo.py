@@ -173,9 +173,8 @@ class ImplicitELBO(ELBO):
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
         program = Program(param_map, model, guide, args, kwargs, {})
-        structure = inspect_program(rng_key, program)
+        structure, aggregated = self._pooled(inspect_program(rng_key, program))
         program = program._replace(plates=draw_plates(rng_key, program, structure))
-        aggregated = self._aggregated(structure)
         num_particles = self.num_particles or self._default_num_particles(structure, aggregated)
 
         # Draws that are not finite are replaced before anything is differentiated: a derivative
@@ -313,12 +312,12 @@ class ImplicitELBO(ELBO):
         """
         if not isinstance(self.estimator, SlicedScoreMatching):
             return guide
-        return stateful_guide(self.estimator, model, guide, self._aggregated)
+        return stateful_guide(self.estimator, model, guide, self._pooled)
 
-    def _aggregated(self, structure: Structure) -> frozenset[str]:
-        """The sites whose elements are draws of one distribution."""
+    def _pooled(self, structure: Structure) -> tuple[Structure, frozenset[str]]:
+        """The sites whose elements are draws of one distribution, in one part, and their names."""
         if self.aggregate is None:
-            return frozenset()
+            return structure, frozenset()
         parts = [part for part in structure.parts if self.aggregate in part.plates]
         if not parts:
             raise ValueError(
@@ -333,7 +332,8 @@ class ImplicitELBO(ELBO):
                     f"no other latent and are estimated; got {list(part.sites)}. Mark a site with "
                     "a density by infer={'implicit': True}"
                 )
-        return frozenset(name for part in parts for name in part.sites)
+        names = frozenset(name for part in parts for name in part.sites)
+        return structure.pooled(self.aggregate), names
 
     def _default_num_particles(self, structure: Structure, aggregated: frozenset[str]) -> int:
         count = default_num_particles(structure.dim)

@@ -64,7 +64,7 @@ def stateful_guide(
     estimator: SlicedScoreMatching,
     model: Callable[..., Any],
     guide: Callable[..., Any],
-    aggregated: Callable[[Structure], frozenset[str]],
+    pool: Callable[[Structure], tuple[Structure, frozenset[str]]],
 ) -> Callable[..., Any]:
     """The guide, with a network for each of its blocks in a mutable site."""
 
@@ -75,7 +75,7 @@ def stateful_guide(
             return drawn
         with handlers.block():
             structure = inspect_program(key, Program({}, model, guide, args, kwargs, {}))
-        pooled = aggregated(structure)
+        structure, pooled = pool(structure)
         parts = [part for part in structure.parts if part.is_implicit]
         networks = {}
         for part, one_key in zip(parts, jax.random.split(key, len(parts) or 1), strict=False):

@@ -123,6 +123,20 @@ class Structure(NamedTuple):
         """Names of the latents whose guide has a density."""
         return frozenset(n for part in self.parts if not part.is_implicit for n in part.sites)
 
+    def pooled(self, plate: str) -> Structure:
+        """The latents in a plate as one part, whose rows are draws of one joint distribution.
+
+        Latents that are independent in each row are not so over all rows. The rows are shuffled,
+        always alike: halves of them, which the jackknife takes, must be samples of the same.
+        """
+        inside = [part for part in self.parts if plate in part.plates]
+        rest = [part for part in self.parts if plate not in part.plates]
+        rows = np.concatenate([part.rows for part in inside], axis=1)
+        rows = np.random.default_rng(0).permutation(rows)
+        names = tuple(name for part in inside for name in part.sites)
+        together = inside[0]._replace(sites=names, rows=rows)
+        return self._replace(parts=(*rest, together))
+
     def unravel(self, flat: jax.Array) -> dict[str, Any]:
         """A flat particle (d,) as a dict of unconstrained sites."""
         return {

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 import scipy.optimize
+from compiling import quick_jit
 from doubles import GaussianScore
 from jax import random
 from numpyro import handlers
@@ -16,6 +17,7 @@ from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore.sliced import SlicedScoreMatching
+from numpyro_kscore.structure import Part, Structure
 
 AUXILIARY = {"is_auxiliary": True}
 ROWS, PICKED = 40, 10
@@ -71,6 +73,65 @@ def test_gradient_of_the_aggregate_objective(size, x64):
         # is the entropy's part of the gradient, of about 40/variance times the derivative.
         bias = 0.0 if name == "weight" else 2 * ROWS / (32 * size)
         assert abs(error) < 4 * np.std(found[name]) / np.sqrt(len(keys)) + bias, name
+
+
+class FullGaussianScore(GaussianScore):
+    """The score of a Gaussian with the covariance of the samples."""
+
+    def at_samples(self, samples, base_scores=None, *, debias=None, context=None):
+        found = super().at_samples(samples, base_scores)
+        precision = jnp.linalg.inv(jnp.atleast_2d(jnp.cov(samples.T, bias=True)))
+        scores = -(samples - samples.mean(0)) @ precision
+        residual = scores if base_scores is None else scores - base_scores
+        return found._replace(scores=scores, residual=residual)
+
+
+def test_codes_of_a_row_have_one_aggregate(x64):
+    """Two codes with noise of their own, correlated over the rows: KL is that of the pair."""
+    slopes, spread = jnp.array([0.9, -0.7]), 0.5
+
+    def pair_model():
+        with numpyro.plate("rows", ROWS):
+            numpyro.sample("a", dist.Normal(0.0, 1.0))
+            numpyro.sample("b", dist.Normal(0.0, 1.0))
+
+    def encoder():
+        slopes = numpyro.param("slopes", jnp.zeros(2))
+        with numpyro.plate("rows", ROWS):
+            for name, slope in zip("ab", slopes, strict=True):
+                loc = slope * jnp.asarray(DATA)
+                numpyro.sample(name, dist.Normal(loc, spread), infer={"implicit": True})
+
+    def divergence(slopes):
+        covariance = jnp.var(DATA) * jnp.outer(slopes, slopes) + spread**2 * jnp.eye(2)
+        return 0.5 * ROWS * (jnp.trace(covariance) - 2 - jnp.linalg.slogdet(covariance)[1])
+
+    elbo = ImplicitELBO(32, estimator=FullGaussianScore(), debias=None, aggregate="rows")
+
+    @quick_jit
+    def one(key):
+        return jax.value_and_grad(lambda p: elbo.loss(key, p, pair_model, encoder))(
+            {"slopes": slopes}
+        )
+
+    losses, found = zip(*[one(key) for key in random.split(random.key(0), 50)], strict=True)
+    gradient = np.stack([f["slopes"] for f in found])
+    value, expected = jax.value_and_grad(divergence)(slopes)
+    assert np.all(
+        np.abs(gradient.mean(axis=0) - expected) < 4 * gradient.std(axis=0) / np.sqrt(50) + 0.1
+    )
+    # Codes of evenly spaced rows are nearly Gaussian: their entropy is so to .02 a row.
+    assert abs(np.mean(losses) - value) < 4 * np.std(losses) / np.sqrt(50) + 0.02 * ROWS
+
+
+def test_halves_of_the_rows_are_samples_of_the_same():
+    """Rows may come sorted; the jackknife compares halves of the draws in their order."""
+    part = Part(("z",), True, np.arange(200).reshape(100, 2), None, 1.0, {"rows": 100})
+    shuffled = Structure((), (part,), (), ()).pooled("rows").parts[0].rows
+    assert np.array_equal(shuffled[np.argsort(shuffled[:, 0])], part.rows)
+    # The mean row of a random half has a standard deviation of 2.9 about 49.5.
+    for half in (shuffled[:50], shuffled[50:]):
+        assert abs(np.mean(half[:, 0] // 2) - 49.5) < 9
 
 
 def test_default_numbers_of_particles():
