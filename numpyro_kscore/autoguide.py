@@ -148,24 +148,27 @@ class AutoImplicit(AutoContinuous):
             dist.Normal(jnp.zeros(self.noise_dim), 1.0).to_event(1),
             infer={"is_auxiliary": True},
         )
-        flat = self._push(noise)
-        if jnp.shape(flat) != (self.latent_dim,):
-            raise ValueError(
-                f"network: expected output of shape ({self.latent_dim},), one number for each "
-                f"unconstrained coordinate; got {jnp.shape(flat)}"
-            )
-        return flat
+        return self._push(noise)
 
     def _push(self, noise: jax.Array) -> jax.Array:
         """Noise to unconstrained latents."""
         if self.network is not None:
-            return apply_network(f"{self.prefix}_network", self.network, noise)
+            return self._apply_network(noise)
         loc, scale = self._affine()
         mixing = numpyro.param(f"{self.prefix}_mixing", jnp.eye(self.noise_dim, self.latent_dim))
         size = self.latent_dim + self.noise_dim
         out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, size)
         shift, log_gate = out[: self.latent_dim], GATE_RATE * out[self.latent_dim :]
         return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
+
+    def _apply_network(self, noise: jax.Array) -> jax.Array:
+        out = apply_network(f"{self.prefix}_network", self.network, noise)
+        if jnp.shape(out) != (self.latent_dim,):
+            raise ValueError(
+                f"network: expected output of shape ({self.latent_dim},), one number for each "
+                f"unconstrained coordinate; got {jnp.shape(out)}"
+            )
+        return out
 
     def _affine(self) -> tuple[jax.Array, jax.Array]:
         """Location and scale of the Gaussian a guide starts from."""
@@ -311,8 +314,7 @@ class AutoSemiImplicit(AutoImplicit):
         )
         loc, scale = self._affine()
         if self.network is not None:
-            mean = apply_network(f"{self.prefix}_network", self.network, noise)
-            return loc + mean + scale * unit
+            return loc + self._apply_network(noise) + scale * unit
         mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
         out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, 2 * dim)
         shift, log_gate = out[:dim], GATE_RATE * out[dim:]

@@ -257,9 +257,11 @@ def test_a_module_whose_parameters_numpyro_cannot_see_is_refused():
 @pytest.mark.parametrize(
     ("network", "shape"), [(lambda noise: noise[0], r"\(\)"), (lambda noise: noise[:2], r"\(2,\)")]
 )
-def test_networks_with_a_wrong_output_are_refused(network, shape):
+@pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+def test_networks_with_a_wrong_output_are_refused(kind, network, shape):
+    """Also where it could be broadcast: one number would be the mean of all latents."""
     with pytest.raises(ValueError, match=rf"network: expected.*shape \(3,\).*got {shape}"):
-        initialized(normal_model, network=network)
+        initialized(normal_model, guide=kind(normal_model, network=network))
 
 
 def test_too_little_noise_is_refused():
