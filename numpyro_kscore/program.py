@@ -126,7 +126,9 @@ def _lay_out(traces: Traces, blocks: tuple[Block, ...]) -> Structure:
         sites.append(Site(name, tuple(shape), start, _frames(traces.guide, name)))
         start += math.prod(shape)
     by_name = {site.name: site for site in sites}
-    parts = tuple(_part(block, by_name, traces) for block in blocks)
+    found = (_part(block, by_name, traces) for block in blocks)
+    # Latents of no size have no entropy.
+    parts = tuple(part for part in found if part.rows.size)
     shared = {
         frame.name
         for part in parts
@@ -169,10 +171,9 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         _check_draws(name, traces.guide[name]["fn"], sites[name])
     rows = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
     context = None
-    if block.parents:
-        context = np.concatenate(
-            [sites[name].coordinates(plates) for name in block.parents], axis=1
-        )
+    given = [sites[name] for name in block.parents if sites[name].size]
+    if given:
+        context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
     return Part(block.sites, block.is_implicit, rows, context, scale, plates)
 

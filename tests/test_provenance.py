@@ -357,6 +357,22 @@ def test_plates_inside_control_flow():
     assert (frame.axis, frame.size, frame.full_size) == (1, 3, 3)
 
 
+def test_latents_of_no_size():
+    """They have neither an entropy nor anything to be a context by."""
+
+    def model():
+        empty = numpyro.sample("empty", dist.Normal(jnp.zeros(0), 1.0))
+        numpyro.sample("a", dist.Normal(jnp.sum(empty), 1.0))
+
+    def guide():
+        empty = implicit("empty", noise("e1", (0,)))
+        implicit("a", jnp.sum(empty) + noise("e2"))
+
+    (part,) = structure_of(model, guide).parts
+    assert part.sites == ("a",)
+    assert part.context is None
+
+
 # ------------------------------------------------------------------------------------ misuse
 
 
