@@ -124,4 +124,16 @@ def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> ja
             f"{name}: expected finite values; got {bad} row(s) with NaN or infinity out of "
             f"{x.shape[0]}. Remove them, or find what produced them"
         )
-    return jnp.asarray(x)
+    return _as_jax(x)
+
+
+def with_jax_leaves(tree: T) -> T:
+    """The tree with its NumPy arrays turned into JAX arrays."""
+    return jax.tree.map(_as_jax, tree)
+
+
+def _as_jax(x: Any) -> Any:
+    # JAX 0.10 to 0.12 remembers what it makes of a NumPy array by the array alone, not by the
+    # precision too, as long as a program uses it: in the other precision the same array then has
+    # the wrong dtype. A copy is an array JAX has not seen.
+    return jnp.asarray(x.copy()) if isinstance(x, np.ndarray) else x

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import Distribution
 
-from numpyro_kscore._pytree import as_points, pytree, static
+from numpyro_kscore._pytree import as_points, pytree, static, with_jax_leaves
 from numpyro_kscore.coordinates import Coordinates
 from numpyro_kscore.gaussian import fit_gaussian
 
@@ -156,7 +156,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
                 f"({samples.shape[1]},); got {base.batch_shape} and {base.event_shape}. "
                 "Use .to_event(1) on a batch of scalars"
             )
-        fitted = DistributionBase(distribution=base)
+        fitted = DistributionBase(distribution=with_jax_leaves(base))
     elif base == "gaussian":
         gaussian = fit_gaussian(samples)
         fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)

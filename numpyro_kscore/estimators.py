@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_kscore._pytree import as_points, check_choice, check_positive, pytree, static
+from numpyro_kscore._pytree import (
+    as_points,
+    check_choice,
+    check_positive,
+    pytree,
+    static,
+    with_jax_leaves,
+)
 from numpyro_kscore.base import Base, GaussianBase, make_base
 from numpyro_kscore.coordinates import (
     STANDARDIZE_CHOICES,
@@ -260,7 +267,8 @@ class ScoreEstimator:
                 "strength and the bandwidth as numbers"
             )
         base = make_base(self.base, samples, base_scores)
-        return dataclasses.replace(self, base=None, regularizer=regularizer), samples, base
+        estimator = dataclasses.replace(self, base=None, regularizer=regularizer)
+        return with_jax_leaves(estimator), samples, base
 
 
 @jax.jit

@@ -4,9 +4,12 @@ Duplicated samples give the operator eigenvalues that coincide and end every Kry
 the estimate itself is smooth there.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import oracle
 import pytest
 from compiling import quick_jit
@@ -40,6 +43,11 @@ DIRECTION, WEIGHTS = RNG.normal(size=(2, N, D))
 POINT_WEIGHTS, BASE = RNG.normal(size=(3, D)), RNG.normal(size=(N, D))
 
 
+def weighted(weights, values):
+    # A copy: JAX keeps the dtype of a NumPy array that another program uses in another precision.
+    return jnp.sum(jnp.asarray(weights.copy()) * values)
+
+
 def literal(kernel, regularizer, solver, **options):
     options = {"bandwidth": BANDWIDTH, "standardize": "none", "base": None} | options
     return ScoreEstimator(kernel, regularizer, solver, **options)
@@ -50,19 +58,17 @@ def differences(f, step=1e-4):
     return (8 * (f(step) - f(-step)) - (f(2 * step) - f(-2 * step))) / (12 * step)
 
 
-# Estimator, oracle's filter, samples, base scores at the samples.
+NU = literal(CurlFree(), NuMethod(20), Krylov(16), normalize=False)
+# Estimator, oracle's filter, samples, base scores at the samples. The first three share a program.
 CASES = {
-    "ν-method with a base": (
-        literal(CurlFree(), NuMethod(20), Krylov(16)),
-        oracle.nu_method(20),
+    "ν-method with a base": (NU, oracle.nu_method(20), DUPLICATED, BASE),
+    # Nothing to filter: ζ of samples that are all the same is zero.
+    "zero vector": (NU, oracle.nu_method(20), COLLAPSED, np.zeros_like(BASE)),
+    "rescaled spectrum": (
+        dataclasses.replace(NU, bandwidth=0.3),
+        lambda spectrum: oracle.nu_method(20).rescaled(1.01 * np.max(spectrum)),
         DUPLICATED,
         BASE,
-    ),
-    "all samples the same": (
-        literal(CurlFree(), NuMethod(20), Krylov(16)),
-        oracle.nu_method(20),
-        COLLAPSED,
-        None,
     ),
     "diagonal kernel": (
         literal(Diagonal(), Tikhonov(0.01), Krylov(16)),
@@ -79,12 +85,6 @@ CASES = {
     "recursion": (
         literal(CurlFree(), Landweber(20), Recursion()),
         oracle.landweber(20),
-        DUPLICATED,
-        None,
-    ),
-    "rescaled spectrum": (
-        literal(CurlFree(), NuMethod(20), Krylov(16), bandwidth=0.3, normalize=False),
-        lambda spectrum: oracle.nu_method(20).rescaled(1.01 * np.max(spectrum)),
         DUPLICATED,
         None,
     ),
@@ -107,29 +107,38 @@ def reference(estimator, filt, samples, base):
     return fitted.in_sample, fitted.residual(POINTS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@quick_jit
+def derivatives(estimator, samples, base):
+    """Of weighted values at the samples and elsewhere: forward along DIRECTION, and reverse."""
+
+    def total(x):
+        score = estimator.fit(x, base)
+        at_points = weighted(POINT_WEIGHTS, score.residual(POINTS))
+        return weighted(WEIGHTS, score.at_samples) + at_points
+
+    # One linearisation serves both modes: most of the time is compilation.
+    forward = jax.linearize(total, samples)[1]
+    (reverse,) = jax.linear_transpose(forward, samples)(jnp.ones(()))
+    return forward(jnp.asarray(DIRECTION.copy())), weighted(DIRECTION, reverse)
+
+
+# Plain autodiff of a loop, without a rule of its own.
+SLOW = {"recursion"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+)
 def test_derivatives_in_the_samples(name, x64):
-    """Forward and reverse, at the samples and elsewhere."""
     estimator, filt, samples, base = CASES[name]
-
-    @quick_jit
-    def derivatives(samples):
-        def total(x):
-            score = estimator.fit(x, base)
-            values = score.at_samples, score.residual(POINTS)
-            return jnp.stack([jnp.sum(WEIGHTS * values[0]), jnp.sum(POINT_WEIGHTS * values[1])])
-
-        forward = jax.jvp(total, (samples,), (jnp.asarray(DIRECTION),))[1]
-        reverse = jax.vmap(jax.vjp(total, samples)[1])(jnp.eye(2))[0]
-        return forward, jnp.sum(reverse * DIRECTION, axis=(1, 2))
 
     def along(t):
         at_samples, at_points = reference(estimator, filt, samples + t * DIRECTION, base)
-        return np.array([np.sum(WEIGHTS * at_samples), np.sum(POINT_WEIGHTS * at_points)])
+        return np.sum(WEIGHTS * at_samples) + np.sum(POINT_WEIGHTS * at_points)
 
     expected = differences(along)
-    assert np.min(np.abs(expected)) > 1e-2
-    for value in derivatives(jnp.asarray(samples)):
+    assert abs(expected) > 1e-2
+    for value in derivatives(estimator, samples, base):
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
@@ -188,18 +197,26 @@ DEGENERATE = {
 @pytest.mark.parametrize(
     "estimator",
     [
-        ScoreEstimator(),
-        ScoreEstimator(CurlFree(Matern(2.5)), Tikhonov(0.01), base=None),
-        ScoreEstimator(Diagonal(), NuMethod(20), Recursion(), standardize="diagonal", base=None),
+        pytest.param(ScoreEstimator(), id="default"),
+        pytest.param(
+            ScoreEstimator(
+                CurlFree(Matern(2.5)), Tikhonov(0.01), standardize="diagonal", base=None
+            ),
+            id="matern",
+        ),
+        pytest.param(
+            ScoreEstimator(Diagonal(), NuMethod(20), Recursion(), base=None),
+            id="diagonal",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["default", "matern", "diagonal"],
 )
 def test_derivatives_of_degenerate_fits_are_finite(estimator):
     @quick_jit
     def derivative(samples, points):
         def total(x, y):
             score = estimator.fit(x)
-            return jnp.sum(WEIGHTS * score.at_samples) + jnp.sum(jnp.sin(score(y)))
+            return weighted(WEIGHTS, score.at_samples) + jnp.sum(jnp.sin(score(y)))
 
         return jax.grad(total, argnums=(0, 1))(samples, points)
 
@@ -212,25 +229,51 @@ def test_derivatives_of_degenerate_fits_are_finite(estimator):
 
 
 def test_derivatives_map_and_leave_the_choice_of_lam_alone(x64):
-    """Batches of derivatives, and one in λ alone, where neither operator nor vector move."""
-    samples = jnp.asarray(DUPLICATED)
+    """Batches of derivatives: in λ, where neither operator nor vector move, and in those alone."""
 
     def total(lam, scale):
         estimator = literal(CurlFree(), Tikhonov(lam), Krylov(16))
-        return jnp.sum(WEIGHTS * estimator.fit(scale * samples).at_samples)
+        samples = scale * jnp.asarray(DUPLICATED.copy())
+        return weighted(WEIGHTS, estimator.fit(samples).at_samples)
 
-    lams, scales = jnp.array([0.01, 0.1]), jnp.array([1.0, 1.2])
-    mapped = quick_jit(jax.vmap(jax.grad(total, argnums=(0, 1))))(lams, scales)
+    @quick_jit
+    @jax.vmap
+    def slopes(lam, scale):
+        in_lam = jax.jvp(lambda t: total(t, scale), (lam,), (jnp.ones_like(lam),))[1]
+        return in_lam, jax.grad(total, argnums=1)(lam, scale)
+
+    lams, scales = np.array([0.01, 0.1]), np.array([1.0, 1.2])
+    mapped = slopes(lams, scales)
     kernel = oracle.Kernel(True, oracle.imq(), BANDWIDTH)
 
     def expected(lam, scale):
         fitted = oracle.estimate(kernel, scale * DUPLICATED, oracle.tikhonov(lam), normalize=True)
         return np.sum(WEIGHTS * fitted.in_sample)
 
-    for k, (lam, scale) in enumerate(zip(np.array(lams), np.array(scales), strict=True)):
+    for k, (lam, scale) in enumerate(zip(lams, scales, strict=True)):
         in_lam = differences(lambda t, a=lam, b=scale: expected(a + t, b), 1e-5)
         in_scale = differences(lambda t, a=lam, b=scale: expected(a, b + t))
         np.testing.assert_allclose([part[k] for part in mapped], [in_lam, in_scale], rtol=1e-6)
+
+
+def test_programs_of_both_precisions_live_side_by_side():
+    """NumPy arrays in an estimator are compiled in one precision and then serve the other."""
+    estimator = literal(
+        CurlFree(),
+        Tikhonov(np.array(0.01)),
+        Krylov(4),
+        base=dist.Normal(np.zeros(D), np.ones(D)).to_event(1),
+        landmarks=Landmarks(indices=(0, 1, 2)),
+    )
+    base, kept = BASE.copy(), []
+    for precision in (True, False, True):
+        with jax.enable_x64(precision):
+            samples = jnp.asarray(DUPLICATED.copy())
+            for scores in (None, base):
+                # Each is kept, and with it what JAX made of the arrays.
+                slope = jax.grad(lambda x, b=scores: jnp.sum(estimator.fit(x, b).at_samples))
+                kept.append(jax.jit(slope).trace(samples))
+                assert kept[-1].lower().out_info.dtype == samples.dtype
 
 
 def test_inverse_root_has_a_derivative_where_eigenvalues_are_equal(x64):
@@ -241,6 +284,7 @@ def test_inverse_root_has_a_derivative_where_eigenvalues_are_equal(x64):
     def inverse(t):
         return np.linalg.inv(2.5 * np.eye(3) + t * change)
 
+    @quick_jit
     def product(t):
         root = inverse_root(2.0 * jnp.eye(3) + t * change, jnp.asarray(0.5), jnp.asarray(0.0))
         return root @ root.T
