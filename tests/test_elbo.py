@@ -950,7 +950,11 @@ def test_scaled_guide_sites_are_refused():
         (TypeError, r"num_particles: expected an integer; got 2.0", {"num_particles": 2.0}),
         (ValueError, r"base: expected one of.*'model'.*got 'student'", {"base": "student"}),
         (ValueError, r"debias: expected one of.*got True", {"debias": True}),
-        (TypeError, r"estimator: expected a ScoreEstimator; got 3", {"estimator": 3}),
+        (
+            TypeError,
+            r"estimator: expected a ScoreEstimator or SlicedScoreMatching; got 3",
+            {"estimator": 3},
+        ),
         (ValueError, r"(?s)vectorize_particles.*boolean or a callable", {"vectorize_particles": 2}),
     ],
 )
