@@ -58,15 +58,15 @@ def differences(f, step=1e-4):
     return (8 * (f(step) - f(-step)) - (f(2 * step) - f(-2 * step))) / (12 * step)
 
 
-NU = literal(CurlFree(), NuMethod(20), Krylov(16), normalize=False)
+NU = literal(CurlFree(), NuMethod(5), Krylov(16), normalize=False)
 # Estimator, oracle's filter, samples, base scores at the samples. The first three share a program.
 CASES = {
-    "ν-method with a base": (NU, oracle.nu_method(20), DUPLICATED, BASE),
+    "ν-method with a base": (NU, oracle.nu_method(5), DUPLICATED, BASE),
     # Nothing to filter: ζ of samples that are all the same is zero.
-    "zero vector": (NU, oracle.nu_method(20), COLLAPSED, np.zeros_like(BASE)),
+    "zero vector": (NU, oracle.nu_method(5), COLLAPSED, np.zeros_like(BASE)),
     "rescaled spectrum": (
         dataclasses.replace(NU, bandwidth=0.3),
-        lambda spectrum: oracle.nu_method(20).rescaled(1.01 * np.max(spectrum)),
+        lambda spectrum: oracle.nu_method(5).rescaled(1.01 * np.max(spectrum)),
         DUPLICATED,
         BASE,
     ),
