@@ -109,8 +109,17 @@ def gradients(elbo, guide, num_keys, *args, target=model, params=PARAMS):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *found)
 
 
-@pytest.mark.parametrize("rows", [N, 2], ids=["full", "subsampled"])
-@pytest.mark.parametrize("kind", ["both", "local", "global"])
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        ("both", N),
+        ("both", 2),
+        ("local", 2),
+        ("global", 2),
+        pytest.param("local", N, marks=pytest.mark.slow),
+        pytest.param("global", N, marks=pytest.mark.slow),
+    ],
+)
 def test_expected_gradient_is_the_closed_form(kind, rows, x64):
     """With the exact conditional scores of a Gaussian guide; also for two of six rows a step."""
     elbo = ImplicitELBO(512, estimator=GaussianScore(), debias=None)
