@@ -86,6 +86,8 @@ nitpick_ignore_regex = [
         "typing",
     )
 ]
+# A type variable of a decorator's signature.
+nitpick_ignore = [("py:class", "numpyro_kscore._pytree.T")]
 
 
 # --- Docstrings ------------------------------------------------------------------------------
