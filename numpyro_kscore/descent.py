@@ -5,7 +5,7 @@ With ``q(z) = Π_b q(z_b | parents of b)`` the gradient of KL(q || p) in the gui
 one, through its parents too. The terms ``∇_a log q(z_b | a)`` at a parent a are not there: given a
 their mean is zero, so they would be noise. What is left of the entropy ``H(g) + Σ_i [H(g, z_i) -
 H(g)]`` of global and local latents is therefore one conditional score for each block and each
-element of its plates, which is what :meth:`ScoreEstimator.at_samples` estimates.
+element of its plates, which is what :meth:`~numpyro_kscore.ScoreEstimator.at_samples` estimates.
 """
 
 from __future__ import annotations

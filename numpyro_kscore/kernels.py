@@ -86,8 +86,8 @@ class Kernel:
         """Weights of the field and of ζ at squared distances ``s``.
 
         ``within`` is the share of ``s`` in the coordinates the field has, where the points have
-        others besides (a context, see :meth:`ScoreEstimator.at_samples`); ``dim`` and r are of
-        those coordinates. None is all of ``s``.
+        others besides: a context, see :meth:`~numpyro_kscore.ScoreEstimator.at_samples`. Then
+        ``dim`` and r are of those coordinates. None is all of ``s``.
         """
         raise NotImplementedError
 
