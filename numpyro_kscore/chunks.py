@@ -14,6 +14,7 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_kscore.discrepancy import evaluate_particles, masked_stein_discrepancy
 from numpyro_kscore.elbo import default_num_particles
+from numpyro_kscore.particles import are_finite
 from numpyro_kscore.program import Program, inspect_program
 from numpyro_kscore.structure import Structure
 
@@ -168,11 +169,7 @@ def _look_at_guide(
     x, s, log_density = (
         a[:EVALUATION_DRAWS] for a in (found.flat, found.scores, found.log_density)
     )
-    valid = (
-        jnp.isfinite(log_density)
-        & jnp.all(jnp.isfinite(x), axis=1)
-        & jnp.all(jnp.isfinite(s), axis=1)
-    )
+    valid = are_finite(log_density, x, s)
     first = jnp.argmax(valid)
     x, s = (jnp.where(valid[:, None], a, a[first]) for a in (x, s))
     smoothed = masked_stein_discrepancy(x, s, valid)

@@ -21,7 +21,7 @@ from numpyro_kscore.entropy import entropy
 from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.structure import Part
 
-__all__ = ["Descent", "descend"]
+__all__ = ["Descent", "descend", "put_columns"]
 
 # Pairs of particles whose weights are held at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
@@ -68,23 +68,23 @@ def descend(
     scores = _take(model_scores, part.rows)
     n, size, dim = scores.shape
     target = scores / part.scale
+    evaluated: Any = slice(None)
     if extra is not None:
-        particles = _around(particles, extra)
-        target = _around(target, jnp.zeros((extra.shape[0], size, dim), target.dtype))
+        # Between the halves of the particles: each half of a jackknife has some of both.
+        half, k = n // 2, extra.shape[0]
+        particles = jnp.concatenate([particles[:half], extra, particles[half:]])
+        evaluated = np.r_[:half, half + k : n + k]
     x = _take(particles, part.rows)
     context = None if part.context is None else _take(particles, part.context)
-    evaluated = _around(np.arange(n), np.full(x.shape[0] - n, -1)) >= 0
     if prior_scores is not None:
         target = _take(prior_scores, part.rows) / part.scale
         x, target = (a.reshape(n * size, 1, dim) for a in (x, target))
-
-    some = np.flatnonzero(evaluated) if prior_scores is None else np.arange(x.shape[0])
 
     def estimate(inputs: tuple[jax.Array, jax.Array, jax.Array | None]) -> Descent:
         values, goal, given = inputs
         goal_or_none = goal if base == "model" else None
         found = estimator.at_samples(values, goal_or_none, debias=debias, context=given)
-        away = (found.residual if base == "model" else found.scores - goal)[some]
+        away = found.residual if base == "model" else found.scores[evaluated] - goal
         # The whitening of a Gaussian base is that of the shrunk Gaussian.
         shrunk = base == "gaussian" and estimator.standardize == "full"
         guide_entropy = entropy(
@@ -112,15 +112,16 @@ def descend(
     return Descent(direction, total)
 
 
-def _around(first: Any, second: Any) -> Any:
-    """The second array's rows between the halves of the first's: each half has both."""
-    half = first.shape[0] // 2
-    xp = np if isinstance(first, np.ndarray) else jnp
-    return xp.concatenate([first[:half], second, first[half:]])
+def put_columns(values: jax.Array, columns: np.ndarray, new: jax.Array) -> jax.Array:
+    """(n, D) with the columns of a block replaced by what it has by element, (n, elements, d)."""
+    return new[:, 0] if _is_whole(values, columns) else values.at[:, columns].set(new)
 
 
 def _take(values: jax.Array, columns: np.ndarray) -> jax.Array:
     """Columns of (n, D) by element: (n, elements, d)."""
-    if columns.size == values.shape[1] and np.array_equal(columns, np.arange(columns.size)[None]):
-        return values[:, None, :]
-    return values[:, columns]
+    return values[:, None, :] if _is_whole(values, columns) else values[:, columns]
+
+
+def _is_whole(values: jax.Array, columns: np.ndarray) -> bool:
+    """Whether columns are all there are, in one element and in order: nothing is to be moved."""
+    return np.array_equal(columns, np.arange(values.shape[1])[None])

@@ -14,13 +14,14 @@ from jax import lax
 from numpyro.infer import ELBO
 
 from numpyro_kscore._pytree import check_choice, check_count
-from numpyro_kscore.descent import descend
+from numpyro_kscore.descent import descend, put_columns
 from numpyro_kscore.estimators import Median, ScoreEstimator
 from numpyro_kscore.following import STATE, Following, stateful_guide
 from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.particles import (
     Draw,
     LogJoint,
+    are_finite,
     draw_particle,
     draw_plates,
     log_joint_and_gradients,
@@ -184,7 +185,7 @@ class ImplicitELBO(ELBO):
         probe = self.vectorize_particles_fn(
             partial(_flat, program=fixed, structure=structure), keys
         )
-        drawn = jnp.all(jnp.isfinite(probe), axis=1)
+        drawn = are_finite(probe)
         keys = keys[_nearest_valid(drawn)]
         draws: Draw = self.vectorize_particles_fn(
             partial(draw_particle, program=program, structure=structure), keys
@@ -248,13 +249,7 @@ class ImplicitELBO(ELBO):
         Last are the networks that were trained, if any.
         """
         flat = draws.flat
-        valid = (
-            drawn
-            & jnp.isfinite(joint.log_density)
-            & jnp.isfinite(draws.log_density)
-            & jnp.all(jnp.isfinite(joint.scores), axis=1)
-            & jnp.all(jnp.isfinite(flat), axis=1)
-        )
+        valid = drawn & are_finite(joint.log_density, draws.log_density, joint.scores, flat)
         # Copies of good particles take the places of bad ones: shapes stay, nothing spreads.
         source = _nearest_valid(valid)
         any_valid = jnp.any(valid)
@@ -266,8 +261,7 @@ class ImplicitELBO(ELBO):
         prior_scores = None if joint.prior_scores is None else sound(joint.prior_scores)
         if extra is not None:
             stand_in = particles[np.arange(extra.shape[0]) % particles.shape[0]]
-            is_finite = jnp.all(jnp.isfinite(extra), axis=1, keepdims=True)
-            extra = jnp.where(is_finite, extra, stand_in)
+            extra = jnp.where(are_finite(extra)[:, None], extra, stand_in)
         direction = -scores
         guide_entropy = jnp.zeros((), flat.dtype)
         networks = {}
@@ -292,10 +286,7 @@ class ImplicitELBO(ELBO):
             guide_entropy = guide_entropy + found.entropy
             if isinstance(estimator, Following):
                 networks[part.sites[0]] = estimator.state
-            if part.rows.size == structure.size and part.rows.shape[0] == 1:
-                direction = found.direction[:, 0][:, np.argsort(part.rows[0])]
-            else:
-                direction = direction.at[:, part.rows].set(found.direction)
+            direction = put_columns(direction, part.rows, found.direction)
         direction = jnp.where(valid[:, None], direction, 0.0)
         return valid, direction / jnp.maximum(jnp.sum(valid), 1), guide_entropy, networks
 

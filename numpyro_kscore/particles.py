@@ -14,10 +14,18 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
-from numpyro_kscore.program import Program, is_latent, trace_both, unconstrain, values_of
+from numpyro_kscore.program import Program, trace_both, unconstrain, values_of
+from numpyro_kscore.provenance import is_drawn
 from numpyro_kscore.structure import Structure
 
-__all__ = ["Draw", "LogJoint", "draw_particle", "draw_plates", "log_joint_and_gradients"]
+__all__ = [
+    "Draw",
+    "LogJoint",
+    "are_finite",
+    "draw_particle",
+    "draw_plates",
+    "log_joint_and_gradients",
+]
 
 
 class Draw(NamedTuple):
@@ -55,7 +63,7 @@ def draw_particle(key: jax.Array, program: Program, structure: Structure) -> Dra
     latents = {
         name: unconstrain(site, traces.guide[name])
         for name, site in traces.model.items()
-        if is_latent(site)
+        if is_drawn(site)
     }
     flat = jnp.concatenate([jnp.ravel(u) for u in latents.values()])
     log_density = jnp.zeros((), flat.dtype)
@@ -159,7 +167,7 @@ def log_joint_and_gradients(
     if map_particles is not None or forward_mode:
         map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
         values, scores, theta_gradients, prior_scores = map_particles(one, draws)
-        valid = _finite(values, scores)
+        valid = are_finite(values, scores)
         return LogJoint(values, scores, prior_scores, valid_mean(theta_gradients, valid))
 
     def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
@@ -176,7 +184,7 @@ def log_joint_and_gradients(
     # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
     # particle's gradient taken by itself.
     count = draws.flat.shape[0]
-    valid = _finite(values, scores)
+    valid = are_finite(values, scores)
     theta_gradient = lax.cond(
         jnp.all(valid),
         lambda: jax.tree.map(lambda g: g / count, theta_total),
@@ -198,6 +206,7 @@ class CommonKeys(Messenger):
             self.key, msg["value"] = jax.random.split(self.key)
 
 
-def _finite(values: jax.Array, scores: jax.Array) -> jax.Array:
-    """At which particles the model's density and gradient are finite, (n,)."""
-    return jnp.isfinite(values) & jnp.all(jnp.isfinite(scores), axis=1)
+def are_finite(*arrays: jax.Array) -> jax.Array:
+    """At which particles all of some values are finite: arrays (n,) or (n, d) -> (n,)."""
+    columns = [jnp.isfinite(array).reshape(array.shape[0], -1) for array in arrays]
+    return jnp.all(jnp.concatenate(columns, axis=1), axis=1)

@@ -14,14 +14,13 @@ from numpyro.distributions import Distribution, MaskedDistribution, biject_to
 from numpyro.infer.util import helpful_support_errors, is_identically_one
 
 from numpyro_kscore.distributions import Implicit
-from numpyro_kscore.provenance import Block, find_blocks, trace_guide
+from numpyro_kscore.provenance import Block, find_blocks, is_drawn, trace_guide
 from numpyro_kscore.structure import Frame, Part, Site, Structure
 
 __all__ = [
     "Program",
     "Traces",
     "inspect_program",
-    "is_latent",
     "trace_both",
     "unconstrain",
     "values_of",
@@ -88,11 +87,6 @@ def values_of(trace: dict[str, Any], kind: str) -> dict[str, Any]:
     return {name: site["value"] for name, site in trace.items() if site["type"] == kind}
 
 
-def is_latent(site: dict[str, Any]) -> bool:
-    """Whether a site is drawn and not observed."""
-    return site["type"] == "sample" and not site["is_observed"]
-
-
 def inspect_program(key: jax.Array, program: Program) -> Structure:
     """Trace guide and model, abstractly: check that they match and lay out their latents.
 
@@ -107,7 +101,7 @@ def inspect_program(key: jax.Array, program: Program) -> Structure:
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
         sites = trace_guide(program.guide, program.args, program.kwargs, params, key)
-        latents = {name for name, site in traces.model.items() if is_latent(site)}
+        latents = {name for name, site in traces.model.items() if is_drawn(site)}
         used = {n: site for n, site in sites.items() if n in latents or not site.is_latent}
         found.append(_lay_out(traces, find_blocks(used)))
 
@@ -119,7 +113,7 @@ def _lay_out(traces: Traces, blocks: tuple[Block, ...]) -> Structure:
     sites: list[Site] = []
     start = 0
     for name, site in traces.model.items():
-        if not is_latent(site):
+        if not is_drawn(site):
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
@@ -227,7 +221,7 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
     Raises:
         ValueError: naming the sites and what to do.
     """
-    latents = {name: site for name, site in model_trace.items() if is_latent(site)}
+    latents = {name: site for name, site in model_trace.items() if is_drawn(site)}
     if not latents:
         raise ValueError("model: expected at least one latent sample site; got none")
     discrete = [name for name, site in latents.items() if site["fn"].support.is_discrete]
@@ -240,7 +234,7 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
     drawn = {
         name
         for name, site in guide_trace.items()
-        if is_latent(site) and not site["infer"].get("is_auxiliary", False)
+        if is_drawn(site) and not site["infer"].get("is_auxiliary", False)
     }
     missing = [name for name in latents if name not in drawn]
     if missing:

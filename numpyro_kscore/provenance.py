@@ -25,7 +25,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore.distributions import Implicit
 
-__all__ = ["Block", "GuideSite", "find_blocks", "trace_guide"]
+__all__ = ["Block", "GuideSite", "find_blocks", "is_drawn", "trace_guide"]
 
 # The name under which a bare random key (numpyro.prng_key) counts as a source of noise.
 KEY = "numpyro.prng_key()"
@@ -91,7 +91,7 @@ def trace_guide(
     def values(key: jax.Array) -> dict[str, Any]:
         trace = handlers.trace(_seeded(guide, key, params)).get_trace(*args, **kwargs)
         # Nothing traced is kept: it would leak.
-        sites.update({name: _described(site) for name, site in trace.items() if _is_drawn(site)})
+        sites.update({name: _described(site) for name, site in trace.items() if is_drawn(site)})
         return {
             name: site["value"]
             for name, site in trace.items()
@@ -138,7 +138,8 @@ def _seeded(guide: Any, key: jax.Array, data: dict[str, Any]) -> Any:
     return handlers.substitute(handlers.seed(guide, key), data=data)
 
 
-def _is_drawn(site: dict[str, Any]) -> bool:
+def is_drawn(site: dict[str, Any]) -> bool:
+    """Whether a site of a trace is a sample site that is not observed."""
     return site["type"] == "sample" and not site["is_observed"]
 
 

@@ -30,7 +30,7 @@ QUICK = {"max_steps": 600, "chunk_size": 20, "progress_bar": False}
 
 
 def model(data):
-    z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(len(data)), 1.0).to_event(1))
     numpyro.sample("y", dist.Normal(z, 0.5).to_event(1), obs=data)
 
 
@@ -338,10 +338,6 @@ def test_double_precision(x64):
 def test_implicit_elbo():
     """Noise with a mean and sd, and the score of a Gaussian for it, which compiles quickly."""
 
-    def normal_model(data):
-        z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
-        numpyro.sample("y", dist.Normal(z, 0.5).to_event(1), obs=data)
-
     def implicit_guide(data):
         loc = numpyro.param("loc", jnp.zeros(1))
         sd = numpyro.param("sd", jnp.full(1, 0.1), constraint=constraints.softplus_positive)
@@ -350,7 +346,7 @@ def test_implicit_elbo():
         numpyro.sample("z", Implicit(loc + sd * noise, 1))
 
     elbo = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
-    svi = SVI(normal_model, implicit_guide, optax.adam(5e-2), elbo)
+    svi = SVI(model, implicit_guide, optax.adam(5e-2), elbo)
     result = fit(svi, KEY, DATA[:1], **QUICK)
     assert result.info.converged
     np.testing.assert_allclose(result.params["loc"], MEAN[:1], atol=0.1 * SD)

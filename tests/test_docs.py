@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -18,5 +19,10 @@ PAGES = [
 def test_code_of_a_page(page):
     """All blocks of a page in one namespace, as a reader would paste them."""
     names = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
         exec(compile(block, str(page), "exec"), names)
+        # A fit on a page is one that works.
+        if "result" in names:
+            assert np.isfinite(names["result"].losses[-1])
