@@ -182,11 +182,14 @@ class ImplicitELBO(ELBO):
         # of the guide there would be NaN even against a zero gradient.
         keys = jax.random.split(rng_key, num_particles)
         fixed = program._replace(params=lax.stop_gradient(param_map))
-        probe = self.vectorize_particles_fn(
-            partial(_flat, program=fixed, structure=structure), keys
-        )
-        drawn = are_finite(probe)
-        keys = keys[_nearest_valid(drawn)]
+        drawn = jnp.ones(num_particles, bool)
+        # One particle has no other to replace it, and an encoder need not run twice.
+        if num_particles > 1:
+            probe = self.vectorize_particles_fn(
+                partial(_flat, program=fixed, structure=structure), keys
+            )
+            drawn = are_finite(probe)
+            keys = keys[_nearest_valid(drawn)]
         draws: Draw = self.vectorize_particles_fn(
             partial(draw_particle, program=program, structure=structure), keys
         )

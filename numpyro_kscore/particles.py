@@ -181,10 +181,14 @@ def log_joint_and_gradients(
         prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, differentiated)[1][1]))(draws.flat)
     if not differentiated:
         return LogJoint(values, scores, prior_scores, theta_total)
-    # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
-    # particle's gradient taken by itself.
     count = draws.flat.shape[0]
     valid = are_finite(values, scores)
+    if count == 1:
+        # No branch: what comes out of one is copied, and a network has many parameters.
+        alone = jax.tree.map(lambda g: jnp.where(valid[0], g, 0.0), theta_total)
+        return LogJoint(values, scores, prior_scores, alone)
+    # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
+    # particle's gradient taken by itself.
     theta_gradient = lax.cond(
         jnp.all(valid),
         lambda: jax.tree.map(lambda g: g / count, theta_total),
