@@ -1,12 +1,22 @@
 """Implicit variational inference for NumPyro by nonparametric score estimation."""
 
 from numpyro_kscore._pytree import pytree, static
+from numpyro_kscore.arviz_io import to_arviz
 from numpyro_kscore.autoguide import AutoImplicit, AutoSemiImplicit
 from numpyro_kscore.convergence import Convergence, FitResult, fit
+from numpyro_kscore.diagnostics import (
+    Diagnosis,
+    diagnose,
+    fisher_divergence,
+    spread_ratios,
+    vsbc,
+)
 from numpyro_kscore.discrepancy import Discrepancy, stein_discrepancy
 from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
+from numpyro_kscore.draws import GuideDraws, evaluate_guide
 from numpyro_kscore.elbo import ImplicitELBO
 from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.importance import Khat, importance_resample, khat, pareto_smooth, weight_ess
 from numpyro_kscore.iterations import Landweber, NuMethod
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
 from numpyro_kscore.nystrom import Landmarks
@@ -41,6 +51,7 @@ from numpyro_kscore.regularizers import (
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.selection import AutoBandwidth
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, Solver
+from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
 
 __all__ = [
     "AutoBandwidth",
@@ -50,17 +61,21 @@ __all__ = [
     "Convergence",
     "CurlFree",
     "Dense",
+    "Diagnosis",
     "Diagonal",
     "Discrepancy",
     "Filter",
     "FitInfo",
     "FitResult",
     "Gaussian",
+    "GuideDraws",
     "IMQ",
     "Implicit",
     "ImplicitELBO",
+    "JumpTest",
     "Kernel",
     "KernelExponentialFamily",
+    "Khat",
     "Krylov",
     "Landmarks",
     "Landweber",
@@ -77,22 +92,35 @@ __all__ = [
     "ScoreEstimator",
     "Solver",
     "SpectralCutoff",
+    "SteinTest",
     "Tikhonov",
     "TruncatedTikhonov",
+    "diagnose",
+    "evaluate_guide",
+    "fisher_divergence",
     "fit",
+    "importance_resample",
     "kef",
     "kef_cg",
+    "khat",
+    "ksd",
     "landweber",
+    "mode_jump_test",
     "multi_bandwidth",
     "nkef",
     "nu_method",
+    "pareto_smooth",
     "pytree",
     "spectral_cutoff",
+    "spread_ratios",
     "ssge",
     "static",
     "stein",
     "stein_discrepancy",
+    "to_arviz",
     "truncated_tikhonov",
+    "vsbc",
+    "weight_ess",
 ]
 
 __version__ = "0.1.0"

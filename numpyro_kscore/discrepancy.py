@@ -34,6 +34,7 @@ __all__ = [
     "evaluate_particles",
     "masked_stein_discrepancy",
     "stein_discrepancy",
+    "stein_kernel",
 ]
 
 # Beyond, a covariance costs more than it is worth: each coordinate is scaled by itself.
@@ -88,6 +89,21 @@ def masked_stein_discrepancy(x: Array, s: Array, valid: Array) -> Discrepancy:
 
     Others must be finite, copies of valid ones for instance; they count in no pair.
     """
+    return stein_kernel(x, s, valid)[2]
+
+
+def stein_kernel(x: Array, s: Array, valid: Array) -> tuple[Array, Array, Discrepancy]:
+    """The Stein kernel of all pairs of draws, the unit of the discrepancy, and that itself.
+
+    Args:
+        x: draws, (n, d).
+        s: the model's score at them, (n, d).
+        valid: which draws count, (n,).
+
+    Returns:
+        u in whitened coordinates, (n, n); the unit, d times the mean of φ over pairs of different
+        draws; the U-statistic of u in that unit.
+    """
     dim = x.shape[1]
     n = jnp.sum(valid).astype(x.dtype)
     coordinates = standardize_samples(x, "full" if dim <= LARGEST_WHITENED else "diagonal")
@@ -99,12 +115,12 @@ def masked_stein_discrepancy(x: Array, s: Array, valid: Array) -> Discrepancy:
     phi, first, second = IMQ().derivatives(squared / h**2, 2)
     inner = z @ s.T
     along = jnp.diag(inner)[:, None] + jnp.diag(inner)[None, :] - inner - inner.T
-    kernel = phi * (s @ s.T) - 2 * first * along / h**2
-    kernel = kernel - (2 * dim * first + 4 * squared * second / h**2) / h**2
+    every = phi * (s @ s.T) - 2 * first * along / h**2
+    every = every - (2 * dim * first + 4 * squared * second / h**2) / h**2
     weight = valid.astype(x.dtype)
     apart = weight[:, None] * weight[None, :] * (1.0 - jnp.eye(x.shape[0], dtype=x.dtype))
     pairs = n * (n - 1)
-    kernel = apart * kernel
+    kernel = apart * every
     rows = jnp.sum(kernel, axis=1) / (n - 1)
     value = jnp.sum(rows) / n
     # Hoeffding: Var = 4ζ₁/n + 2ζ₂/n². The row means vary by ζ₁ + ζ₂/n, ζ₂ twice too much.
@@ -113,7 +129,7 @@ def masked_stein_discrepancy(x: Array, s: Array, valid: Array) -> Discrepancy:
     degenerate = 2 * pair_variance / n**2
     variance = jnp.maximum(4 * row_variance / n - degenerate, degenerate)
     unit = jnp.where(n >= 3, dim * jnp.sum(apart * phi) / pairs, jnp.nan)
-    return Discrepancy(value / unit, jnp.sqrt(variance) / unit)
+    return every, unit, Discrepancy(value / unit, jnp.sqrt(variance) / unit)
 
 
 class Evaluation(NamedTuple):
@@ -123,11 +139,13 @@ class Evaluation(NamedTuple):
         flat: unconstrained coordinates, (n, d).
         log_density: the model's, with the log-Jacobian, (n,).
         scores: its gradient, (n, d).
+        guide_log_density: of the guide's sites with a density, in the same coordinates, (n,).
     """
 
     flat: Array
     log_density: Array
     scores: Array
+    guide_log_density: Array
 
 
 def evaluate_particles(
@@ -156,7 +174,7 @@ def evaluate_particles(
         draw = partial(draw_particle, program=program, structure=structure)
         draws = jax.vmap(draw)(keys)
         joint = log_joint_and_gradients(draws, program, structure, None, forward_mode)
-        return Evaluation(draws.flat, joint.log_density, joint.scores)
+        return Evaluation(draws.flat, joint.log_density, joint.scores, draws.log_density)
 
     count = math.ceil(num_particles / batch_size)
     keys = jax.random.split(key, count * batch_size).reshape(count, batch_size)

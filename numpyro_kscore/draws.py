@@ -1,0 +1,258 @@
+"""Fresh draws of a fitted guide with all that diagnostics want to know about them."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpyro import handlers
+from numpyro.infer import SVI
+from numpyro.infer.util import constrain_fn, potential_energy
+
+from numpyro_kscore._pytree import as_points, check_count
+from numpyro_kscore.coordinates import Coordinates, standardize_samples
+from numpyro_kscore.discrepancy import LARGEST_WHITENED, evaluate_particles
+from numpyro_kscore.particles import are_finite
+from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.structure import Structure
+
+__all__ = [
+    "GuideDraws",
+    "constrain",
+    "evaluate_guide",
+    "fitted_program",
+    "log_joint",
+    "whitening",
+]
+
+# Up to so many dimensions the Laplacian is exact; beyond, one random direction a draw estimates it.
+EXACT_LAPLACIAN = 32
+BATCH = 256
+
+
+class GuideDraws(NamedTuple):
+    """Independent draws of a guide, in unconstrained coordinates, and the model at them.
+
+    Attributes:
+        samples: (n, d).
+        log_density: the model's, with the log-Jacobian, up to a constant, (n,).
+        scores: its gradient, (n, d).
+        laplacian: its Laplacian in coordinates whitened by the samples, (n,), or None. Without it
+            fewer energies can be compared.
+        log_q: the guide's log density, (n,), where it has one; otherwise None.
+        num_lost: draws at which something was not finite; they are left out.
+    """
+
+    samples: Array
+    log_density: Array
+    scores: Array
+    laplacian: Array | None = None
+    log_q: Array | None = None
+    num_lost: int = 0
+
+    def checked(self, minimum: int = 100) -> GuideDraws:
+        """The same as arrays of one precision.
+
+        Raises:
+            TypeError: for entries that are not floating point.
+            ValueError: for shapes that do not fit, too few draws, or entries that are not finite.
+        """
+        x = as_points("samples", self.samples, minimum=minimum)
+        n = x.shape[0]
+        scores = as_points("scores", self.scores, dim=x.shape[1])
+        columns = {
+            "log_density": self.log_density,
+            "laplacian": self.laplacian,
+            "log_q": self.log_q,
+        }
+        found: dict[str, Any] = {}
+        for name, values in columns.items():
+            if values is None:
+                found[name] = None
+                continue
+            if jnp.shape(values) != (n,):
+                raise ValueError(f"{name}: expected shape ({n},); got {jnp.shape(values)}")
+            found[name] = as_points(name, jnp.reshape(jnp.asarray(values), (n, 1)))[:, 0]
+        if scores.shape != x.shape:
+            raise ValueError(f"scores: expected shape {x.shape}; got {scores.shape}")
+        return GuideDraws(x, scores=scores, num_lost=self.num_lost, **found)
+
+
+def whitening(samples: Array) -> Coordinates:
+    """The map to coordinates whitened by the draws; beyond 256 dimensions only scaled."""
+    how = "full" if samples.shape[1] <= LARGEST_WHITENED else "diagonal"
+    return standardize_samples(samples, how)
+
+
+def fitted_program(svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    """Guide and model at the fitted parameters, checked.
+
+    Raises:
+        TypeError: for anything but an ``SVI`` and its result, and arguments the model cannot take.
+        ValueError: if the model observes nothing, or draws only some rows of a plate.
+    """
+    if not isinstance(svi, SVI):
+        raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    if not hasattr(result, "params") or not hasattr(result, "state"):
+        raise TypeError(
+            f"result: expected what svi.run or fit returns; got {type(result).__name__}. "
+            "svi.update returns a state: wrap it as SVIRunResult(svi.get_params(state), state, "
+            "losses)"
+        )
+    kwargs = {**kwargs, **svi.static_kwargs}
+    try:
+        inspect.signature(svi.model).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"args: expected the arguments the guide was fitted with; got {len(args)} positional "
+            f"and {sorted(kwargs)} ({error}). Pass the data as to svi.run"
+        ) from error
+    params = {**result.params, **(getattr(result.state, "mutable_state", None) or {})}
+    program = Program(params, svi.model, svi.guide, args, kwargs, {})
+    _check_observed(program)
+    return program
+
+
+def _check_observed(program: Program) -> None:
+    seen: dict[str, Any] = {}
+
+    def run(key: Array) -> None:
+        model = handlers.substitute(handlers.seed(program.model, key), data=program.params)
+        seen.update(handlers.trace(model).get_trace(*program.args, **program.kwargs))
+
+    jax.eval_shape(run, jax.random.key(0))
+    if not any(site["type"] == "sample" and site["is_observed"] for site in seen.values()):
+        raise ValueError(
+            "model: expected at least one observed site at these arguments; got none. Pass the "
+            "data the guide was fitted to, not None"
+        )
+    for name, site in seen.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise ValueError(
+                f"model: expected whole plates; got '{name}', which draws {site['args'][1]} of "
+                f"{site['args'][0]}. A random subset has another posterior: pass all data, with "
+                "subsample_size=None"
+            )
+
+
+def evaluate_guide(
+    svi: SVI,
+    result: Any,
+    *args: Any,
+    num_samples: int = 4_000,
+    rng_key: Array | None = None,
+    **kwargs: Any,
+) -> GuideDraws:
+    """Draw from a fitted guide and evaluate the model, its score and its Laplacian there.
+
+    Args:
+        svi: model and guide; whatever the loss was.
+        result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
+        *args: arguments of model and guide, as in the fit.
+        num_samples: fresh draws, more than a fit has particles: an energy needs at least ten a
+            dimension.
+        rng_key: random key; by default ``jax.random.key(0)``.
+        **kwargs: keyword arguments of both.
+
+    Raises:
+        TypeError: see :func:`fitted_program`.
+        ValueError: for a model that observes nothing at these arguments, and guides that
+            :class:`~numpyro_kscore.ImplicitELBO` could not take either.
+        FloatingPointError: if fewer than half of the draws are finite.
+
+    Cost: ``num_samples`` values and gradients of the model, and up to 32 Hessian products each.
+    """
+    check_count("num_samples", num_samples, minimum=4)
+    key = jax.random.key(0) if rng_key is None else rng_key
+    program = fitted_program(svi, result, args, kwargs)
+    structure = inspect_program(key, program)
+    forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
+
+    @jax.jit
+    def run(key: Array) -> tuple[Any, Array]:
+        size = min(BATCH, num_samples)
+        found = evaluate_particles(key, program, structure, num_samples, size, forward)
+        found = jax.tree.map(lambda a: a[:num_samples], found)
+        valid = are_finite(found.log_density, found.flat, found.scores, found.guide_log_density)
+        sound = jnp.where(valid[:, None], found.flat, found.flat[jnp.argmax(valid)])
+        factor = _factor(whitening(sound))
+
+        def second(pair: tuple[Array, Array]) -> Array:
+            return _laplacian(*pair, factor, program, structure, key)
+
+        keys = jax.random.split(jax.random.fold_in(key, 1), num_samples)
+        laplacian = lax.map(second, (sound, keys), batch_size=size)
+        return found, laplacian
+
+    found, laplacian = jax.device_get(run(key))
+    valid = np.asarray(
+        are_finite(found.log_density, found.flat, found.scores, found.guide_log_density)
+    )
+    if 2 * np.sum(valid) < num_samples:
+        raise FloatingPointError(
+            f"guide: expected finite draws, densities and scores; got them at {np.sum(valid)} of "
+            f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
+            "density vanishes where the guide is"
+        )
+    is_explicit = not any(part.is_implicit for part in structure.parts)
+    return GuideDraws(
+        samples=jnp.asarray(found.flat[valid]),
+        log_density=jnp.asarray(found.log_density[valid]),
+        scores=jnp.asarray(found.scores[valid]),
+        laplacian=jnp.asarray(laplacian[valid]) if np.all(np.isfinite(laplacian[valid])) else None,
+        log_q=jnp.asarray(found.guide_log_density[valid]) if is_explicit else None,
+        num_lost=int(num_samples - np.sum(valid)),
+    )
+
+
+def _factor(coordinates: Coordinates) -> Array:
+    """L with ``x = mean + L z``, (d, d)."""
+    if coordinates.cholesky is None:
+        return jnp.diag(coordinates.scale)
+    return coordinates.scale[:, None] * coordinates.cholesky
+
+
+def log_joint(flat: Array, program: Program, structure: Structure, key: Array) -> Array:
+    """The model's log density at unconstrained latents (d,), with the log-Jacobian."""
+    model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
+    latents = structure.unravel(flat)
+    return -potential_energy(model, program.args, program.kwargs, latents)
+
+
+def _laplacian(
+    flat: Array, probe: Array, factor: Array, program: Program, structure: Structure, key: Array
+) -> Array:
+    """Trace of ``Lᵀ H L``, by columns of L or by one random combination of them."""
+
+    def gradient(x: Array) -> Array:
+        return jax.grad(lambda u: log_joint(u, program, structure, key))(x)
+
+    def along(direction: Array) -> Array:
+        return direction @ jax.jvp(gradient, (flat,), (direction,))[1]
+
+    dim = flat.shape[0]
+    if dim <= EXACT_LAPLACIAN:
+        return jnp.sum(jax.vmap(along)(factor.T))
+    return along(factor @ jax.random.rademacher(probe, (dim,), flat.dtype))
+
+
+def constrain(program: Program, structure: Structure, flat: Array) -> dict[str, Array]:
+    """Latent and deterministic sites of the model at unconstrained draws (n, d)."""
+
+    def one(x: Array) -> dict[str, Array]:
+        model = handlers.substitute(program.model, data=dict(program.params))
+        found = constrain_fn(
+            handlers.seed(model, jax.random.key(0)),
+            program.args,
+            program.kwargs,
+            structure.unravel(x),
+            return_deterministic=True,
+        )
+        return {name: value for name, value in found.items() if name not in program.params}
+
+    return jax.jit(partial(lax.map, one, batch_size=BATCH))(flat)

@@ -1,0 +1,354 @@
+"""PSIS k̂ of a guide, from its density where it has one and from its energy where not.
+
+The importance weights of a guide q against a posterior p are ``w = p/q``. The shape k of the
+generalised Pareto distribution of the largest of them says whether q can stand for p (Vehtari,
+Simpson, Gelman, Yao and Gabry 2024; Yao, Vehtari, Simpson and Gelman 2018): below 0.7 averages
+under q can be corrected by the weights, above they cannot. It does not depend on the constants
+that log p and an energy lack. The smoothing itself is ArviZ's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_kscore._pytree import check_count
+from numpyro_kscore.draws import GuideDraws, whitening
+from numpyro_kscore.energy import (
+    FAMILIES,
+    FOLDS,
+    CrossFit,
+    Family,
+    Target,
+    cross_fit,
+    energy_estimator,
+)
+
+__all__ = ["Khat", "importance_resample", "khat", "pareto_smooth", "weight_ess"]
+
+GOOD_KHAT = 0.7
+# Log weights that differ by less are those of one and the same density: there is no tail to fit.
+CONSTANT = 1e-2
+# Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
+# log weights vary by half a nat and more.
+DRAWS_PER_DIMENSION = 10
+# An energy whose error, in nats, is both larger than this and half of what it says is no evidence.
+LARGE_ERROR = 0.5
+LEVEL = 0.9
+
+
+class Khat(NamedTuple):
+    """A Pareto k̂ and how far it can be trusted.
+
+    Attributes:
+        value: the estimate; ``-inf`` where all weights are equal.
+        low: lower end of a 90 % interval, the energy's own error included.
+        high: upper end.
+        verdict: ``"good"`` (the interval below 0.7), ``"bad"`` (above) or ``"cannot tell"``.
+        reason: why, in words.
+        log_weights: log p - log q at the draws up to a constant, (n,).
+        log_q: the guide's log density up to a constant, (n,).
+        energy: name of the features the energy was made of; ``"exact"`` where the guide has a
+            density.
+        energy_error: standard deviation over draws of the energy's error, in nats.
+        alternatives: k̂ of the energies that fit the draws as well.
+        fisher: lower bound of the Fisher divergence in whitened coordinates, in the mean over
+            dimensions, and its standard error; see :func:`~numpyro_kscore.fisher_divergence`.
+    """
+
+    value: float
+    low: float
+    high: float
+    verdict: str
+    reason: str
+    log_weights: np.ndarray
+    log_q: np.ndarray
+    energy: str
+    energy_error: float
+    alternatives: dict[str, float]
+    fisher: tuple[float, float]
+
+    def __str__(self) -> str:
+        return (
+            f"k̂ = {self.value:.2f}, 90 % interval {self.low:.2f} to {self.high:.2f}: "
+            f"{self.verdict} ({self.reason})"
+        )
+
+
+def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
+    """Pareto-smoothed log weights, normalised, and k̂; by ArviZ, whichever version there is.
+
+    Args:
+        log_weights: (n,), n at least 25, finite; a constant is of no matter.
+
+    Returns:
+        Log weights whose exponentials sum to 1, (n,), and k̂; ``-inf`` for equal weights.
+
+    Raises:
+        ImportError: without ArviZ.
+        ValueError: for another shape, or numbers that are not finite.
+    """
+    values = np.asarray(log_weights, np.float64)
+    if values.ndim != 1 or values.shape[0] < 25 or not np.all(np.isfinite(values)):
+        raise ValueError(
+            f"log_weights: expected at least 25 finite numbers of shape (n,); got shape "
+            f"{values.shape}, {int(np.sum(~np.isfinite(values)))} of them not finite"
+        )
+    values = values - np.max(values)
+    if np.ptp(values) < CONSTANT:
+        return values - np.log(np.sum(np.exp(values))), -np.inf
+    smoothed, shape = _smoother()(values)
+    smoothed = np.asarray(smoothed, np.float64)
+    return smoothed - np.logaddexp.reduce(smoothed), float(shape)
+
+
+def _smoother() -> Any:
+    try:
+        from arviz_stats.base import array_stats
+    except ImportError:
+        pass
+    else:
+        # There the argument is a log likelihood: the weights are its inverse.
+        return lambda values: array_stats.psislw(-values)
+    try:
+        from arviz import psislw
+    except ImportError as error:
+        raise ImportError(
+            "khat: expected ArviZ for Pareto smoothing; got none installed. "
+            'Run: pip install "numpyro-kscore[arviz]"'
+        ) from error
+    return psislw
+
+
+def weight_ess(log_weights: Any) -> float:
+    """Effective number of draws of some weights, ``(Σw)²/Σw²`` (Kong 1992)."""
+    values = np.asarray(log_weights, np.float64)
+    weights = np.exp(values - np.max(values))
+    return float(np.sum(weights) ** 2 / np.sum(weights**2))
+
+
+def khat(
+    draws: GuideDraws,
+    *,
+    num_repeats: int = 4,
+    num_bootstrap: int = 100,
+    seed: int = 0,
+    exact: bool | None = None,
+    estimator: Any = None,
+) -> Khat:
+    """PSIS k̂ of a guide against its model.
+
+    Where the guide has a density the log weights are exact. Otherwise several energies
+    (:mod:`numpyro_kscore.energy`) are fitted to three quarters of the draws and evaluated on the
+    rest, in turn; that with the least held-out score-matching loss is taken, and the log weights
+    are averaged over several ways to fold the draws. The interval is the hull of
+
+    * a bootstrap over draws, each replicate with the energy of another folding; their differences
+      are those of a delete-a-quarter jackknife, √3 too small, and scaled accordingly;
+    * k̂ by every other energy whose loss is within two standard errors of the least.
+
+    The verdict is "cannot tell" where the interval holds 0.7, where there are too few draws for
+    the dimension, or where the energy's error is large and no less than half of what it says.
+
+    Args:
+        draws: from :func:`~numpyro_kscore.evaluate_guide`; or made of arrays.
+        num_repeats: foldings of the draws, at least 2.
+        num_bootstrap: replicates behind the interval.
+        seed: of foldings and bootstrap.
+        exact: whether to use the guide's own density; by default where there is one.
+        estimator: a :class:`~numpyro_kscore.ScoreEstimator` for the kernel part of an energy; its
+            kernel must be curl-free. The default has an automatic step count.
+
+    Raises:
+        TypeError: if the draws are no :class:`~numpyro_kscore.GuideDraws`, and for a kernel that
+            has no energy.
+        ValueError: for draws that do not fit together, or ``exact`` without a density.
+        ImportError: without ArviZ.
+
+    Cost: about 40 kernel fits of 1024 draws: some ten seconds on a CPU core; nothing if exact.
+    """
+    if not isinstance(draws, GuideDraws):
+        raise TypeError(
+            f"draws: expected GuideDraws, as evaluate_guide returns them; got {draws!r}"
+        )
+    check_count("num_repeats", num_repeats, minimum=2)
+    check_count("num_bootstrap", num_bootstrap, minimum=20)
+    draws = draws.checked()
+    if exact and draws.log_q is None:
+        raise ValueError(
+            "exact: expected a guide with a density; got one that can only be sampled. Leave "
+            "exact out: the energy takes its place"
+        )
+    _smoother()
+    estimator = energy_estimator(estimator)
+    rng = np.random.default_rng(seed)
+    if draws.log_q is not None and exact is not False:
+        return _exact_khat(draws, num_bootstrap, rng)
+    return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
+
+
+def _exact_khat(draws: GuideDraws, num_bootstrap: int, rng: np.random.Generator) -> Khat:
+    log_q = np.asarray(draws.log_q, np.float64)
+    weights = np.asarray(draws.log_density, np.float64) - log_q
+    value = pareto_smooth(weights)[1]
+    offsets = _bootstrap([weights], weights, 0.0, num_bootstrap, rng)
+    low, high = _interval(value, offsets, {})
+    verdict, reason = _verdict(low, high, "exact weights")
+    missing = (float("nan"), float("nan"))
+    return Khat(value, low, high, verdict, reason, weights, log_q, "exact", 0.0, {}, missing)
+
+
+def _energy_khat(
+    draws: GuideDraws,
+    num_repeats: int,
+    num_bootstrap: int,
+    rng: np.random.Generator,
+    estimator: Any,
+) -> Khat:
+    n, dim = draws.samples.shape
+    used = FOLDS * (n // FOLDS)
+    target = standardized_target(draws)
+    part = jax.tree.map(lambda a: a[:used], target)
+    orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
+    families: tuple[Family, ...] = FAMILIES
+    if draws.laplacian is None:
+        families = tuple(family for family in FAMILIES if family.model == "fixed")
+    first = {family: cross_fit(part, orders[0], family, estimator) for family in families}
+    best, rivals = _choose({family: np.asarray(fit.loss) for family, fit in first.items()})
+    fits = [first[best], *(cross_fit(part, order, best, estimator) for order in orders[1:])]
+    rows = [_weights(fit) for fit in fits]
+    weights = np.mean(rows, axis=0)
+    value = pareto_smooth(weights)[1]
+    alternatives = {family.name: pareto_smooth(_weights(first[family]))[1] for family in rivals}
+    scale = (FOLDS - 1.0) ** 0.5
+    error = scale * float(np.sqrt(np.mean(np.var(rows, axis=0, ddof=1))))
+    offsets = _bootstrap(rows, weights, scale, num_bootstrap, rng)
+    low, high = _interval(value, offsets, alternatives)
+    verdict, reason = _verdict(low, high, f"energy: {best.name}")
+    spread = float(np.std(weights))
+    if n < DRAWS_PER_DIMENSION * dim:
+        verdict = "cannot tell"
+        reason = f"{n} draws in {dim} dimensions are too few for an energy"
+    elif error > max(LARGE_ERROR, 0.5 * spread):
+        verdict = "cannot tell"
+        reason = f"the energy's error, {error:.2g} nats, is as large as what it says"
+    bound = np.asarray(fits[0].fisher, np.float64) / dim
+    fisher = (float(np.mean(bound)), float(np.std(bound) / used**0.5))
+    log_q = np.asarray(part.log_density, np.float64) - weights
+    return Khat(
+        value, low, high, verdict, reason, weights, log_q, best.name, error, alternatives, fisher
+    )
+
+
+def standardized_target(draws: GuideDraws) -> Target:
+    """Draws and model in coordinates whitened by the draws."""
+    coordinates = whitening(draws.samples)
+    laplacian = draws.laplacian
+    if laplacian is None:
+        laplacian = jnp.full_like(draws.log_density, 0.0)
+    return Target(
+        coordinates.to_kernel(draws.samples),
+        draws.log_density - jnp.mean(draws.log_density),
+        coordinates.scores_to_kernel(draws.scores),
+        laplacian,
+    )
+
+
+def _weights(fit: CrossFit) -> np.ndarray:
+    return np.asarray(fit.log_weights, np.float64)
+
+
+def _choose(losses: dict[Family, np.ndarray]) -> tuple[Family, list[Family]]:
+    """The family with the least loss, and those within two standard errors of it."""
+    means = {family: float(np.mean(loss)) for family, loss in losses.items()}
+    finite = [family for family in losses if np.isfinite(means[family])]
+    if not finite:
+        raise FloatingPointError(
+            "khat: expected finite held-out losses; got none. Look for scores or Laplacians of "
+            "the model that overflow"
+        )
+    best = min(finite, key=lambda family: means[family])
+    rivals = []
+    for family in finite:
+        difference = losses[family] - losses[best]
+        error = float(np.std(difference)) / difference.shape[0] ** 0.5
+        if family is not best and np.mean(difference) <= 2 * error:
+            rivals.append(family)
+    return best, rivals
+
+
+def _bootstrap(
+    rows: list[np.ndarray],
+    centre: np.ndarray,
+    scale: float,
+    num_bootstrap: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """What k̂ of a replicate exceeds the replicates' mean by."""
+    n = centre.shape[0]
+    found = []
+    for _ in range(num_bootstrap):
+        row = rows[rng.integers(len(rows))]
+        values = centre + scale * (row - centre)
+        found.append(pareto_smooth(values[rng.integers(n, size=n)])[1])
+    values = np.array(found)
+    if not np.all(np.isfinite(values)):
+        # Equal weights have no tail.
+        return np.zeros(1)
+    return values - np.mean(values)
+
+
+def _interval(
+    value: float, offsets: np.ndarray, alternatives: dict[str, float]
+) -> tuple[float, float]:
+    tails = np.quantile(offsets, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+    ends = [value + tails[0], value + tails[1], *alternatives.values()]
+    return float(min(ends)), float(max(ends))
+
+
+def _verdict(low: float, high: float, evidence: str) -> tuple[str, str]:
+    if high < GOOD_KHAT:
+        return "good", evidence
+    if low > GOOD_KHAT:
+        return "bad", evidence
+    return "cannot tell", f"{evidence}; the interval holds {GOOD_KHAT}"
+
+
+def importance_resample(
+    rng_key: Array, values: Any, log_weights: Any, num_samples: int | None = None
+) -> Any:
+    """Draws of the posterior from those of a guide: resampled by Pareto-smoothed weights.
+
+    Meant for k̂ below 0.7. Draws are taken with replacement, by systematic resampling, which adds
+    the least noise; of n draws with effective number m, most occur n/m times.
+
+    Args:
+        rng_key: random key.
+        values: an array or pytree of arrays with leading axis n.
+        log_weights: (n,), from :func:`khat`.
+        num_samples: how many draws to return; by default n.
+
+    Raises:
+        ValueError: for weights of another length.
+        ImportError: without ArviZ.
+    """
+    weights = np.exp(pareto_smooth(log_weights)[0])
+    n = weights.shape[0]
+    for leaf in jax.tree.leaves(values):
+        if jnp.shape(leaf)[:1] != (n,):
+            raise ValueError(
+                f"values: expected {n} draws along the first axis, one a weight; got shape "
+                f"{jnp.shape(leaf)}"
+            )
+    count = n if num_samples is None else num_samples
+    check_count("num_samples", count)
+    offset = float(jax.random.uniform(rng_key))
+    levels = (np.arange(count) + offset) / count
+    rows = np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), levels), n - 1)
+    # In random order: neighbours would be copies of each other.
+    rows = np.asarray(jax.random.permutation(jax.random.fold_in(rng_key, 1), jnp.asarray(rows)))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], values)

@@ -1,0 +1,237 @@
+"""Is this sample from that model? Two tests that need no sample of the model.
+
+:func:`ksd` tests the local shape: the kernel Stein discrepancy of draws from the model's score,
+with a p-value by wild bootstrap. It is blind to what lies where there are no draws. A mode that
+the guide has dropped changes the score at its draws by next to nothing.
+
+:func:`mode_jump_test` looks there. It moves every draw by a Metropolis step that leaves the model
+invariant and whose proposals are long: wide random ones, and jumps between modes that were found by
+ascending the model from afar. If the draws are from the model, a draw and where it went are
+exchangeable; then any statistic of the difference is as likely with its sign turned, which makes
+the p-value exact. A dropped mode shows at once: draws leave for it and none come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+from numpyro_kscore._pytree import as_points, check_count
+from numpyro_kscore.coordinates import median_distance
+from numpyro_kscore.discrepancy import stein_kernel
+from numpyro_kscore.draws import whitening
+from numpyro_kscore.pairwise import cancels, squared_distances
+from numpyro_kscore.profiles import IMQ
+
+__all__ = ["JumpTest", "SteinTest", "ksd", "mode_jump_test"]
+
+# Standard deviations of wide proposals, in those of the draws.
+JUMP_SCALES = (1.0, 2.0, 4.0, 8.0)
+# Starting points of ascents, as far from the draws as the widest proposal.
+MODE_STARTS = 64
+ASCENT_STEPS = 200
+
+
+class SteinTest(NamedTuple):
+    """A kernel Stein discrepancy and its test.
+
+    Attributes:
+        u_statistic: unbiased, in the units of :func:`~numpyro_kscore.stein_discrepancy`: may be
+            negative where draws and model agree.
+        v_statistic: the mean over all pairs, a draw's with itself included: never negative, but
+            biased by 1/n.
+        standard_error: of the U-statistic.
+        p_value: of the U-statistic, under the hypothesis that the draws are independent draws of
+            the model.
+    """
+
+    u_statistic: Array
+    v_statistic: Array
+    standard_error: Array
+    p_value: Array
+
+
+def ksd(
+    samples: ArrayLike,
+    scores: ArrayLike,
+    *,
+    rng_key: Array | None = None,
+    num_bootstrap: int = 1_000,
+) -> SteinTest:
+    """Kernel Stein discrepancy of draws from a model, with a p-value.
+
+    Kernel, coordinates and units are those of :func:`~numpyro_kscore.stein_discrepancy`. If the
+    draws are from the model the U-statistic is degenerate, and ``Σ_{i≠j} ε_i ε_j u_ij`` with random
+    signs ε has its distribution (Liu, Lee and Jordan 2016; Chwialkowski, Strathmann and Gretton
+    2016).
+
+    Args:
+        samples: independent draws, (n, d), n at least 10.
+        scores: the model's score at them, (n, d).
+        rng_key: of the signs; by default ``jax.random.key(0)``.
+        num_bootstrap: replicates; the p-value is a multiple of one over their number plus one.
+
+    Raises:
+        TypeError: if draws or scores are not floating point.
+        ValueError: if the shapes differ, there are too few draws, or some are not finite.
+
+    Cost: O(n² (d + num_bootstrap)) time, O(n (n + num_bootstrap)) memory.
+    """
+    x = as_points("samples", samples, minimum=10)
+    s = as_points("scores", scores, dim=x.shape[1])
+    if x.shape != s.shape:
+        raise ValueError(f"scores: expected shape {x.shape}, that of the samples; got {s.shape}")
+    check_count("num_bootstrap", num_bootstrap, minimum=19)
+    key = jax.random.key(0) if rng_key is None else rng_key
+    return _ksd(x, s.astype(x.dtype), key, num_bootstrap)
+
+
+@partial(jax.jit, static_argnames="num_bootstrap")
+def _ksd(x: Array, s: Array, key: Array, num_bootstrap: int) -> SteinTest:
+    n = x.shape[0]
+    kernel, unit, discrepancy = stein_kernel(x, s, jnp.ones(n, bool))
+    apart = kernel * (1.0 - jnp.eye(n, dtype=x.dtype))
+    signs = jax.random.rademacher(key, (num_bootstrap, n), x.dtype)
+    replicates = jnp.sum((signs @ apart) * signs, axis=1)
+    exceeding = jnp.sum(replicates >= jnp.sum(apart))
+    return SteinTest(
+        discrepancy.value,
+        jnp.mean(kernel) / unit,
+        discrepancy.standard_error,
+        (1 + exceeding) / (1 + num_bootstrap),
+    )
+
+
+class JumpTest(NamedTuple):
+    """What long Metropolis steps made of some draws.
+
+    Attributes:
+        statistic: squared distance of the kernel means of the draws before and after, unbiased.
+        p_value: under the hypothesis that the draws are from the model.
+        moved: share of draws that accepted at least one step of the last stage.
+        num_modes: modes that were found and jumped between.
+    """
+
+    statistic: Array
+    p_value: Array
+    moved: Array
+    num_modes: Array
+
+
+def mode_jump_test(
+    log_density: Callable[[Array], Array],
+    samples: ArrayLike,
+    *,
+    rng_key: Array | None = None,
+    num_bootstrap: int = 1_000,
+) -> JumpTest:
+    """Test whether a guide has dropped a mode of its model.
+
+    Every draw takes one Metropolis step by a symmetric proposal: half of them a Gaussian step of 1,
+    2, 4 or 8 standard deviations of the draws, half a jump along the line between two modes, there
+    or back. The modes are where gradient ascents end that start from draws spread as widely.
+    The statistic is the squared maximum mean discrepancy of draws before and after, with signs
+    turned pair by pair for its p-value.
+
+    A mode must be found to be missed: in more than ten dimensions or so wide random proposals find
+    nothing, and all depends on the ascents. A large p-value says that none was found, no more.
+
+    Args:
+        log_density: the model's log density at one point, (d,) -> (), any constant missing.
+        samples: independent draws, (n, d), n at least 10.
+        rng_key: by default ``jax.random.key(0)``.
+        num_bootstrap: replicates.
+
+    Raises:
+        TypeError: if the draws are not floating point.
+        ValueError: for fewer than 10 draws, or draws that are not finite.
+
+    Cost: 2 n values of the log density and 12800 gradients; O(n² num_bootstrap) time.
+    """
+    x = as_points("samples", samples, minimum=10)
+    check_count("num_bootstrap", num_bootstrap, minimum=19)
+    key = jax.random.key(0) if rng_key is None else rng_key
+    return _mode_jump_test(log_density, x, key, num_bootstrap)
+
+
+@partial(jax.jit, static_argnames=("log_density", "num_bootstrap"))
+def _mode_jump_test(
+    log_density: Callable[[Array], Array], x: Array, key: Array, num_bootstrap: int
+) -> JumpTest:
+    n, dim = x.shape
+    coordinates = whitening(x)
+    z = coordinates.to_kernel(x)
+
+    def target(point: Array) -> Array:
+        # Back from whitened coordinates: x = mean + L z.
+        step = point if coordinates.cholesky is None else coordinates.cholesky @ point
+        value = log_density(coordinates.mean + coordinates.scale * step)
+        return jnp.where(jnp.isfinite(value), value, -jnp.inf)
+
+    keys = jax.random.split(key, 6)
+    modes, is_mode = _modes(target, dim, keys[0], x.dtype)
+    pick = jax.random.categorical(keys[1], jnp.where(is_mode, 0.0, -jnp.inf), shape=(2, n))
+    jump = modes[pick[0]] - modes[pick[1]]
+    scales = jnp.asarray(JUMP_SCALES, x.dtype)[
+        jax.random.randint(keys[2], (n,), 0, len(JUMP_SCALES))
+    ]
+    step = scales[:, None] * jax.random.normal(keys[3], (n, dim), x.dtype)
+    is_jump = (jnp.arange(n) % 2 == 0) & (jnp.sum(is_mode) > 1)
+    proposal = z + jnp.where(is_jump[:, None], jump, step)
+    gain = jax.vmap(target)(proposal) - jax.vmap(target)(z)
+    accept = jnp.log(jax.random.uniform(keys[4], (n,), x.dtype)) < gain
+    moved = jnp.where(accept[:, None], proposal, z)
+
+    pooled = jnp.concatenate([z, moved])
+    squared = squared_distances(pooled, pooled, cancels(pooled))
+    phi = IMQ()(squared / median_distance(squared) ** 2)
+    # ⟨k(z'_i) - k(z_i), k(z'_j) - k(z_j)⟩: turning the sign of i is swapping z_i and z'_i.
+    paired = phi[n:, n:] + phi[:n, :n] - phi[n:, :n] - phi[:n, n:]
+    paired = paired * (1.0 - jnp.eye(n, dtype=x.dtype))
+    signs = jax.random.rademacher(keys[5], (num_bootstrap, n), x.dtype)
+    replicates = jnp.sum((signs @ paired) * signs, axis=1)
+    exceeding = jnp.sum(replicates >= jnp.sum(paired))
+    return JumpTest(
+        jnp.sum(paired) / (n * (n - 1)),
+        (1 + exceeding) / (1 + num_bootstrap),
+        jnp.mean(accept),
+        jnp.sum(is_mode),
+    )
+
+
+def _modes(
+    target: Callable[[Array], Array], dim: int, key: Array, dtype: Any
+) -> tuple[Array, Array]:
+    """Ends of ascents, (m, d), and which of them stand for a mode of their own."""
+    first, second = jax.random.split(key)
+    radius = jnp.geomspace(1.0, JUMP_SCALES[-1], MODE_STARTS).astype(dtype)
+    start = radius[:, None] * jax.random.normal(first, (MODE_STARTS, dim), dtype)
+
+    def ascend(point: Array) -> Array:
+        # Steps along the sign of the gradient need no scale and shrink to nothing: coordinates are
+        # whitened, and modes need to be found, not polished.
+        def one(x: Array, size: Array) -> tuple[Array, None]:
+            gradient = jax.grad(target)(x)
+            length = jnp.linalg.norm(gradient)
+            unit = gradient / jnp.where(length > 0, length, 1.0)
+            proposal = x + size * jnp.where(jnp.isfinite(unit), unit, 0.0)
+            return jnp.where(target(proposal) > target(x), proposal, x), None
+
+        sizes = jnp.geomspace(2.0, 1e-2, ASCENT_STEPS // 4).astype(dtype)
+        return lax.scan(one, point, jnp.tile(sizes, 4))[0]
+
+    ends = jax.vmap(ascend)(start)
+    heights = jax.vmap(target)(ends)
+    order = jnp.argsort(-heights)
+    ends, heights = ends[order], heights[order]
+    apart = squared_distances(ends, ends, jnp.asarray(True)) > 0.5 * dim**0.5
+    # The highest of those that are near each other; and none so low that nobody would go there.
+    earlier = jnp.tril(jnp.ones((MODE_STARTS, MODE_STARTS), bool), -1)
+    is_mode = jnp.all(apart | ~earlier, axis=1) & (heights > heights[0] - 10.0)
+    return ends, is_mode
