@@ -94,8 +94,8 @@ class CrossFit(NamedTuple):
     """Energies at draws they were not fitted to.
 
     Attributes:
-        log_weights: the model's log density less the energy, (n,); the mean over every fold is 0,
-            since constants are lost with the normalisation.
+        log_weights: the model's log density less the energy, (n,), shifted so that every energy's
+            mean over all draws is 0.
         loss: score-matching loss at every draw, (n,).
         fisher: ``-2 ×`` the loss of the field ``ŝ_q - s_p`` for the difference of the scores: in
             the mean a lower bound of the Fisher divergence ``E|s_q - s_p|²``, (n,).
@@ -182,9 +182,10 @@ def _fit_and_evaluate(
         # By itself, so that it is compiled once and not for every family.
         stride = -(-train.points.shape[0] // KERNEL_DRAWS)
         some = (train.points[::stride], at_train.gradient[::stride])
-        rest = _kernel_rest(estimator, *some, test.points)
+        rest, potential = _kernel_rest(estimator, *some, test.points, train.points)
+        at_train = at_train._replace(value=at_train.value + potential)
         at_test = jax.tree.map(jnp.add, at_test, rest)
-    return _judge(test, at_test)
+    return _judge(test, at_test, jnp.mean(train.log_density - at_train.value))
 
 
 @partial(jax.jit, static_argnames="family")
@@ -205,19 +206,27 @@ def _closed_form(train: Target, test: Target, family: Family) -> tuple[_Fields, 
 
 
 @jax.jit
-def _kernel_rest(estimator: ScoreEstimator, points: Array, scores: Array, at: Array) -> _Fields:
+def _kernel_rest(
+    estimator: ScoreEstimator, points: Array, scores: Array, test: Array, train: Array
+) -> tuple[_Fields, Array]:
+    """What the closed form leaves, at the test draws; its potential at the train draws."""
     rest = estimator.fit(points, base_scores=scores)
-    return _Fields(rest.residual_potential(at), rest.residual(at), rest.residual_divergence(at))
+    potential, field = rest.residual_potential(test), rest.residual(test)
+    fields = _Fields(potential, field, rest.residual_divergence(test))
+    return fields, rest.residual_potential(train)
 
 
 @jax.jit
-def _judge(test: Target, energy: _Fields) -> CrossFit:
+def _judge(test: Target, energy: _Fields, train_mean: Array) -> CrossFit:
     log_weights = test.log_density - energy.value
+    # Constants are lost with the normalisation. Means over a fold alone would put the folds' noise
+    # between them; over all draws only errors of the energies differ.
+    constant = ((FOLDS - 1) * train_mean + jnp.mean(log_weights)) / FOLDS
     loss = 0.5 * jnp.sum(energy.gradient**2, axis=1) + energy.laplacian
     difference = energy.gradient - test.scores
     product = jnp.sum(difference * (difference + 2 * test.scores), axis=1)
     fisher = -product - 2 * (energy.laplacian - test.laplacian)
-    return CrossFit(log_weights - jnp.mean(log_weights), loss, fisher)
+    return CrossFit(log_weights - constant, loss, fisher)
 
 
 class _Weights(NamedTuple):

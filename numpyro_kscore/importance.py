@@ -215,8 +215,12 @@ def _energy_khat(
     part = jax.tree.map(lambda a: a[:used], target)
     orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
     families: tuple[Family, ...] = FAMILIES
+    few = n < DRAWS_PER_DIMENSION * dim
+    if few:
+        # No answer will come of it; what is cheap is fitted for the sake of log_q.
+        families = tuple(family for family in FAMILIES if not family.kernel)
     if draws.laplacian is None:
-        families = tuple(family for family in FAMILIES if family.model == "fixed")
+        families = tuple(family for family in families if family.model == "fixed")
     first = {family: cross_fit(part, orders[0], family, estimator) for family in families}
     best, rivals = _choose({family: np.asarray(fit.loss) for family, fit in first.items()})
     fits = [first[best], *(cross_fit(part, order, best, estimator) for order in orders[1:])]
@@ -230,7 +234,7 @@ def _energy_khat(
     low, high = _interval(value, offsets, alternatives)
     verdict, reason = _verdict(low, high, f"energy: {best.name}")
     spread = float(np.std(weights))
-    if n < DRAWS_PER_DIMENSION * dim:
+    if few:
         verdict = "cannot tell"
         reason = f"{n} draws in {dim} dimensions are too few for an energy"
     elif error > max(LARGE_ERROR, 0.5 * spread):

@@ -1,0 +1,374 @@
+"""k̂ from energies, tests of draws against a model, and what is said of a fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.importance import psis_diagnostic
+from numpyro.infer.svi import SVIRunResult, SVIState
+from scipy import stats
+
+from numpyro_kscore import (
+    Diagonal,
+    GuideDraws,
+    Implicit,
+    ImplicitELBO,
+    ScoreEstimator,
+    evaluate_guide,
+    fisher_divergence,
+    importance_resample,
+    khat,
+    ksd,
+    mode_jump_test,
+    pareto_smooth,
+    spread_ratios,
+    weight_ess,
+)
+from numpyro_kscore.diagnostics import _conclude
+from numpyro_kscore.energy import FAMILIES, Target, cross_fit
+from numpyro_kscore.importance import Khat, standardized_target
+from numpyro_kscore.stein_test import JumpTest, SteinTest
+
+KEY = random.key(0)
+FAMILY = {family.name: family for family in FAMILIES}
+
+
+def gaussian_draws(scale, dim=3, n=1_000, seed=0, shift=0.0):
+    """A Gaussian guide N(shift, scale²) of the model N(0, I)."""
+    z = np.random.default_rng(seed).normal(size=(n, dim)).astype(np.float32)
+    x = jnp.asarray(shift + scale * z)
+    factor = np.cov(np.asarray(x).T, bias=True)
+    return GuideDraws(
+        x,
+        -0.5 * jnp.sum(x**2, axis=1),
+        -x,
+        jnp.full(n, -np.trace(np.atleast_2d(factor)), jnp.float32),
+        -0.5 * jnp.sum(jnp.asarray(z) ** 2, axis=1),
+    )
+
+
+def model(data, sd=0.5):
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("y", dist.Normal(z, sd).to_event(1), obs=data)
+
+
+def implicit_guide(data, sd=0.5):
+    noise = numpyro.sample(
+        "noise", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"is_auxiliary": True}
+    )
+    loc, scale = numpyro.param("loc", jnp.zeros(2)), numpyro.param("scale", jnp.ones(2))
+    numpyro.sample("z", Implicit(loc + scale * noise, 1))
+
+
+def explicit_guide(data, sd=0.5):
+    loc, scale = numpyro.param("loc", jnp.zeros(2)), numpyro.param("scale", jnp.ones(2))
+    numpyro.sample("z", dist.Normal(loc, scale).to_event(1))
+
+
+DATA = jnp.array([1.0, -1.0])
+# The posterior is Gaussian: these are its mean and standard deviation.
+MEAN, SD = 0.8 * DATA, 0.2**0.5
+
+
+def fitted(guide, scale=SD, loss=None):
+    params = {"loc": MEAN, "scale": scale * jnp.ones(2)}
+    svi = SVI(model, guide, optax.adam(1e-2), loss or ImplicitELBO())
+    return svi, SVIRunResult(params, SVIState(None, None, KEY), jnp.array([2.0, 1.0]))
+
+
+# --- PSIS -------------------------------------------------------------------------------------
+
+
+def test_pareto_shape_of_pareto_weights():
+    """Weights u^-k have shape k; PSIS at 4000 draws knows it to about .06 (3 √n tail draws)."""
+    u = np.random.default_rng(0).uniform(size=4_000)
+    for k in (0.2, 0.5, 0.9):
+        found = pareto_smooth(-k * np.log(u))[1]
+        # sd of a shape from 190 exceedances is (1 + k)/√190; shrunk towards 1/2 by 10 in 200.
+        assert abs(found - k) < 3 * (1 + k) / 190**0.5
+
+
+def test_smoothed_weights_are_normalised_and_ordered():
+    weights = np.random.default_rng(0).standard_t(2, size=500)
+    smoothed, _ = pareto_smooth(weights)
+    assert np.isclose(np.exp(smoothed).sum(), 1.0)
+    # The order is that of the raw weights, whichever sign the library's argument has.
+    assert stats.spearmanr(weights, smoothed).statistic > 0.999
+
+
+def test_equal_weights_have_no_tail():
+    smoothed, shape = pareto_smooth(np.full(100, 3.0))
+    assert shape == -np.inf
+    np.testing.assert_allclose(np.exp(smoothed), 0.01)
+    assert weight_ess(np.zeros(100)) == pytest.approx(100)
+    assert weight_ess(np.array([0.0, -1e9])) == pytest.approx(1)
+
+
+def test_resampling_corrects_a_wide_guide():
+    draws = gaussian_draws(1.3, dim=2, n=4_000)
+    weights = draws.log_density - draws.log_q
+    values = {"x": draws.samples, "index": jnp.arange(4_000)}
+    found = importance_resample(KEY, values, weights)
+    effective = weight_ess(pareto_smooth(weights)[0])
+    # sd of a standard deviation from m draws is 1/√(2m).
+    assert np.all(np.abs(np.std(found["x"], axis=0) - 1) < 4 / (2 * effective) ** 0.5)
+    np.testing.assert_array_equal(found["x"], draws.samples[found["index"]])
+    with pytest.raises(ValueError, match="values: expected 4000 draws"):
+        importance_resample(KEY, draws.samples[:10], weights)
+
+
+# --- Energies ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "tempered model"])
+def test_energy_of_a_gaussian_guide_is_its_log_density(x64, name):
+    """Scale, shift and correlation are within these families: what is left is sampling error."""
+    dim, n = 4, 4_000
+    rng = np.random.default_rng(0)
+    root = np.linalg.cholesky(0.5 * np.eye(dim) + 0.5)
+    z = rng.normal(size=(n, dim))
+    x = z @ root.T + 1.0
+    precision = np.diag([1.0, 2.0, 0.5, 1.0])
+    factor = np.linalg.cholesky(np.cov(x.T, bias=True))
+    laplacian = np.full(n, -np.trace(factor.T @ precision @ factor))
+    draws = GuideDraws(
+        jnp.asarray(x),
+        jnp.asarray(-0.5 * np.sum(x @ precision * x, axis=1)),
+        jnp.asarray(-x @ precision),
+        jnp.asarray(laplacian),
+    )
+    order = jnp.asarray(rng.permutation(n))
+    fit = cross_fit(standardized_target(draws), order, FAMILY[name])
+    exact = np.asarray(draws.log_density) + 0.5 * np.sum(z**2, axis=1)
+    error = np.asarray(fit.log_weights) - exact
+    # Mean and covariance have d(d+3)/2 numbers, each worth 1/(3n/4) in the error's variance.
+    expected = dim * (dim + 3) / 2 / (0.75 * n)
+    assert np.var(error) < 2 * expected
+
+
+def test_closed_form_minimises_the_loss(x64):
+    """Of all energies of a family, that returned has the least loss on its own draws."""
+    from numpyro_kscore.energy import _combine, _features, _judge, _solve, _Weights
+
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.standard_t(5, size=(400, 3)))
+    target = Target(x, -jnp.sum(x**4, axis=1), -4 * x**3, -12 * jnp.sum(x**2, axis=1))
+    target = target._replace(points=x - jnp.mean(x, axis=0))
+    family = FAMILY["heavy tails"]
+    features = _features(target, family)
+    best = _solve(target, features, family)
+
+    def loss(weights):
+        return float(
+            jnp.mean(_judge(target, _combine(target, features, weights, family), 0.0).loss)
+        )
+
+    least = loss(best)
+    for k in range(6):
+        step = 1e-3 * rng.normal(size=(3, 3))
+        moved = _Weights(best.theta, best.matrix + step + step.T, best.vector)
+        moved = moved if k % 2 else moved._replace(vector=best.vector + 1e-3 * rng.normal(size=3))
+        assert loss(moved) > least
+    # γ is shrunk a little: the minimum is where the ridge leaves it, within 1 % of itself.
+    slope = jax.grad(
+        lambda t: jnp.mean(
+            _judge(target, _combine(target, features, best._replace(theta=t), family), 0.0).loss
+        )
+    )(best.theta)
+    size = float(jnp.mean(jnp.sum(features[0][1] ** 2, axis=1)))
+    np.testing.assert_allclose(slope, -1e-3 * size * best.theta, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    """A narrow and shifted guide, whose density is hidden from the estimate, and its k̂."""
+    draws = gaussian_draws(0.5, dim=2, n=600, shift=0.5)
+    return draws, khat(draws._replace(log_q=None), num_bootstrap=20, num_repeats=2)
+
+
+def test_khat_agrees_with_the_exact_one_where_the_density_is_hidden(hidden):
+    draws, found = hidden
+    exact = khat(draws, num_bootstrap=20)
+    assert exact.energy == "exact"
+    assert exact.energy_error == 0.0
+    # The draws are the same, and the sampling error of the shape with them. What is left is the
+    # energy's: 5 to 6 numbers from 450 draws, .11 nats, where log weights vary by 1.3.
+    assert abs(found.value - exact.value) < 0.25
+    assert found.low <= found.value <= found.high
+    assert found.verdict != {"good": "bad", "bad": "good"}.get(exact.verdict)
+    truth = np.asarray(draws.log_density - draws.log_q)
+    assert np.corrcoef(found.log_weights, truth)[0, 1] > 0.97
+
+
+def test_few_draws_cannot_tell():
+    draws = gaussian_draws(0.9, dim=20, n=160)._replace(log_q=None, laplacian=None)
+    found = khat(draws, num_bootstrap=20, num_repeats=2)
+    assert found.verdict == "cannot tell"
+    assert "too few" in found.reason
+
+
+def test_fisher_divergence_is_a_lower_bound(hidden):
+    """N(½, ¼) against N(0, 1): s_q - s_p = -4(x - ½) + x, whitened by the guide's sd of ½."""
+    draws, found = hidden
+    bound = fisher_divergence(draws, found)
+    # ¼ E(½ - 3 (x - ½))² = ¼ (¼ + 9/4). The sample sd in the unit is off by 1/√1200 of itself.
+    expected = 0.625
+    assert abs(float(bound.value) - expected) < 3 * float(bound.standard_error) + 0.1 * expected
+    with pytest.raises(ValueError, match="Laplacian"):
+        fisher_divergence(draws._replace(laplacian=None))
+
+
+def test_diagonal_kernels_have_no_energy():
+    with pytest.raises(TypeError, match="curl-free kernel.*Diagonal.*no energy"):
+        khat(gaussian_draws(1.0), estimator=ScoreEstimator(kernel=Diagonal()))
+    with pytest.raises(TypeError, match="draws: expected GuideDraws"):
+        khat(np.zeros((100, 2)))
+    with pytest.raises(ValueError, match="exact: expected a guide with a density"):
+        khat(gaussian_draws(1.0)._replace(log_q=None), exact=True)
+    with pytest.raises(ValueError, match=r"log_density: expected shape \(1000,\)"):
+        khat(gaussian_draws(1.0)._replace(log_density=jnp.zeros(3)))
+
+
+# --- Draws of a guide -------------------------------------------------------------------------
+
+
+def test_evaluated_guide_against_closed_form():
+    svi, result = fitted(implicit_guide)
+    found = evaluate_guide(svi, result, DATA, num_samples=300)
+    x = np.asarray(found.samples)
+    np.testing.assert_allclose(found.scores, -(x - MEAN) / SD**2, atol=1e-4)
+    density = -0.5 * np.sum((x - MEAN) ** 2, axis=1) / SD**2
+    np.testing.assert_allclose(np.ptp(np.asarray(found.log_density) - density), 0.0, atol=1e-4)
+    # The Hessian is -I/SD²: in whitened coordinates the trace of the draws' covariance over SD².
+    np.testing.assert_allclose(
+        found.laplacian, -np.trace(np.cov(x.T, bias=True)) / SD**2, rtol=1e-4
+    )
+    assert found.log_q is None
+    assert found.num_lost == 0
+
+
+def test_explicit_guide_has_exact_weights():
+    """The same k̂ as NumPyro's own, but for the draws: a scale of .6 has shape 1 - .36."""
+    svi, result = fitted(explicit_guide, scale=0.6 * SD, loss=Trace_ELBO())
+    draws = evaluate_guide(svi, result, DATA, num_samples=2_000)
+    z = (np.asarray(draws.samples) - MEAN) / (0.6 * SD)
+    exact = -0.5 * np.sum(z**2, axis=1) - 2 * np.log(0.6 * SD) - np.log(2 * np.pi)
+    np.testing.assert_allclose(draws.log_q, exact, atol=1e-4)
+    found = khat(draws, num_bootstrap=20)
+    theirs = psis_diagnostic(KEY, result.params, model, explicit_guide, DATA, num_particles=2_000)
+    # Each has an error of (1 + k)/√134.
+    assert abs(found.value - theirs) < 3 * 2**0.5 * 1.6 / 134**0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((), TypeError, "args: expected the arguments the guide was fitted with"),
+        ((None,), ValueError, "model: expected at least one observed site.*got none"),
+    ],
+)
+def test_missing_data_is_named(args, error, message):
+    svi, result = fitted(implicit_guide)
+    with pytest.raises(error, match=message):
+        evaluate_guide(svi, result, *args)
+
+
+def test_wrong_objects_are_named():
+    svi, result = fitted(implicit_guide)
+    with pytest.raises(TypeError, match="svi: expected an SVI"):
+        evaluate_guide(model, result, DATA)
+    with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
+        evaluate_guide(svi, result.params, DATA)
+
+    def subsampled(data, sd=0.5):
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("rows", 2, subsample_size=1):
+            numpyro.sample("y", dist.Normal(z[0], sd), obs=data[:1])
+
+    part = SVI(subsampled, implicit_guide, optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(ValueError, match="expected whole plates; got 'rows', which draws 1 of 2"):
+        evaluate_guide(part, result, DATA)
+
+
+# --- Tests ------------------------------------------------------------------------------------
+
+
+def test_stein_statistics_are_their_definitions():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 2)).astype(np.float32)
+    found = ksd(x, -x, num_bootstrap=99)
+    from numpyro_kscore import stein_discrepancy
+
+    assert found.u_statistic == pytest.approx(float(stein_discrepancy(x, -x).value), rel=1e-5)
+    # V = ((n-1) U + mean of the diagonal)/n, whose diagonal is u(x, x) = |s|² + 2 d |φ'(0)|/h².
+    assert found.v_statistic > found.u_statistic
+    assert found.v_statistic > 0
+
+
+def test_level_and_power_of_the_stein_test():
+    """Level 5 %: of 60 tests at most 8 are beyond it with probability .99 (binomial)."""
+    rng = np.random.default_rng(0)
+    rejected = 0
+    for k in range(60):
+        x = rng.normal(size=(100, 2)).astype(np.float32)
+        rejected += float(ksd(x, -x, rng_key=random.key(k), num_bootstrap=199).p_value) <= 0.05
+    assert rejected <= 8
+    narrow = 0.5 * rng.normal(size=(100, 2)).astype(np.float32)
+    assert float(ksd(narrow, -narrow).p_value) < 0.01
+
+
+def mixture(x):
+    return jnp.logaddexp(-0.5 * jnp.sum((x - 4.0) ** 2), -0.5 * jnp.sum((x + 4.0) ** 2))
+
+
+def test_jumps_find_a_dropped_mode_and_ksd_does_not():
+    rng = np.random.default_rng(0)
+    x = (4.0 + rng.normal(size=(200, 2))).astype(np.float32)
+    scores = jax.vmap(jax.grad(mixture))(jnp.asarray(x))
+    assert float(ksd(x, scores).p_value) > 0.01
+    found = mode_jump_test(mixture, x, num_bootstrap=199)
+    assert float(found.p_value) < 0.01
+    assert int(found.num_modes) == 2
+    both = (x * np.where(rng.random((200, 1)) < 0.5, 1, -1)).astype(np.float32)
+    assert float(mode_jump_test(mixture, both, num_bootstrap=199).p_value) > 0.01
+
+
+def test_spread_ratios_of_a_gaussian_guide():
+    draws = gaussian_draws(jnp.array([0.5, 1.0, 2.0]), n=4_000)
+    # Each has an error of √(2/n)/2 of itself at most; rotation of near-equal ones cannot occur.
+    np.testing.assert_allclose(spread_ratios(draws.samples, draws.scores), [0.5, 1, 2], rtol=0.05)
+
+
+# --- Verdicts ---------------------------------------------------------------------------------
+
+
+def a_khat(verdict):
+    values = {"good": (0.2, 0.1, 0.3), "bad": (1.0, 0.9, 1.1), "cannot tell": (0.7, 0.4, 0.9)}
+    nothing = np.zeros(4)
+    missing = (np.nan, np.nan)
+    return Khat(*values[verdict], verdict, "why", nothing, nothing, "x", 0.1, {}, missing)
+
+
+@pytest.mark.parametrize(
+    ("khat_verdict", "stein_p", "jump_p", "spread", "verdict", "words"),
+    [
+        ("good", 0.5, 0.5, (0.95, 1.05), "good", "nothing speaks against"),
+        ("good", 0.001, 0.5, (0.95, 1.4), "good", "weights can correct"),
+        ("good", 0.5, 0.001, (0.95, 1.05), "bad", "misses a mode"),
+        ("cannot tell", 0.001, 0.5, (0.3, 0.9), "bad", "collapsed"),
+        ("cannot tell", 0.5, 0.5, (0.95, 1.05), "cannot tell", "not known"),
+        ("bad", 0.001, 0.5, (0.7, 0.9), "bad", "too narrow"),
+    ],
+)
+def test_words(khat_verdict, stein_p, jump_p, spread, verdict, words):
+    stein = SteinTest(jnp.asarray(0.1), jnp.asarray(0.1), jnp.asarray(0.01), jnp.asarray(stein_p))
+    jumps = JumpTest(jnp.asarray(0.1), jnp.asarray(jump_p), jnp.asarray(0.5), jnp.asarray(2))
+    found = _conclude(a_khat(khat_verdict), stein, jumps, spread, gaussian_draws(1.0, n=100))
+    assert found[0] == verdict
+    assert words in " ".join(found[1])
+    assert (verdict == "good" and spread[1] < 1.2) or found[2]
