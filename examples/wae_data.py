@@ -248,9 +248,10 @@ def _picture(path: Path, crop: int | None) -> np.ndarray:
             "fetch it again"
         ) from error
     side = min(crop or max(picture.size), *picture.size)
-    left, top = ((size - side) / 2 for size in picture.size)
-    box = (left, top, left + side, top + side)
-    resized = picture.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box)
+    left, top = ((size - side) // 2 for size in picture.size)
+    # Cut first: resizing a box of a picture looks beyond the box at its edges.
+    square = picture.crop((left, top, left + side, top + side))
+    resized = square.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return np.asarray(resized, np.uint8)
 
 
