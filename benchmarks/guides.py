@@ -8,8 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
 import optax
 from jax import Array, random
+from numpyro import handlers
 from numpyro.contrib.einstein import RBFKernel, SteinVI
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
@@ -73,12 +76,19 @@ def _svi(
     return Fit(posterior.summarise(draws), *seconds)
 
 
+def _origin_of_improper(site: dict[str, Any]) -> Array | None:
+    improper = site["type"] == "sample" and isinstance(site["fn"], dist.ImproperUniform)
+    return jnp.zeros(site["fn"].shape()) if improper else None
+
+
 def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit:
     """A mixture of ten mean-field Gaussians, with the settings of NumPyro's documentation."""
     target = posterior.target
     run_key, draw_key = random.split(random.key(seed))
+    # SteinVI draws from the model before it takes a step, which an improper prior cannot do.
+    model = handlers.substitute(target.model, substitute_fn=_origin_of_improper)
     guide = AutoNormal(target.model)
-    stein = SteinVI(target.model, guide, Adagrad(0.05), RBFKernel())
+    stein = SteinVI(model, guide, Adagrad(0.05), RBFKernel())
     result, *seconds = _timed(
         lambda: stein.run(run_key, num_steps, *target.args, progress_bar=False).params
     )

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from numpyro.infer import ELBO
 
-from numpyro_kscore._pytree import check_choice, check_count
+from numpyro_kscore._pytree import check_choice, check_count, check_positive
 from numpyro_kscore.descent import descend, put_columns
 from numpyro_kscore.estimators import Median, ScoreEstimator
 from numpyro_kscore.following import STATE, Following, stateful_guide
@@ -64,8 +64,8 @@ class ImplicitELBO(ELBO):
     Args:
         num_particles: guide draws a step, at least 2; by default 8 a dimension of the latent
             space, from 128 to 512.
-        estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
-            whitened coordinates at .8 of the median distance. Its own ``base`` gives way to the
+        estimator: the score estimator; the default is the curl-free ν-method with 64 steps in
+            whitened coordinates at .9 of the median distance. Its own ``base`` gives way to the
             one below. A :class:`~numpyro_kscore.sliced.SlicedScoreMatching` is trained along with
             the guide; its network needs a place, see :meth:`stateful`.
         base: ``"model"``, the default for kernels, regresses the difference to the model's
@@ -79,6 +79,11 @@ class ImplicitELBO(ELBO):
             the model: at least ``num_particles``, which is the default. The model is evaluated at
             ``num_particles`` of them. Needs ``base="gaussian"``, which it then implies, or None:
             less bias, more noise, and no protection from heavy tails (docs/accuracy).
+        clip: how far a step may ask the guide to move, in multiples of the noise of a converged
+            fit; longer directions are scaled down as a whole. Where a fit starts far off they are
+            a thousand times longer, and an optimizer that divides by the root mean square of what
+            it has seen, as Adam does, would hardly move for thousands of steps afterwards. None
+            never scales. Applies with the base ``"model"``, and not to aggregates.
         aggregate: name of a plate. The draws of all its elements are then taken as draws of one
             distribution, the aggregate posterior, whose divergence from the prior replaces that
             of every element: the objective of Wasserstein autoencoders.
@@ -112,6 +117,7 @@ class ImplicitELBO(ELBO):
         base: str | None = "auto",
         debias: str | None = "jackknife",
         num_draws: int | None = None,
+        clip: float | None = 4.0,
         aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
         forward_mode_differentiation: bool = False,
@@ -130,7 +136,7 @@ class ImplicitELBO(ELBO):
         if estimator is None:
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
-            estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
+            estimator = ScoreEstimator(regularizer=NuMethod(64), bandwidth=Median(0.9))
         if not isinstance(estimator, ScoreEstimator | SlicedScoreMatching):
             raise TypeError(
                 f"estimator: expected a ScoreEstimator or SlicedScoreMatching; got {estimator!r}"
@@ -153,10 +159,13 @@ class ImplicitELBO(ELBO):
                 "model's score at every draw. Leave base out, or use num_particles alone"
             )
         check_choice("debias", debias, ("jackknife", None))
+        if clip is not None:
+            check_positive("clip", clip)
         super().__init__(num_particles, vectorize_particles)
         self.base = base
         self.debias = debias
         self.num_draws = num_draws
+        self.clip = clip
         self.aggregate = aggregate
         self.estimator = dataclasses.replace(
             estimator, base="gaussian" if base == "gaussian" else None
@@ -276,6 +285,7 @@ class ImplicitELBO(ELBO):
                 network = draws.mutable[STATE][part.sites[0]]
                 network = jax.tree.map(lambda leaf: leaf[0], network)
                 estimator = Following(estimator, network, draws.model_key[0])
+            is_aggregated = part.sites[0] in aggregated
             found = descend(
                 estimator,
                 part,
@@ -283,7 +293,8 @@ class ImplicitELBO(ELBO):
                 scores,
                 base=self.base,
                 debias=self.debias,
-                prior_scores=prior_scores if part.sites[0] in aggregated else None,
+                clip=self.clip if self.base == "model" and not is_aggregated else None,
+                prior_scores=prior_scores if is_aggregated else None,
                 extra=extra,
             )
             guide_entropy = guide_entropy + found.entropy

@@ -21,6 +21,7 @@ __all__ = ["plot_convergence", "plot_pairs", "plot_score_field", "plot_vsbc", "p
 # Draws behind contours, and points of the grid on a side: what the eye resolves.
 CONTOUR_DRAWS = 1_000
 GRID = 60
+ARROWS = 80
 # Contours hold these shares of a Gaussian: those of 1, 2 and 3 standard deviations in the plane.
 DEPTHS = (-4.5, -2.0, -0.5)
 
@@ -56,7 +57,8 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
     """Every pair of columns, with contours of the energy of the pair.
 
     Contours are of a kernel score estimate's log density, 0.5, 2 and 4.5 nats below the top: where
-    a Gaussian has one, two and three standard deviations.
+    a Gaussian has one, two and three standard deviations. Between modes far apart no score says
+    which is higher: there the contours compare shapes, not shares.
 
     Args:
         samples: draws, (n, d), 2 ≤ d ≤ 8.

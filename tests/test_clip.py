@@ -1,0 +1,98 @@
+"""Directions that are too long are shortened: ``ImplicitELBO(clip=…)``."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from compiling import quick_jit
+from doubles import GaussianScore
+from jax import random
+from numpyro.distributions import constraints
+from numpyro.infer import SVI
+
+from numpyro_kscore import Implicit, ImplicitELBO
+from numpyro_kscore.descent import NOISE
+
+KEY = random.key(0)
+DIM, N = 2, 128
+
+
+def normal_model(scale=1.0):
+    def model():
+        numpyro.sample("z", dist.Normal(jnp.zeros(DIM), scale).to_event(1))
+
+    return model
+
+
+def affine_guide():
+    loc = numpyro.param("loc", jnp.full(DIM, 1.0))
+    sd = numpyro.param("sd", jnp.full(DIM, 0.1), constraint=constraints.softplus_positive)
+    noise = numpyro.sample(
+        "noise", dist.Normal(jnp.zeros(DIM), 1.0).to_event(1), infer={"is_auxiliary": True}
+    )
+    numpyro.sample("z", Implicit(loc + sd * noise, 1))
+
+
+def elbo_with(clip):
+    return ImplicitELBO(N, estimator=GaussianScore(), debias=None, clip=clip)
+
+
+@quick_jit
+def both_gradients(loc, sd):
+    """Losses and gradients, with the default and without."""
+
+    def one(elbo):
+        def loss(params):
+            return elbo.loss(KEY, params, normal_model(), affine_guide)
+
+        return jax.value_and_grad(loss)({"loc": loc, "sd": sd})
+
+    return one(elbo_with(4.0)), one(elbo_with(None))
+
+
+def test_a_long_direction_is_shortened_to_the_limit():
+    distance = 1e4
+    (_, clipped), (_, free) = both_gradients(jnp.full(DIM, distance), jnp.ones(DIM))
+    factor = clipped["loc"] / free["loc"]
+    # Every particle asks for a move of the distance, in units of the guide's sd of one. The sd is
+    # that of 128 draws, known to 1/sqrt(256): three times that.
+    np.testing.assert_allclose(factor, 4.0 * NOISE / (DIM * N**0.5) / distance, rtol=0.19)
+    # The direction is the same: everything is scaled alike.
+    np.testing.assert_allclose(clipped["sd"], free["sd"] * factor, rtol=1e-3)
+
+
+def test_a_short_direction_is_left_alone():
+    clipped, free = both_gradients(jnp.ones(DIM), jnp.ones(DIM))
+    jax.tree.map(np.testing.assert_array_equal, clipped, free)
+
+
+def test_a_direction_whose_square_overflows():
+    """It is 1e15 at a spread of 1e10: 1e25 in units of the guide, and 1e50 is no float."""
+    (_, clipped), _ = both_gradients(jnp.full(DIM, 1e15), jnp.full(DIM, 1e10))
+    assert np.all(np.isfinite(clipped["loc"]) & (clipped["loc"] > 0))
+
+
+def test_a_fit_from_far_off_arrives():
+    """What Adam has seen on the way does not keep it from the spread once it is there.
+
+    The scores fall from 1e4 to 1e2, and Adam's mean of their squares loses a share of 1e-3 a step:
+    unshortened, its steps stay far too small for all of the 1000.
+    """
+
+    def fitted_sd(clip):
+        optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 1000))
+        svi = SVI(normal_model(1e-2), affine_guide, optimizer, elbo_with(clip))
+        params = svi.run(KEY, 1000, progress_bar=False).params
+        return np.asarray(params["sd"])
+
+    np.testing.assert_allclose(fitted_sd(4.0), 1e-2, rtol=0.1)
+    assert np.all(fitted_sd(None) > 1.5e-2)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("nan"), "4"])
+def test_limits_that_are_none(clip):
+    with pytest.raises(ValueError, match="clip: expected a positive finite number; got"):
+        ImplicitELBO(clip=clip)
