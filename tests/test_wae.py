@@ -148,6 +148,23 @@ def test_every_estimator_takes_a_step(name):
     assert loss.shape == ()
 
 
+def test_convolutions_take_a_step():
+    settings = Settings("stein", latent_dim=2, cost="squared", width=8)
+    autoencoder = Autoencoder(settings, (64, 64, 3))
+    state = jax.eval_shape(autoencoder.init)
+    pictures = jax.ShapeDtypeStruct((8, 64, 64, 3), jnp.float32)
+    updated, loss = jax.eval_shape(autoencoder.svi.update, state, pictures)
+    assert jax.tree.structure(updated) == jax.tree.structure(state)
+    assert loss.shape == ()
+    encoder, decoder = make_networks((64, 64, 3), 2, 8)
+    (mean, sd), params = jax.eval_shape(encoder.init_with_output, random.key(0), pictures)
+    assert mean.shape == sd.shape == (8, 2)
+    decoded, _ = jax.eval_shape(decoder.init_with_output, random.key(0), mean)
+    assert decoded.shape == (8, 64, 64, 3)
+    # Four halvings of 64 pixels: 64 channels of 4 x 4 are left, for means and log variances.
+    assert params["params"]["Dense_0"]["kernel"].shape == (4 * 4 * 64, 4)
+
+
 def test_published_estimators_are_used_as_published():
     objective = make_objective("ssge", 0.9, 8)
     assert (objective.base, objective.debias) == (None, None)
@@ -314,6 +331,7 @@ def test_codes_that_shrink_are_seen():
 # ------------------------------------------------------------------------------------- commands
 
 
+@pytest.mark.slow
 def test_command_on_a_folder_of_pictures(tmp_path, capsys, monkeypatch):
     """Convolutions, labels from folders, table and figure, from end to end."""
     monkeypatch.setattr(wae, "train_features", partial(wae.train_features, num_steps=5))
