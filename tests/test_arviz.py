@@ -157,12 +157,16 @@ def test_statistics_work_on_it(tree):
 @pytest.mark.parametrize("kind", ["netcdf", "zarr"])
 def test_round_trip(tree, kind, tmp_path):
     path = str(tmp_path / "fit")
-    if IS_OLD:
-        quiet(getattr(tree, f"to_{kind}"), path)
-        back = quiet(getattr(az, f"from_{kind}"), path)
-    else:
-        import xarray
+    import xarray
 
+    if IS_OLD and kind == "netcdf":
+        quiet(tree.to_netcdf, path)
+        back = quiet(az.from_netcdf, path)
+    elif IS_OLD:
+        # Its own writer knows zarr 2 only, and names this way for zarr 3.
+        quiet(tree.to_datatree().to_zarr, path)
+        back = az.InferenceData.from_datatree(quiet(xarray.open_datatree, path, engine="zarr"))
+    else:
         options = {"engine": "h5netcdf"} if kind == "netcdf" else {}
         quiet(getattr(tree, f"to_{kind}"), path, **options)
         engine = {"engine": "h5netcdf" if kind == "netcdf" else "zarr"}
