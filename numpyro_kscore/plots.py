@@ -135,11 +135,12 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
     height = np.asarray(score.log_density(points.astype(np.float32))).reshape(GRID, GRID)
     figure, panel = plt.subplots(figsize=(5, 4.5), layout="constrained")
     panel.contourf(first, second, np.maximum(height - height.max(), -8), 12, cmap="Greys")
-    some = slice(0, min(150, x.shape[0]))
-    style = {"angles": "xy", "width": 0.004}
-    panel.quiver(
-        *x[some].T, *np.asarray(score.at_samples)[some].T, color="C0", label="guide", **style
-    )
+    some = slice(0, min(ARROWS, x.shape[0]))
+    own = np.asarray(score.at_samples)[some]
+    # One scale for both, or their lengths could not be compared.
+    longest = np.quantile(np.linalg.norm(own, axis=1), 0.9)
+    style = {"width": 0.004, "scale": 8 * longest, "scale_units": "width"}
+    panel.quiver(*x[some].T, *own.T, color="C0", label="guide", **style)
     if scores is not None:
         s = np.asarray(as_points("scores", scores, dim=2))
         panel.quiver(*x[some].T, *s[some].T, color="C1", label="model", **style)
