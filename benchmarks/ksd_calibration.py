@@ -5,7 +5,7 @@
 
 Level 5 %. False alarms on exact draws should be 3 to 7 % (of 200 runs, 95 % of the time 2 to 8 %);
 power against a standard deviation of 0.8 and a dropped mode at least 90 %. ``dropped 4`` has
-lost one of two unit Gaussians whose centres are 4 apart; from 5 apart on the kernel Stein
+lost one of two unit Gaussians whose centres are 4 apart; from 6 apart on the kernel Stein
 discrepancy is blind to it, as any function of scores at the draws must be, and the jumps are not.
 """
 

@@ -34,8 +34,8 @@ __all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "Target", "cross_fit", "en
 # Share of a feature's own square that its weight is shrunk with: decides between features that
 # are the same but for rounding, such as the model's log density and a quadratic form.
 RIDGE = 1e-3
-# Energies are fitted to three quarters of the draws: with a half, k̂ of a 10-d guide that is right
-# came out .05 higher.
+# Energies are fitted to three quarters of the draws: the noise of a fit makes weights vary, and k̂
+# larger.
 FOLDS = 4
 # Draws behind a kernel estimate, spaced evenly: it is most of the cost, and refines only.
 KERNEL_DRAWS = 1024

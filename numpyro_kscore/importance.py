@@ -169,7 +169,7 @@ def khat(
         ValueError: for draws that do not fit together, or ``exact`` without a density.
         ImportError: without ArviZ.
 
-    Cost: about 40 kernel fits of 1024 draws: some ten seconds on a CPU core; nothing if exact.
+    Cost: about 30 kernel fits of at most 1024 draws; nothing if exact.
     """
     if not isinstance(draws, GuideDraws):
         raise TypeError(
