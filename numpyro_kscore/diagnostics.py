@@ -155,6 +155,9 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        # NumPyro 0.22 reshapes the words of its keys, which typed ones do not show.
+        rng_key = jax.random.key_data(rng_key)
     return vsbc_diagnostic(rng_key, svi.model, svi.guide, svi.optim, svi.loss, *args, **kwargs)
 
 

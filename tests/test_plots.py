@@ -1,0 +1,147 @@
+"""What the plots show is what they were given; ``diagnose`` and ``vsbc`` from end to end."""
+
+from types import SimpleNamespace
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import numpy as jnp
+from jax import random
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.svi import SVIRunResult, SVIState
+
+from numpyro_kscore import Implicit, ImplicitELBO, diagnose, khat, plots, vsbc
+from numpyro_kscore.draws import GuideDraws
+
+mpl.use("Agg")
+KEY = random.key(0)
+DATA = jnp.array([1.0, -1.0])
+# Unit prior, data with sd 1/2: the posterior.
+MEAN, SD = 0.8 * DATA, 0.2**0.5
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    yield
+    plt.close("all")
+
+
+def model(data=None):
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("y", dist.Normal(z, 0.5).to_event(1), obs=data)
+
+
+def implicit_guide(data=None):
+    noise = numpyro.sample(
+        "noise", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"is_auxiliary": True}
+    )
+    loc, scale = numpyro.param("loc", jnp.zeros(2)), numpyro.param("scale", jnp.ones(2))
+    numpyro.sample("z", Implicit(loc + scale * noise, 1))
+
+
+def explicit_guide(data=None):
+    loc = numpyro.param("loc", jnp.zeros(2))
+    scale = numpyro.param("scale", jnp.ones(2), constraint=dist.constraints.softplus_positive)
+    numpyro.sample("z", dist.Normal(loc, scale).to_event(1))
+
+
+DRAWS = np.random.default_rng(0).normal(size=(400, 2)) * [1.0, 3.0]
+DRAWS = DRAWS.astype(np.float32)
+
+
+def test_pairs():
+    figure = plots.plot_pairs(DRAWS, ["first", "second"], reference=DRAWS + 1)
+    upper_right, lower_left = figure.axes[1], figure.axes[2]
+    assert not upper_right.axison
+    assert (lower_left.get_xlabel(), lower_left.get_ylabel()) == ("first", "second")
+    shown = {tuple(line.get_data()[0][:2]) for line in lower_left.lines}
+    assert shown == {tuple(DRAWS[:2, 0]), tuple(DRAWS[:2, 0] + 1)}
+    # The outermost contour is that of three standard deviations, in either direction.
+    outline = np.concatenate([p.vertices for p in lower_left.collections[0].get_paths()])
+    np.testing.assert_allclose(np.abs(outline).max(0) / [1, 3], 3.0, rtol=0.25)
+
+
+def test_score_field():
+    figure = plots.plot_score_field(DRAWS, -DRAWS / [1.0, 9.0])
+    guide, model_arrows = (
+        c for c in figure.axes[0].collections if isinstance(c, mpl.quiver.Quiver)
+    )
+    assert guide.scale == model_arrows.scale
+    np.testing.assert_allclose(model_arrows.U, -DRAWS[: plots.ARROWS, 0], rtol=1e-5)
+    assert np.corrcoef(guide.U, model_arrows.U)[0, 1] > 0.95
+
+
+def test_weights():
+    weights = 0.5 * np.random.default_rng(0).normal(size=400)
+    z = jnp.asarray(DRAWS)
+    draws = GuideDraws(z, jnp.asarray(weights, jnp.float32), -z, jnp.zeros(400), jnp.zeros(400))
+    found = khat(draws)
+    left, right = plots.plot_weights(found).axes
+    raw = left.lines[0].get_ydata()
+    np.testing.assert_allclose(np.exp(raw).sum(), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.diff(raw), np.diff(np.sort(weights)[::-1]), atol=1e-4)
+    assert right.get_title() == found.verdict
+
+
+@pytest.mark.parametrize("has_info", [True, False])
+def test_convergence(has_info):
+    info = SimpleNamespace(
+        discrepancy=np.array([1.0, 0.1]),
+        discrepancy_error=np.array([0.1, 0.01]),
+        trace_steps=np.array([100, 400]),
+        best_step=400,
+    )
+    result = SimpleNamespace(losses=np.arange(400.0), **({"info": info} if has_info else {}))
+    figure = plots.plot_convergence(result)
+    steps, losses = figure.axes[0].lines[0].get_data()
+    np.testing.assert_allclose([steps[-1], losses[0]], [400, 0.5])
+    assert len(figure.axes) == 1 + has_info
+    if has_info:
+        np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), info.discrepancy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((DRAWS[:, :1],), "samples: expected 2 to 8 columns; got 1"),
+        ((DRAWS, ["one"]), "names: expected 2, one a column of the samples; got 1"),
+    ],
+)
+def test_misuse(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plots.plot_pairs(*arguments)
+
+
+def diagnosis_of(scale, capsys):
+    params = {"loc": MEAN, "scale": scale * jnp.ones(2)}
+    svi = SVI(model, implicit_guide, optax.adam(1e-2), ImplicitELBO())
+    result = SVIRunResult(params, SVIState(None, None, KEY), jnp.array([2.0, 1.0]))
+    found = diagnose(svi, result, DATA, num_samples=1_000)
+    assert capsys.readouterr().out.strip() == str(found)
+    return found
+
+
+def test_diagnose(capsys):
+    """The posterior itself, and a guide that has collapsed to a fifth of its spread."""
+    found = diagnosis_of(SD, capsys)
+    assert found.verdict == "good", found
+    # Ratios of variances from 1000 draws: the extremes of 2 are within 3 sqrt(2/1000).
+    assert 0.93 < found.spread[0] < found.spread[1] < 1.07
+    found = diagnosis_of(0.2 * SD, capsys)
+    assert found.verdict == "bad", found
+    np.testing.assert_allclose(found.spread, 0.2, rtol=0.1)
+
+
+def test_vsbc_of_a_conjugate_model():
+    svi = SVI(model, explicit_guide, optax.adam(3e-2), Trace_ELBO(8))
+    found = vsbc(
+        svi, KEY, num_simulations=20, num_svi_steps=300, num_samples=100, observed_sites=["y"]
+    )
+    figure = plots.plot_vsbc(found)
+    assert [panel.get_title()[:4] for panel in figure.axes] == ["z[0]", "z[1]"]
+    counts = [sum(patch.get_height() for patch in panel.patches) for panel in figure.axes]
+    assert counts == [20, 20]
