@@ -64,8 +64,8 @@ class ImplicitELBO(ELBO):
     Args:
         num_particles: guide draws a step, at least 2; by default 8 a dimension of the latent
             space, from 128 to 512.
-        estimator: the score estimator; the default is the curl-free ν-method with 64 steps in
-            whitened coordinates at .9 of the median distance. Its own ``base`` gives way to the
+        estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
+            whitened coordinates at .8 of the median distance. Its own ``base`` gives way to the
             one below. A :class:`~numpyro_kscore.sliced.SlicedScoreMatching` is trained along with
             the guide; its network needs a place, see :meth:`stateful`.
         base: ``"model"``, the default for kernels, regresses the difference to the model's
@@ -79,11 +79,11 @@ class ImplicitELBO(ELBO):
             the model: at least ``num_particles``, which is the default. The model is evaluated at
             ``num_particles`` of them. Needs ``base="gaussian"``, which it then implies, or None:
             less bias, more noise, and no protection from heavy tails (docs/accuracy).
-        clip: how far a step may ask the guide to move, in multiples of the noise of a converged
-            fit; longer directions are scaled down as a whole. Where a fit starts far off they are
-            a thousand times longer, and an optimizer that divides by the root mean square of what
-            it has seen, as Adam does, would hardly move for thousands of steps afterwards. None
-            never scales. Applies with the base ``"model"``, and not to aggregates.
+        clip: how far a step may ask a typical particle to move, in multiples of the noise of a
+            converged fit; longer directions are scaled down as a whole. Where a fit starts far off
+            they are a thousand times longer, and an optimizer that divides by the root mean square
+            of what it has seen, as Adam does, would hardly move for thousands of steps afterwards.
+            None never scales. Applies with the base ``"model"``, and not to aggregates.
         aggregate: name of a plate. The draws of all its elements are then taken as draws of one
             distribution, the aggregate posterior, whose divergence from the prior replaces that
             of every element: the objective of Wasserstein autoencoders.
@@ -136,7 +136,7 @@ class ImplicitELBO(ELBO):
         if estimator is None:
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
-            estimator = ScoreEstimator(regularizer=NuMethod(64), bandwidth=Median(0.9))
+            estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
         if not isinstance(estimator, ScoreEstimator | SlicedScoreMatching):
             raise TypeError(
                 f"estimator: expected a ScoreEstimator or SlicedScoreMatching; got {estimator!r}"

@@ -227,7 +227,7 @@ class ScoreEstimator:
         if self.is_auto:
             raise TypeError(
                 "context: expected a fixed strength and bandwidth beside one; got 'auto'. Give "
-                "both as numbers, e.g. NuMethod(64) and Median(0.9)"
+                "both as numbers, e.g. NuMethod(45) and Median(0.8)"
             )
         if self.landmarks is not None or isinstance(self.base, str):
             raise ValueError(

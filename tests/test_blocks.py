@@ -408,7 +408,7 @@ def test_extra_draws_lower_the_bias():
         noise = numpyro.sample("e", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer=AUXILIARY)
         numpyro.sample("z", Implicit(scale * noise, event_dim=1))
 
-    estimator = ScoreEstimator(regularizer=NuMethod(64), bandwidth=Median(0.9))
+    estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
     means, errors = [], []
     for num_draws in (32, 256):
         elbo = ImplicitELBO(32, num_draws=num_draws, estimator=estimator)

@@ -12,9 +12,10 @@ from doubles import GaussianScore
 from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI
+from scipy import stats
 
 from numpyro_kscore import Implicit, ImplicitELBO
-from numpyro_kscore.descent import NOISE
+from numpyro_kscore.descent import NOISE, typical_length
 
 KEY = random.key(0)
 DIM, N = 2, 128
@@ -73,6 +74,23 @@ def test_a_direction_whose_square_overflows():
     """It is 1e15 at a spread of 1e10: 1e25 in units of the guide, and 1e50 is no float."""
     (_, clipped), _ = both_gradients(jnp.full(DIM, 1e15), jnp.full(DIM, 1e10))
     assert np.all(np.isfinite(clipped["loc"]) & (clipped["loc"] > 0))
+
+
+def test_one_particle_in_a_tail_does_not_make_a_direction_long():
+    directions = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
+    lengths = np.sqrt(np.mean(directions.astype(float) ** 2, axis=1))
+    directions[3] *= 1e6
+    lengths[3] *= 1e6
+    np.testing.assert_allclose(typical_length(directions), stats.gmean(lengths), rtol=1e-5)
+    # The 128th root of a million is 1.11.
+    assert typical_length(directions) < 1.2
+
+
+def test_typical_length_of_directions_that_vanish_or_overflow():
+    directions = jnp.array([[0.0, 0.0], [3e30, 4e30], [3e30, 4e30]])
+    assert np.isfinite(typical_length(directions))
+    np.testing.assert_allclose(typical_length(directions[1:]), 12.5**0.5 * 1e30, rtol=1e-5)
+    assert typical_length(jnp.zeros((3, 2))) < 1e-15
 
 
 def test_a_fit_from_far_off_arrives():
