@@ -160,7 +160,7 @@ def evaluate_guide(
         **kwargs: keyword arguments of both.
 
     Raises:
-        TypeError: see :func:`fitted_program`.
+        TypeError: if ``svi`` is no ``SVI``, or ``result`` has no parameters.
         ValueError: for a model that observes nothing at these arguments, and guides that
             :class:`~numpyro_kscore.ImplicitELBO` could not take either.
         FloatingPointError: if fewer than half of the draws are finite.

@@ -1,12 +1,13 @@
 """Is this sample from that model? Two tests that need no sample of the model.
 
-:func:`ksd` tests the local shape: the kernel Stein discrepancy of draws from the model's score,
-with a p-value by wild bootstrap. It is blind to what lies where there are no draws. A mode that
-the guide has dropped changes the score at its draws by next to nothing.
+:func:`~numpyro_kscore.ksd` tests the local shape: the kernel Stein discrepancy of draws from the
+model's score, with a p-value by wild bootstrap. It is blind to what lies where there are no draws.
+A mode that the guide has dropped changes the score at its draws by next to nothing.
 
-:func:`mode_jump_test` looks there. It moves every draw by a Metropolis step that leaves the model
-invariant and whose proposals are long: wide random ones, and jumps between modes that were found by
-ascending the model from afar. If the draws are from the model, a draw and where it went are
+:func:`~numpyro_kscore.mode_jump_test` looks there. It moves every draw by a Metropolis step that
+leaves the model invariant and whose proposals are long: wide random ones, and jumps between modes
+that were found by ascending the model from afar. If the draws are from the model, a draw and where
+it went are
 exchangeable; then any statistic of the difference is as likely with its sign turned, which makes
 the p-value exact. A dropped mode shows at once: draws leave for it and none come back.
 """
