@@ -7,9 +7,8 @@ A mode that the guide has dropped changes the score at its draws by next to noth
 :func:`~numpyro_kscore.mode_jump_test` looks there. It moves every draw by a Metropolis step that
 leaves the model invariant and whose proposals are long: wide random ones, and jumps between modes
 that were found by ascending the model from afar. If the draws are from the model, a draw and where
-it went are
-exchangeable; then any statistic of the difference is as likely with its sign turned, which makes
-the p-value exact. A dropped mode shows at once: draws leave for it and none come back.
+it went are exchangeable; then any statistic of the difference is as likely with its sign turned,
+which makes the p-value exact. A dropped mode shows at once: draws leave for it and none come back.
 """
 
 from __future__ import annotations
