@@ -26,6 +26,9 @@ __all__ = ["Descent", "descend", "put_columns", "typical_length"]
 # Size of the residual at a converged fit, in units of the guide's own spread, times d sqrt(n): the
 # noise of the estimate (docs/accuracy: 44 to 154 for d = 1 to 100 and n = 32 to 512).
 NOISE = 85.0
+# Of a direction's length over the longest: some are zero. Far from where floats lose digits, where
+# compiled code may divide by what it takes for zero.
+LEAST_SQUARE = 1e-30
 # Pairs of particles whose weights are held at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
 
@@ -140,10 +143,9 @@ def typical_length(directions: jax.Array) -> jax.Array:
     """
     # Squares may overflow.
     largest = jnp.max(jnp.abs(directions))
-    scale = jnp.where(largest > 0, largest, jnp.finfo(directions.dtype).tiny)
+    scale = jnp.where(largest > 0, largest, 1.0)
     squares = jnp.mean(jnp.square(directions / scale), axis=1)
-    least = jnp.finfo(directions.dtype).tiny
-    return scale * jnp.exp(0.5 * jnp.mean(jnp.log(jnp.maximum(squares, least))))
+    return scale * jnp.exp(0.5 * jnp.mean(jnp.log(jnp.maximum(squares, LEAST_SQUARE))))
 
 
 def _take(values: jax.Array, columns: np.ndarray) -> jax.Array:

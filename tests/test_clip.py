@@ -90,7 +90,8 @@ def test_typical_length_of_directions_that_vanish_or_overflow():
     directions = jnp.array([[0.0, 0.0], [3e30, 4e30], [3e30, 4e30]])
     assert np.isfinite(typical_length(directions))
     np.testing.assert_allclose(typical_length(directions[1:]), 12.5**0.5 * 1e30, rtol=1e-5)
-    assert typical_length(jnp.zeros((3, 2))) < 1e-15
+    for compiled in (typical_length, quick_jit(typical_length), jax.jit(typical_length)):
+        assert 0 <= compiled(jnp.zeros((3, 2))) < 1e-14
 
 
 def test_a_fit_from_far_off_arrives():
