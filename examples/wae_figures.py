@@ -22,6 +22,8 @@ def reconstructions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of test images with their reconstructions below, and decoded draws of the prior."""
     x = held_out_batch(images, COLUMNS * ROWS // 2)
+    # Fewer test images than places come again.
+    x = x[np.arange(COLUMNS * ROWS // 2) % len(x)]
     codes = draw_codes(random.key(5), autoencoder, params, x)
     decode = jax.jit(lambda p, z: jax.nn.sigmoid(autoencoder.decode(p, z)))
     both = np.stack([np.asarray(x), np.asarray(decode(params, codes))])
