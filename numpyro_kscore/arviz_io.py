@@ -255,12 +255,18 @@ def _add_scalars(tree: Any, result: Any, found: Khat | None, draws: GuideDraws, 
     data.attrs.update(attrs)
 
 
+def _is_data(site: dict[str, Any]) -> bool:
+    """Whether a site is observed and could be drawn, which factors cannot."""
+    is_observed = site["type"] == "sample" and site["is_observed"]
+    return bool(is_observed and not isinstance(site["fn"], dist.Unit))
+
+
 class _Unobserved(Messenger):
     """Lets a model draw what it observes."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Take away the value of an observed site, but for factors, which have no draws."""
-        if msg["type"] == "sample" and msg["is_observed"] and not isinstance(msg["fn"], dist.Unit):
+        if _is_data(msg):
             msg["is_observed"], msg["value"] = False, None
 
 
@@ -271,9 +277,7 @@ def _posterior_predictive(
     observed = [
         name
         for name, site in seen.get_trace(*program.args, **program.kwargs).items()
-        if site["type"] == "sample"
-        and site["is_observed"]
-        and not isinstance(site["fn"], dist.Unit)
+        if _is_data(site)
     ]
     predictive = Predictive(_Unobserved(model), samples, return_sites=observed)
     return predictive(key, *program.args, **program.kwargs)

@@ -22,8 +22,13 @@ from numpyro.infer.calibration import vsbc_diagnostic
 
 from numpyro_kscore._pytree import as_points
 from numpyro_kscore.discrepancy import Discrepancy
-from numpyro_kscore.draws import GuideDraws, evaluate_guide, log_joint, whitening
-from numpyro_kscore.draws import fitted_program as _fitted_program
+from numpyro_kscore.draws import (
+    GuideDraws,
+    evaluate_guide,
+    fitted_program,
+    log_joint,
+    whitening,
+)
 from numpyro_kscore.importance import GOOD_KHAT, Khat, khat, pareto_smooth, weight_ess
 from numpyro_kscore.program import inspect_program
 from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
@@ -190,7 +195,7 @@ def diagnose(
     """
     key = jax.random.key(0) if rng_key is None else rng_key
     draws = evaluate_guide(svi, result, *args, num_samples=num_samples, rng_key=key, **kwargs)
-    program = _fitted_program(svi, result, args, kwargs)
+    program = fitted_program(svi, result, args, kwargs)
     structure = inspect_program(key, program)
 
     def log_density(flat: Array) -> Array:

@@ -174,7 +174,7 @@ def evaluate_guide(
     forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
 
     @jax.jit
-    def run(key: Array) -> tuple[Any, Array]:
+    def run(key: Array) -> tuple[Any, Array, Array]:
         size = min(BATCH, num_samples)
         found = evaluate_particles(key, program, structure, num_samples, size, forward)
         found = jax.tree.map(lambda a: a[:num_samples], found)
@@ -187,12 +187,9 @@ def evaluate_guide(
 
         keys = jax.random.split(jax.random.fold_in(key, 1), num_samples)
         laplacian = lax.map(second, (sound, keys), batch_size=size)
-        return found, laplacian
+        return found, laplacian, valid
 
-    found, laplacian = jax.device_get(run(key))
-    valid = np.asarray(
-        are_finite(found.log_density, found.flat, found.scores, found.guide_log_density)
-    )
+    found, laplacian, valid = jax.device_get(run(key))
     if 2 * np.sum(valid) < num_samples:
         raise FloatingPointError(
             f"guide: expected finite draws, densities and scores; got them at {np.sum(valid)} of "

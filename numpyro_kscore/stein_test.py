@@ -97,15 +97,20 @@ def _ksd(x: Array, s: Array, key: Array, num_bootstrap: int) -> SteinTest:
     n = x.shape[0]
     kernel, unit, discrepancy = stein_kernel(x, s, jnp.ones(n, bool))
     apart = kernel * (1.0 - jnp.eye(n, dtype=x.dtype))
-    signs = jax.random.rademacher(key, (num_bootstrap, n), x.dtype)
-    replicates = jnp.sum((signs @ apart) * signs, axis=1)
-    exceeding = jnp.sum(replicates >= jnp.sum(apart))
     return SteinTest(
         discrepancy.value,
         jnp.mean(kernel) / unit,
         discrepancy.standard_error,
-        (1 + exceeding) / (1 + num_bootstrap),
+        _wild_bootstrap(key, apart, num_bootstrap),
     )
+
+
+def _wild_bootstrap(key: Array, pairs: Array, num_bootstrap: int) -> Array:
+    """P-value of the sum of a matrix (n, n) with zero diagonal, by random signs of its rows."""
+    signs = jax.random.rademacher(key, (num_bootstrap, pairs.shape[0]), pairs.dtype)
+    replicates = jnp.sum((signs @ pairs) * signs, axis=1)
+    exceeding = jnp.sum(replicates >= jnp.sum(pairs))
+    return (1 + exceeding) / (1 + num_bootstrap)
 
 
 class JumpTest(NamedTuple):
@@ -197,12 +202,9 @@ def _mode_jump_test(
     # ⟨k(z'_i) - k(z_i), k(z'_j) - k(z_j)⟩: turning the sign of i is swapping z_i and z'_i.
     paired = phi[n:, n:] + phi[:n, :n] - phi[n:, :n] - phi[:n, n:]
     paired = paired * (1.0 - jnp.eye(n, dtype=x.dtype))
-    signs = jax.random.rademacher(keys[5], (num_bootstrap, n), x.dtype)
-    replicates = jnp.sum((signs @ paired) * signs, axis=1)
-    exceeding = jnp.sum(replicates >= jnp.sum(paired))
     return JumpTest(
         jnp.sum(paired) / (n * (n - 1)),
-        (1 + exceeding) / (1 + num_bootstrap),
+        _wild_bootstrap(keys[5], paired, num_bootstrap),
         jnp.mean(accept),
         jnp.sum(is_mode),
     )

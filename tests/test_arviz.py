@@ -187,6 +187,9 @@ def test_plots_work_on_it(tree, name):
 
     options = {} if IS_OLD else {"backend": "matplotlib"}
     quiet(getattr(az, f"plot_{name}"), tree, var_names=["mu"], **options)
+    axes = [panel for number in plt.get_fignums() for panel in plt.figure(number).axes]
+    # The draws, or their interval, are in it.
+    assert any(panel.lines or panel.collections for panel in axes)
     plt.close("all")
 
 

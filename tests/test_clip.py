@@ -66,8 +66,11 @@ def test_a_long_direction_is_shortened_to_the_limit():
 
 
 def test_a_short_direction_is_left_alone():
-    clipped, free = both_gradients(jnp.ones(DIM), jnp.ones(DIM))
-    jax.tree.map(np.testing.assert_array_equal, clipped, free)
+    (clipped_loss, clipped), (loss, free) = both_gradients(jnp.ones(DIM), jnp.ones(DIM))
+    assert clipped_loss == loss
+    for name in ("loc", "sd"):
+        assert np.all(free[name] != 0)
+        np.testing.assert_array_equal(clipped[name], free[name])
 
 
 def test_a_direction_whose_square_overflows():
