@@ -25,7 +25,7 @@ from numpyro.infer import MCMC, NUTS, SVI, log_likelihood
 
 from examples.cells import make_parser
 from numpyro_kscore import AutoImplicit, ImplicitELBO, to_arviz
-from numpyro_kscore.importance import pareto_smooth
+from numpyro_kscore.pareto import pareto_smooth
 
 
 def eight_schools(sigma: jax.Array, y: jax.Array | None = None) -> None:

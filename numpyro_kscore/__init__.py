@@ -16,10 +16,11 @@ from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
 from numpyro_kscore.draws import GuideDraws, evaluate_guide
 from numpyro_kscore.elbo import ImplicitELBO
 from numpyro_kscore.estimators import Median, ScoreEstimator
-from numpyro_kscore.importance import Khat, importance_resample, khat, pareto_smooth, weight_ess
+from numpyro_kscore.importance import Khat, khat
 from numpyro_kscore.iterations import Landweber, NuMethod
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
 from numpyro_kscore.nystrom import Landmarks
+from numpyro_kscore.pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.presets import (
     kef,
     kef_cg,

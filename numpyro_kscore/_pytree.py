@@ -127,6 +127,20 @@ def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> ja
     return _as_jax(x)
 
 
+def as_scored(samples: Any, scores: Any, minimum: int = 1) -> tuple[jax.Array, jax.Array]:
+    """Draws and the model's score at them, both (n, d), checked and of one precision.
+
+    Raises:
+        TypeError: for a dtype that is not real floating point.
+        ValueError: see :func:`as_points`; and if the shapes differ.
+    """
+    x = as_points("samples", samples, minimum=minimum)
+    s = as_points("scores", scores)
+    if x.shape != s.shape:
+        raise ValueError(f"scores: expected shape {x.shape}, that of the samples; got {s.shape}")
+    return x, s.astype(x.dtype)
+
+
 def with_jax_leaves(tree: T) -> T:
     """The tree with its NumPy arrays turned into JAX arrays."""
     return jax.tree.map(_as_jax, tree)

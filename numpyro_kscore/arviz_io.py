@@ -19,12 +19,12 @@ from numpyro.primitives import Messenger
 
 from numpyro_kscore._pytree import check_count
 from numpyro_kscore.coordinates import median_distance
-from numpyro_kscore.draws import GuideDraws, constrain, evaluate_guide, fitted_program, whitening
+from numpyro_kscore.draws import GuideDraws, constrain, evaluate_fitted, fitted_guide, whitening
 from numpyro_kscore.estimators import Median, ScoreEstimator
 from numpyro_kscore.importance import Khat
 from numpyro_kscore.importance import khat as compute_khat
 from numpyro_kscore.pairwise import cancels, squared_distances
-from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.program import Program
 
 __all__ = ["to_arviz"]
 
@@ -99,15 +99,15 @@ def to_arviz(
     make = _converter()
     check_count("num_samples", num_samples)
     key = jax.random.key(0) if rng_key is None else rng_key
-    program = fitted_program(svi, result, args, kwargs)
-    structure = inspect_program(key, program)
+    fitted = fitted_guide(svi, result, args, kwargs, key)
+    program = fitted.program
     wanted = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)
-    draws = evaluate_guide(svi, result, *args, num_samples=max(wanted, 4), rng_key=key, **kwargs)
+    draws = evaluate_fitted(fitted, max(wanted, 4), key)
     found = khat if isinstance(khat, Khat) else None
     if khat is True:
         found = compute_khat(draws)
     kept = min(num_samples, draws.samples.shape[0])
-    samples = jax.device_get(constrain(program, structure, draws.samples[:kept]))
+    samples = jax.device_get(constrain(program, fitted.structure, draws.samples[:kept]))
     stats = _sample_stats(draws, found, kept)
 
     predict_key, prior_key = jax.random.split(jax.random.fold_in(key, 2))

@@ -20,17 +20,17 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._pytree import as_points
+from numpyro_kscore._pytree import as_scored
 from numpyro_kscore.discrepancy import Discrepancy
 from numpyro_kscore.draws import (
     GuideDraws,
-    evaluate_guide,
-    fitted_program,
+    evaluate_fitted,
+    fitted_guide,
     log_joint,
     whitening,
 )
-from numpyro_kscore.importance import GOOD_KHAT, Khat, khat, pareto_smooth, weight_ess
-from numpyro_kscore.program import inspect_program
+from numpyro_kscore.importance import Khat, khat
+from numpyro_kscore.pareto import GOOD_KHAT, pareto_smooth, weight_ess
 from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
 
 __all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
@@ -132,10 +132,11 @@ def spread_ratios(samples: Any, scores: Any) -> Array:
         TypeError: if they are not floating point.
         ValueError: if the shapes differ or something is not finite.
     """
-    x = as_points("samples", samples, minimum=4)
-    s = as_points("scores", scores, dim=x.shape[1])
-    if s.shape != x.shape:
-        raise ValueError(f"scores: expected shape {x.shape}; got {s.shape}")
+    return _spread_ratios(*as_scored(samples, scores, minimum=4))
+
+
+@jax.jit
+def _spread_ratios(x: Array, s: Array) -> Array:
     coordinates = whitening(x)
     product = -coordinates.scores_to_kernel(s).T @ coordinates.to_kernel(x) / x.shape[0]
     return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(0.5 * (product + product.T)), 0.0))
@@ -194,12 +195,11 @@ def diagnose(
     Cost: half a minute on a CPU core for cheap models, most of it compilation.
     """
     key = jax.random.key(0) if rng_key is None else rng_key
-    draws = evaluate_guide(svi, result, *args, num_samples=num_samples, rng_key=key, **kwargs)
-    program = fitted_program(svi, result, args, kwargs)
-    structure = inspect_program(key, program)
+    fitted = fitted_guide(svi, result, args, kwargs, key)
+    draws = evaluate_fitted(fitted, num_samples, key)
 
     def log_density(flat: Array) -> Array:
-        return log_joint(flat, program, structure, key)
+        return log_joint(flat, fitted.program, fitted.structure, key)
 
     some = draws.samples[:TEST_DRAWS], draws.scores[:TEST_DRAWS]
     found = khat(draws)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from numpyro_kscore._pytree import as_points
+from numpyro_kscore._pytree import as_scored
 from numpyro_kscore.coordinates import median_distance, standardize_samples
 from numpyro_kscore.pairwise import cancels, squared_distances
 from numpyro_kscore.particles import draw_particle, draw_plates, log_joint_and_gradients
@@ -76,11 +76,8 @@ def stein_discrepancy(samples: ArrayLike, scores: ArrayLike) -> Discrepancy:
 
     Cost: O(n² d) time, O(n²) memory.
     """
-    x = as_points("samples", samples, minimum=3)
-    s = as_points("scores", scores, dim=x.shape[1], minimum=3)
-    if x.shape != s.shape:
-        raise ValueError(f"scores: expected shape {x.shape}, that of the samples; got {s.shape}")
-    return masked_stein_discrepancy(x, s.astype(x.dtype), jnp.ones(x.shape[0], bool))
+    x, s = as_scored(samples, scores, minimum=3)
+    return masked_stein_discrepancy(x, s, jnp.ones(x.shape[0], bool))
 
 
 @jax.jit

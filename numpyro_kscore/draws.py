@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from numpyro_kscore._pytree import as_points, check_count
+from numpyro_kscore._pytree import as_points, as_scored, check_count
 from numpyro_kscore.coordinates import Coordinates, standardize_samples
 from numpyro_kscore.discrepancy import LARGEST_WHITENED, evaluate_particles
 from numpyro_kscore.particles import are_finite
@@ -22,10 +22,12 @@ from numpyro_kscore.program import Program, inspect_program
 from numpyro_kscore.structure import Structure
 
 __all__ = [
+    "FittedGuide",
     "GuideDraws",
     "constrain",
+    "evaluate_fitted",
     "evaluate_guide",
-    "fitted_program",
+    "fitted_guide",
     "log_joint",
     "whitening",
 ]
@@ -62,9 +64,8 @@ class GuideDraws(NamedTuple):
             TypeError: for entries that are not floating point.
             ValueError: for shapes that do not fit, too few draws, or entries that are not finite.
         """
-        x = as_points("samples", self.samples, minimum=minimum)
+        x, scores = as_scored(self.samples, self.scores, minimum)
         n = x.shape[0]
-        scores = as_points("scores", self.scores, dim=x.shape[1])
         columns = {
             "log_density": self.log_density,
             "laplacian": self.laplacian,
@@ -78,8 +79,6 @@ class GuideDraws(NamedTuple):
             if jnp.shape(values) != (n,):
                 raise ValueError(f"{name}: expected shape ({n},); got {jnp.shape(values)}")
             found[name] = as_points(name, jnp.reshape(jnp.asarray(values), (n, 1)))[:, 0]
-        if scores.shape != x.shape:
-            raise ValueError(f"scores: expected shape {x.shape}; got {scores.shape}")
         return GuideDraws(x, scores=scores, num_lost=self.num_lost, **found)
 
 
@@ -89,12 +88,29 @@ def whitening(samples: Array) -> Coordinates:
     return standardize_samples(samples, how)
 
 
-def fitted_program(svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+class FittedGuide(NamedTuple):
+    """A guide and its model at the fitted parameters.
+
+    Attributes:
+        program: both, with arguments and parameters.
+        structure: the layout of their latents.
+        forward_mode: whether the model is differentiated in forward mode.
+    """
+
+    program: Program
+    structure: Structure
+    forward_mode: bool
+
+
+def fitted_guide(
+    svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Array
+) -> FittedGuide:
     """Guide and model at the fitted parameters, checked.
 
     Raises:
         TypeError: for anything but an ``SVI`` and its result, and arguments the model cannot take.
-        ValueError: if the model observes nothing, or draws only some rows of a plate.
+        ValueError: if the model observes nothing, or draws only some rows of a plate, and for
+            guides that :class:`~numpyro_kscore.ImplicitELBO` could not take either.
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
@@ -115,7 +131,8 @@ def fitted_program(svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[st
     params = {**result.params, **(getattr(result.state, "mutable_state", None) or {})}
     program = Program(params, svi.model, svi.guide, args, kwargs, {})
     _check_observed(program)
-    return program
+    forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
+    return FittedGuide(program, inspect_program(key, program), forward)
 
 
 def _check_observed(program: Program) -> None:
@@ -169,9 +186,12 @@ def evaluate_guide(
     """
     check_count("num_samples", num_samples, minimum=4)
     key = jax.random.key(0) if rng_key is None else rng_key
-    program = fitted_program(svi, result, args, kwargs)
-    structure = inspect_program(key, program)
-    forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
+    return evaluate_fitted(fitted_guide(svi, result, args, kwargs, key), num_samples, key)
+
+
+def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideDraws:
+    """:func:`evaluate_guide` of a guide that has been looked at."""
+    program, structure, forward = fitted
 
     @jax.jit
     def run(key: Array) -> tuple[Any, Array, Array]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from numpyro_kscore._pytree import as_points
 from numpyro_kscore.estimators import ScoreEstimator
-from numpyro_kscore.importance import GOOD_KHAT, Khat, pareto_smooth
+from numpyro_kscore.importance import Khat
+from numpyro_kscore.pareto import GOOD_KHAT, pareto_smooth
 
 __all__ = ["plot_convergence", "plot_pairs", "plot_score_field", "plot_vsbc", "plot_weights"]
 
