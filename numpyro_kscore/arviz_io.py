@@ -98,6 +98,11 @@ def to_arviz(
     """
     make = _converter()
     check_count("num_samples", num_samples)
+    if not isinstance(khat, bool | Khat):
+        raise TypeError(
+            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
+            "no weights: pass all of it"
+        )
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
     program = fitted.program

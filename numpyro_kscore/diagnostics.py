@@ -20,7 +20,7 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._pytree import as_scored
+from numpyro_kscore._pytree import as_scored, check_count
 from numpyro_kscore.discrepancy import Discrepancy
 from numpyro_kscore.draws import (
     GuideDraws,
@@ -182,7 +182,7 @@ def diagnose(
         svi: model, guide and loss.
         result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
         *args: arguments of the model, as in the fit.
-        num_samples: fresh draws of the guide.
+        num_samples: fresh draws of the guide, at least 100.
         rng_key: random key; by default ``jax.random.key(0)``.
         verbose: whether to print the diagnosis.
         **kwargs: keyword arguments of the model.
@@ -194,6 +194,7 @@ def diagnose(
 
     Cost: half a minute on a CPU core for cheap models, most of it compilation.
     """
+    check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws = evaluate_fitted(fitted, num_samples, key)

@@ -30,6 +30,8 @@ __all__ = ["Khat", "khat", "standardized_target"]
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
 # log weights vary by half a nat and more.
 DRAWS_PER_DIMENSION = 10
+# Least variance of whitened draws in any direction: 1, but where draws lie in a plane, or coincide.
+DEGENERATE = 0.1
 # An energy whose error, in nats, is both larger than this and half of what it says is no evidence.
 LARGE_ERROR = 0.5
 LEVEL = 0.9
@@ -94,7 +96,8 @@ def khat(
     * k̂ by every other energy whose loss is within two standard errors of the least.
 
     The verdict is "cannot tell" where the interval holds 0.7, where there are too few draws for
-    the dimension, or where the energy's error is large and no less than half of what it says.
+    the dimension, where draws do not vary in some direction, or where the energy's error is large
+    and no less than half of what it says.
 
     Args:
         draws: from :func:`~numpyro_kscore.evaluate_guide`; or made of arrays.
@@ -179,6 +182,9 @@ def _energy_khat(
     if few:
         verdict = "cannot tell"
         reason = f"{n} draws in {dim} dimensions are too few for an energy"
+    elif not _least_variance(target.points) > DEGENERATE:
+        verdict = "cannot tell"
+        reason = "the draws do not vary in some direction: such a guide has no density"
     elif error > max(LARGE_ERROR, 0.5 * spread):
         verdict = "cannot tell"
         reason = f"the energy's error, {error:.2g} nats, is as large as what it says"
@@ -203,6 +209,12 @@ def standardized_target(draws: GuideDraws) -> Target:
         coordinates.scores_to_kernel(draws.scores),
         laplacian,
     )
+
+
+@jax.jit
+def _least_variance(points: jax.Array) -> jax.Array:
+    centred = points - jnp.mean(points, axis=0)
+    return jnp.linalg.eigvalsh(centred.T @ centred / points.shape[0])[0]
 
 
 def _weights(fit: CrossFit) -> np.ndarray:

@@ -19,6 +19,7 @@ from numpyro_kscore import (
     Implicit,
     ImplicitELBO,
     ScoreEstimator,
+    diagnose,
     evaluate_guide,
     fisher_divergence,
     importance_resample,
@@ -246,6 +247,19 @@ def test_few_draws_cannot_tell():
     assert "too few" in found.reason
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_draws_in_a_plane_cannot_tell(spread, monkeypatch):
+    """Equal weights speak for a guide, but not where all draws are one, or lie on a line."""
+    closed = tuple(family for family in FAMILIES if not family.kernel)
+    monkeypatch.setattr("numpyro_kscore.importance.FAMILIES", closed)
+    line = spread * np.random.default_rng(0).normal(size=(200, 1))
+    x = jnp.asarray(line * np.ones(2), jnp.float32)
+    draws = GuideDraws(x, -0.5 * jnp.sum(x**2, axis=1), -x, jnp.full(200, -2.0))
+    found = khat(draws, num_bootstrap=20, num_repeats=2)
+    assert found.verdict == "cannot tell"
+    assert "do not vary in some direction" in found.reason
+
+
 def test_fisher_divergence_is_a_lower_bound(hidden):
     """N(½, ¼) against N(0, 1): s_q - s_p = -4(x - ½) + x, whitened by the guide's sd of ½."""
     draws, found = hidden
@@ -314,6 +328,8 @@ def test_missing_data_is_named(args, error, message):
 
 def test_wrong_objects_are_named():
     svi, result = fitted(implicit_guide)
+    with pytest.raises(ValueError, match="num_samples: expected an integer of at least 100; got 9"):
+        diagnose(svi, result, DATA, num_samples=9)
     with pytest.raises(TypeError, match="svi: expected an SVI"):
         evaluate_guide(model, result, DATA)
     with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
