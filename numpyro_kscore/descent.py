@@ -19,6 +19,7 @@ from jax import lax
 
 from numpyro_kscore.entropy import entropy
 from numpyro_kscore.estimators import ScoreEstimator
+from numpyro_kscore.gaussian import moment_scores
 from numpyro_kscore.structure import Part
 
 __all__ = ["Descent", "descend", "put_columns", "typical_length"]
@@ -66,7 +67,8 @@ def descend(
         part: which coordinates.
         particles: all particles, (n, D), finite.
         model_scores: the model's score at them, (n, D).
-        base: ``"model"``, ``"gaussian"`` or None, see :class:`~numpyro_kscore.ImplicitELBO`.
+        base: ``"model"``, ``"moments"``, ``"gaussian"`` or None, see
+            :class:`~numpyro_kscore.ImplicitELBO`.
         debias: None or ``"jackknife"``.
         clip: typical length that directions may have, in multiples of the noise of a converged
             fit; None for any.
@@ -91,8 +93,12 @@ def descend(
 
     def estimate(inputs: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[Descent, Any]:
         values, goal, given = inputs
-        goal_or_none = goal if base == "model" else None
-        found = estimator.at_samples(values, goal_or_none, debias=debias, context=given)
+        base_scores = None
+        if base == "model":
+            base_scores = goal
+        elif base == "moments":
+            base_scores = moment_scores(values, given)
+        found = estimator.at_samples(values, base_scores, debias=debias, context=given)
         away = found.residual if base == "model" else found.scores[evaluated] - goal
         # The whitening of a Gaussian base is that of the shrunk Gaussian.
         shrunk = base == "gaussian" and estimator.standardize == "full"

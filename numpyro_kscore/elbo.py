@@ -69,7 +69,10 @@ class ImplicitELBO(ELBO):
             one below. A :class:`~numpyro_kscore.sliced.SlicedScoreMatching` is trained along with
             the guide; its network needs a place, see :meth:`stateful`.
         base: ``"model"``, the default for kernels, regresses the difference to the model's
-            score, so that regularisation shrinks towards "no update"; ``"gaussian"`` or None
+            score, so that regularisation shrinks towards "no update"; ``"moments"`` regresses the
+            difference to the Gaussian with the draws' own mean and covariance, which is right for
+            guides that are nearly Gaussian in many dimensions, such as the values of a random
+            function, and needs more draws than dimensions; ``"gaussian"`` or None
             estimate the guide's score by itself (None is Zhou, Shi and Zhu 2020 to the letter,
             and collapses many guides). ``"auto"`` takes a network's own base, and
             ``"gaussian"`` with ``num_draws``.
@@ -141,12 +144,13 @@ class ImplicitELBO(ELBO):
             raise TypeError(
                 f"estimator: expected a ScoreEstimator or SlicedScoreMatching; got {estimator!r}"
             )
-        check_choice("base", base, ("auto", "model", "gaussian", None))
+        check_choice("base", base, ("auto", "model", "moments", "gaussian", None))
         if isinstance(estimator, SlicedScoreMatching):
-            if base == "model":
+            if base in ("model", "moments"):
                 raise ValueError(
-                    "base: expected 'gaussian' or None beside SlicedScoreMatching(); got 'model'. "
-                    "A network that lags behind the guide runs away from the model's score"
+                    "base: expected 'gaussian' or None beside SlicedScoreMatching(); got "
+                    f"{base!r}. A network that lags behind the guide runs away from a base that "
+                    "does not"
                 )
             base = estimator.base if base == "auto" else base
         elif base == "auto":
@@ -186,6 +190,8 @@ class ImplicitELBO(ELBO):
         structure, aggregated = self._pooled(inspect_program(rng_key, program))
         program = program._replace(plates=draw_plates(rng_key, program, structure))
         num_particles = self.num_particles or self._default_num_particles(structure, aggregated)
+        if self.base == "moments":
+            self._check_moments(structure, aggregated, self.num_draws or num_particles)
 
         # Draws that are not finite are replaced before anything is differentiated: a derivative
         # of the guide there would be NaN even against a zero gradient.
@@ -339,6 +345,19 @@ class ImplicitELBO(ELBO):
                 )
         names = frozenset(name for part in parts for name in part.sites)
         return structure.pooled(self.aggregate), names
+
+    def _check_moments(
+        self, structure: Structure, aggregated: frozenset[str], num_draws: int
+    ) -> None:
+        for part in structure.parts:
+            if not part.is_implicit or part.sites[0] in aggregated:
+                continue
+            if num_draws < part.dim + 2:
+                raise ValueError(
+                    f"num_particles: expected at least {part.dim + 2} beside base='moments', for "
+                    f"the covariance of the {part.dim} numbers of {list(part.sites)}; got "
+                    f"{num_draws}. Use more, or base='model'"
+                )
 
     def _default_num_particles(self, structure: Structure, aggregated: frozenset[str]) -> int:
         count = default_num_particles(structure.dim)

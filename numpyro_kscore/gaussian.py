@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._linalg import cholesky, eigh
+from numpyro_kscore._linalg import cholesky, eigh, qr, solve_lower_transposed
 from numpyro_kscore.coordinates import Coordinates, standardize_samples
 
-__all__ = ["FittedGaussian", "fit_gaussian"]
+__all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
 
 # Shares by which log variances move to their mean.
 EVENINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -107,6 +107,38 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
     whole = (1.0 - share) * larger + share
     return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), share, evening)
+
+
+def moment_scores(samples: jax.Array, context: jax.Array | None = None) -> jax.Array:
+    """Scores at samples of the Gaussian with exactly their mean and covariance S: -S⁻¹ (x - mean).
+
+    As a score this is a poor one, too long by n/(n - d - 2). As the gradient of an entropy it has
+    no bias: over samples ``x_i(φ)`` it is that of ``½ log det S``, and for Gaussian samples the
+    mean of ``log det S`` is the log determinant of the true covariance plus a number that depends
+    on n and d alone. Shrinking S would spoil that.
+
+    With a context it is the Gaussian of what a linear regression on the context leaves.
+
+    Args:
+        samples: shape (n, d), n > d + c. Directions in which they do not vary beyond rounding get
+            a finite score.
+        context: shape (n, c).
+
+    Cost: O(n (d + c)²).
+    """
+    diagonal = standardize_samples(samples, "diagonal")
+    z = diagonal.to_kernel(samples)
+    if context is not None:
+        directions = qr(standardize_samples(context, "diagonal").to_kernel(context))[0]
+        z = z - directions @ (directions.T @ z)
+    # A factor of the samples, not of S: squaring them would cost half of the digits.
+    n = samples.shape[0]
+    basis, factor = qr(z)
+    pivots = jnp.diag(factor)
+    floor = 10 * jnp.finfo(z.dtype).eps * n
+    safe = jnp.where(pivots < 0, -1.0, 1.0) * jnp.maximum(jnp.abs(pivots), floor)
+    factor = factor + jnp.diag(safe - pivots)
+    return -n * solve_lower_transposed(factor.T, basis.T).T / diagonal.scale
 
 
 def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -130,6 +130,10 @@ def _lay_out(traces: Traces, blocks: tuple[Block, ...]) -> Structure:
         for frame in by_name[name].frames
         if part.is_implicit and frame.size != frame.full_size
     }
+    # Latents computed from a minibatch are draws of one distribution only if it is the same one.
+    for block in blocks:
+        if block.is_implicit:
+            shared |= {name for name in block.rows if _is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
     return Structure(tuple(sites), parts, names, tuple(sorted(shared)))
 
@@ -153,6 +157,11 @@ def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
 def _full_size(trace: dict[str, Any], frame: Any) -> int:
     # Plates inside control flow leave no trace, and are not subsampled.
     return trace[frame.name]["args"][0] if frame.name in trace else frame.size
+
+
+def _is_subsampled(plate: dict[str, Any]) -> bool:
+    size, subsample_size = plate["args"]
+    return subsample_size is not None and subsample_size != size
 
 
 def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:

@@ -43,6 +43,7 @@ class GuideSite:
     Attributes:
         name: of the site.
         direct: sites (and ``KEY``) its distribution's parameters are computed from.
+        rows: plates whose rows those parameters are computed from.
         plates: names of the plates it is in.
         is_latent: whether it is a latent of the model; otherwise it is noise.
         is_drawn: whether it adds noise of its own; not for a value given as it is.
@@ -51,6 +52,7 @@ class GuideSite:
 
     name: str
     direct: frozenset[str]
+    rows: frozenset[str]
     plates: frozenset[str]
     is_latent: bool
     is_drawn: bool
@@ -66,12 +68,14 @@ class Block:
         parents: names of the latents it is conditional on.
         plates: plates whose elements are independent of each other given the parents.
         is_implicit: whether its density is unknown.
+        rows: plates whose rows its latents, or the noise behind them, are computed from.
     """
 
     sites: tuple[str, ...]
     parents: tuple[str, ...]
     plates: frozenset[str]
     is_implicit: bool
+    rows: frozenset[str]
 
 
 def trace_guide(
@@ -87,11 +91,13 @@ def trace_guide(
         key: a random key; no number depends on it.
     """
     sites: dict[str, GuideSite] = {}
+    plates: set[str] = set()
 
     def values(key: jax.Array) -> dict[str, Any]:
         trace = handlers.trace(_seeded(guide, key, params)).get_trace(*args, **kwargs)
         # Nothing traced is kept: it would leak.
         sites.update({name: _described(site) for name, site in trace.items() if is_drawn(site)})
+        plates.update(name for name, site in trace.items() if site["type"] == "plate")
         return {
             name: site["value"]
             for name, site in trace.items()
@@ -108,7 +114,11 @@ def trace_guide(
     found = eval_provenance(distributions, **{KEY: key, **drawn})
     sources = {name: {s.removeprefix(SITE) for s in set().union(*found[name])} for name in sites}
     return {
-        name: dataclasses.replace(site, direct=frozenset(sources[name] & ({*sites, KEY} - {name})))
+        name: dataclasses.replace(
+            site,
+            direct=frozenset(sources[name] & ({*sites, KEY} - {name})),
+            rows=frozenset(sources[name] & plates),
+        )
         for name, site in sites.items()
     }
 
@@ -124,6 +134,7 @@ def _leaves(fn: Distribution) -> list[Any]:
 def _described(site: dict[str, Any]) -> GuideSite:
     return GuideSite(
         site["name"],
+        frozenset(),
         frozenset(),
         frozenset(frame.name for frame in site["cond_indep_stack"]),
         not site["infer"].get("is_auxiliary", False),
@@ -182,12 +193,18 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
         )
         outside = {p for name in members for p in parents[name]} - set(members)
         ordered = tuple(name for name in latents if name in outside)
-        blocks.append(Block(members, ordered, plates, is_implicit))
+        rows = frozenset[str]().union(*(_rows_behind(name, sites) for name in members))
+        blocks.append(Block(members, ordered, plates, is_implicit, rows))
     return tuple(blocks)
 
 
 def _plates_of(source: str, sites: dict[str, GuideSite]) -> frozenset[str]:
     return sites[source].plates if source in sites else frozenset()
+
+
+def _rows_behind(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
+    noise = [source for source in _hidden(name, sites) if source in sites]
+    return sites[name].rows.union(*(sites[source].rows for source in noise))
 
 
 def _hidden(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:

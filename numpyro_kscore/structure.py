@@ -99,8 +99,8 @@ class Structure(NamedTuple):
         sites: the latents, in the order of the model.
         parts: the guide's blocks.
         model_params: names of the model's parameters.
-        shared_plates: plates whose elements have estimates of their own, so that all particles
-            must draw the same ones.
+        shared_plates: plates whose elements have estimates of their own, or whose rows latents
+            are computed from, so that all particles must draw the same ones.
     """
 
     sites: tuple[Site, ...]

@@ -1,0 +1,341 @@
+"""Functions as latents: measurement sets, entropies of nearly Gaussian values, sampled priors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from compiling import quick_jit
+from jax import random
+from numpyro.infer import SVI, Predictive
+
+from numpyro_kscore import Implicit, ImplicitELBO, Median, NuMethod, ScoreEstimator
+from numpyro_kscore.functions import measure, sampled_prior
+from numpyro_kscore.gaussian import moment_scores
+from numpyro_kscore.particles import draw_particle, draw_plates
+from numpyro_kscore.program import Program, inspect_program
+
+AUXILIARY = {"is_auxiliary": True}
+X = jnp.linspace(-1.0, 1.0, 6)[:, None]
+Y = jnp.sin(3 * X[:, 0])
+POOL = jnp.linspace(-2.0, 2.0, 200)[:, None]
+NOISE, JITTER = 0.3, 0.05
+
+
+# -------------------------------------------------------------------------------- measurement sets
+
+
+def features(points):
+    """Four functions whose random combinations are the functions of a prior, (m, 4)."""
+    return jnp.stack([jnp.cos(k * points[:, 0] + k**2) for k in range(1, 5)], axis=1)
+
+
+def prior(points):
+    f = features(points)
+    return dist.MultivariateNormal(0.0, f @ f.T + JITTER**2 * jnp.eye(len(points)))
+
+
+def model(x, y, pool, batch_size=None, num_points=3):
+    at = measure(x, batch_size, pool, num_points)
+    f = numpyro.sample("f", prior(at.points))
+    with at.data:
+        numpyro.sample("y", dist.Normal(at.of_data(f), NOISE), obs=y[at.rows])
+
+
+def linear_function(points):
+    """Random weights of the prior's own features, with a covariance of any shape."""
+    loc = numpyro.param("loc", jnp.array([0.3, -0.2, 0.1, 0.4]))
+    root = numpyro.param("root", jnp.eye(4) + 0.2 * jnp.tri(4, k=-1))
+    unit = numpyro.sample("unit", dist.Normal(jnp.zeros(4), 1.0).to_event(1), infer=AUXILIARY)
+    return features(points) @ (loc + jnp.tril(root) @ unit)
+
+
+def guide(x, y, pool, batch_size=None, num_points=3):
+    at = measure(x, batch_size, pool, num_points)
+    numpyro.sample("f", dist.Normal(linear_function(at.points), JITTER).to_event(1))
+
+
+def sets(seed, batch_size, num_points):
+    """The measurement sets that guide and model see at one step, for each of five particles."""
+    seen = {"guide": [], "model": []}
+
+    def recorded(who):
+        def run(x, y, pool):
+            at = measure(x, batch_size, pool, num_points)
+            jax.debug.callback(lambda points: seen[who].append(np.asarray(points)), at.points)
+            if who == "guide":
+                shift = numpyro.sample("shift", dist.Normal(), infer=AUXILIARY)
+                numpyro.sample("f", dist.Normal(shift + at.points[:, 0], 0.1).to_event(1))
+            else:
+                f = numpyro.sample("f", dist.Normal(jnp.zeros(len(at.points)), 1.0).to_event(1))
+                with at.data:
+                    numpyro.sample("y", dist.Normal(at.of_data(f), 1.0), obs=y[at.rows])
+
+        return run
+
+    elbo = ImplicitELBO(5, debias=None)
+    run = quick_jit(
+        lambda key: elbo.loss(key, {}, recorded("model"), recorded("guide"), X, Y, POOL)
+    )
+    jax.block_until_ready(run(random.key(seed)))
+    jax.effects_barrier()
+    return {who: np.stack(points) for who, points in seen.items()}
+
+
+def test_one_set_for_all_particles_and_another_for_every_step():
+    drawn = []
+    for seed in (0, 1):
+        seen = sets(seed, 4, 3)
+        drawn.append(seen["model"][0])
+        for points in seen.values():
+            np.testing.assert_array_equal(points, np.broadcast_to(drawn[-1], points.shape))
+        rows, others = drawn[-1][:4, 0], drawn[-1][4:, 0]
+        assert len(set(rows.tolist())) == 4
+        assert set(rows.tolist()) <= set(np.asarray(X[:, 0]).tolist())
+        assert set(others.tolist()) <= set(np.asarray(POOL[:, 0]).tolist())
+    assert not np.array_equal(*drawn)
+
+
+def test_what_is_observed_counts_for_all_data():
+    with numpyro.handlers.seed(rng_seed=0):
+        at = measure(X, 2, POOL, 3)
+        with at.data:
+            numpyro.sample("y", dist.Normal(), obs=jnp.zeros(2))
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(X, Y, POOL, 2)
+    assert trace["y"]["scale"] == 3.0
+    assert trace["f"]["scale"] is None
+    assert at.points.shape == (5, 1)
+    np.testing.assert_array_equal(at.of_data(at.points), X[at.rows])
+
+
+def test_all_points_by_default():
+    with numpyro.handlers.seed(rng_seed=0):
+        at = measure(X)
+        both = measure(X, pool=POOL, name="other")
+    np.testing.assert_array_equal(at.points, X)
+    np.testing.assert_array_equal(both.points, jnp.concatenate([X, POOL]))
+
+
+def test_inputs_of_any_shape():
+    with numpyro.handlers.seed(rng_seed=0):
+        at = measure(jnp.zeros((5, 4, 3)), 2, jnp.ones((7, 4, 3)), 1)
+    np.testing.assert_array_equal(at.points[:, 0, 0], [0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((X, 7), ValueError, "batch_size: expected at most the 6 that there are; got 7"),
+        ((X, 2.0), TypeError, "batch_size: expected an integer; got 2.0"),
+        ((X, 2, POOL, 201), ValueError, "num_points: expected at most the 200"),
+        ((X, 2, None, 3), ValueError, "num_points: expected none without a pool; got 3"),
+        ((X, 2, POOL[:, 0], 3), ValueError, r"pool: expected inputs of shape \(1,\)"),
+        ((1.0,), ValueError, r"x: expected shape \(N, ...\), one input a row; got \(\)"),
+    ],
+)
+def test_measurement_errors(args, error, message):
+    with pytest.raises(error, match=message), numpyro.handlers.seed(rng_seed=0):
+        measure(*args)
+
+
+def test_rows_behind_latents_are_shared_and_others_are_not():
+    """A plate of the data alone is drawn anew for every particle, as without this module."""
+
+    def shared(at_rows):
+        def some_guide():
+            with numpyro.plate("data", 6, subsample_size=2) as rows:
+                start = X[rows, 0] if at_rows else jnp.zeros(2)
+            unit = numpyro.sample("unit", dist.Normal(), infer=AUXILIARY)
+            numpyro.sample("f", dist.Normal(start + unit, 1.0).to_event(1))
+
+        def some_model():
+            f = numpyro.sample("f", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+            with numpyro.plate("data", 6, subsample_size=2):
+                numpyro.sample("y", dist.Normal(f, 1.0), obs=jnp.zeros(2))
+
+        program = Program({}, some_model, some_guide, (), {}, {})
+        structure = inspect_program(random.key(0), program)
+        program = program._replace(plates=draw_plates(random.key(1), program, structure))
+        keys = random.split(random.key(2), 6)
+        draws = jax.vmap(lambda key: draw_particle(key, program, structure))(keys)
+        return structure.shared_plates, np.ptp(draws.plates["data"], axis=0).max() == 0
+
+    assert shared(at_rows=True) == (("data",), True)
+    assert shared(at_rows=False) == ((), False)
+
+
+# --------------------------------------------------------------------------- entropy by moments
+
+
+def test_moment_scores_are_those_of_the_gaussian(x64):
+    rng = np.random.default_rng(0)
+    x = 3 + rng.normal(size=(12, 4)) @ rng.normal(size=(4, 4))
+    expected = -np.linalg.solve(np.cov(x.T, bias=True), (x - x.mean(0)).T).T
+    np.testing.assert_allclose(moment_scores(jnp.asarray(x)), expected, rtol=1e-9)
+
+
+def test_moment_scores_given_a_context(x64):
+    """The block of the joint precision matrix that belongs to the samples."""
+    rng = np.random.default_rng(1)
+    joint = rng.normal(size=(15, 5)) @ rng.normal(size=(5, 5)) + 2
+    centred = joint - joint.mean(0)
+    expected = -np.linalg.solve(np.cov(joint.T, bias=True), centred.T).T[:, :3]
+    found = moment_scores(jnp.asarray(joint[:, :3]), jnp.asarray(joint[:, 3:]))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("samples", [np.ones((9, 3)), np.tile(np.arange(9.0), (3, 1)).T])
+def test_moment_scores_of_degenerate_samples_are_finite(samples):
+    assert np.all(np.isfinite(moment_scores(jnp.asarray(samples, jnp.float32))))
+
+
+def test_moment_scores_of_ill_conditioned_samples_in_float32():
+    """Correlations as of function values: condition 1e8 of the covariance, 1e4 of its root."""
+    rng = np.random.default_rng(2)
+    basis = np.linalg.qr(rng.normal(size=(20, 20)))[0]
+    x = rng.normal(size=(60, 20)) @ (basis * np.logspace(0, -4, 20)).T
+    x = x.astype(np.float32).astype(float)
+    expected = -np.linalg.solve(np.cov(x.T, bias=True), (x - x.mean(0)).T).T
+    found = np.asarray(moment_scores(jnp.asarray(x, jnp.float32)))
+    # Rounding of 6e-8, times the condition of the root, which a factor of the covariance squares.
+    assert np.linalg.norm(found - expected) < 6e-8 * 1e4 * 10 * np.linalg.norm(expected)
+
+
+def test_entropy_gradient_of_a_linear_guide_is_exact(x64):
+    """Of f = A ε it is A⁻ᵀ for any noise of full rank, Gaussian or not, and any number of draws."""
+    rng = np.random.default_rng(3)
+    root, noise = rng.normal(size=(4, 4)), rng.exponential(size=(9, 4))
+    scores = np.asarray(moment_scores(jnp.asarray(noise @ root.T)))
+    np.testing.assert_allclose(-scores.T @ noise / 9, np.linalg.inv(root).T, rtol=1e-8)
+
+
+def closed_form_loss(params):
+    """Negative ELBO at all of X and three points of the pool, in closed form, in float64."""
+    points = jnp.concatenate([X, POOL[::80]])
+    phi, m = features(points), len(points)
+    root = jnp.tril(params["root"])
+    q_loc, q = phi @ params["loc"], phi @ root @ root.T @ phi.T + JITTER**2 * jnp.eye(m)
+    p = phi @ phi.T + JITTER**2 * jnp.eye(m)
+    kl = 0.5 * (
+        jnp.trace(jnp.linalg.solve(p, q))
+        + q_loc @ jnp.linalg.solve(p, q_loc)
+        - m
+        + jnp.linalg.slogdet(p)[1]
+        - jnp.linalg.slogdet(q)[1]
+    )
+    n = len(X)
+    misfit = jnp.sum((Y - q_loc[:n]) ** 2) + jnp.trace(q[:n, :n])
+    return kl + 0.5 * misfit / NOISE**2 + 0.5 * n * jnp.log(2 * jnp.pi * NOISE**2)
+
+
+def test_gradient_is_that_of_the_closed_form(x64):
+    """Mean over keys; Gaussian guides have no bias at all, with hardly more draws than values."""
+    x, y, pool = (a.astype(jnp.float64) for a in (X, Y, POOL[::80]))
+    # No kernel, so that the moments stand alone: one step of tiny weight.
+    estimator = ScoreEstimator(regularizer=NuMethod(1), bandwidth=Median(1e3))
+    elbo = ImplicitELBO(12, estimator=estimator, base="moments", debias=None)
+    params = {
+        "loc": jnp.array([0.3, -0.2, 0.1, 0.4]),
+        "root": jnp.eye(4) + 0.2 * jnp.tri(4, k=-1),
+    }
+    keys = random.split(random.key(0), 600)
+
+    @quick_jit
+    def gradients(keys):
+        one = jax.grad(lambda p, key: elbo.loss(key, p, model, guide, x, y, pool))
+        return jax.lax.map(lambda key: one(params, key), keys)
+
+    found = gradients(keys)
+    expected = jax.grad(closed_form_loss)(params)
+    for name, values in found.items():
+        error = np.std(values, axis=0) / np.sqrt(len(keys))
+        # A Monte-Carlo error for each of 14 numbers that differ from zero: 4.5 of them is one
+        # chance in ten thousand.
+        assert np.all(np.abs(np.mean(values, axis=0) - expected[name]) <= 4.5 * error + 1e-6), name
+
+
+def test_too_few_draws_for_the_moments():
+    with pytest.raises(ValueError, match="at least 11 beside base='moments'.* got 10"):
+        ImplicitELBO(10, base="moments").loss(random.key(0), {}, model, guide, X, Y, POOL)
+
+
+def test_fit_is_the_exact_posterior():
+    """A guide that can be exact, at other points than it was measured at too."""
+    settings = {"num_particles": 64, "base": "moments"}
+    optimizer = optax.adam(optax.cosine_decay_schedule(2e-2, 1200))
+    svi = SVI(model, guide, optimizer, ImplicitELBO(**settings))
+    params = svi.run(random.key(0), 1200, X, Y, POOL, progress_bar=False).params
+    points = jnp.linspace(-2, 2, 9)[:, None]
+    values = Predictive(
+        lambda: numpyro.deterministic("f", linear_function(points)),
+        params=params, num_samples=8000, parallel=True,
+    )(random.key(1))["f"]  # fmt: skip
+    # Weights of the features have a standard normal prior, and the noise the jitter in it.
+    phi = np.asarray(features(X), float)
+    covariance = np.linalg.inv(np.eye(4) + phi.T @ phi / (NOISE**2 + JITTER**2))
+    loc = covariance @ phi.T @ np.asarray(Y) / (NOISE**2 + JITTER**2)
+    at = np.asarray(features(points), float)
+    sd = np.sqrt(np.einsum("ij,jk,ik->i", at, covariance, at))
+    # Of 8000 draws a mean is known to 1.1 % and an sd to .8 % of the sd; the rest is the noise of
+    # the last steps.
+    assert np.all(np.abs(np.mean(values, axis=0) - at @ loc) < 0.08 * sd)
+    assert np.all(np.abs(np.std(values, axis=0) / sd - 1) < 0.08)
+
+
+# ------------------------------------------------------------------------------ sampled priors
+
+
+def sample_function(key, points):
+    return features(points) @ random.normal(key, (4,))
+
+
+def test_score_of_a_sampled_prior_is_near_the_exact_one():
+    """Functions of a Gaussian process, which nobody is told."""
+    points = X[:5]
+    covariance = np.asarray(features(points) @ features(points).T, float) + JITTER**2 * np.eye(5)
+    test = np.random.default_rng(0).multivariate_normal(np.zeros(5), covariance, 200)
+    exact = -np.linalg.solve(covariance, test.T).T
+
+    def error(num_draws):
+        with numpyro.handlers.seed(rng_seed=1):
+            p = sampled_prior(sample_function, points, num_draws, jitter=JITTER)
+        found = quick_jit(jax.vmap(jax.grad(p.log_prob)))(jnp.asarray(test, jnp.float32))
+        return np.sum((found - exact) ** 2) / np.sum(exact**2)
+
+    few, many = error(50), error(800)
+    # An inverse covariance of n draws in d dimensions is off by about (d + 1)/n: .12 and .0075.
+    assert many < 3 * 0.0075
+    assert many < 0.5 * few
+
+
+def test_sampled_prior_in_a_model():
+    def some_model():
+        at = measure(X)
+        f = numpyro.sample("f", sampled_prior(sample_function, at.points, 60, jitter=JITTER))
+        numpyro.sample("y", dist.Normal(f, NOISE).to_event(1), obs=Y)
+
+    def some_guide():
+        measure(X)
+        unit = numpyro.sample("unit", dist.Normal(jnp.zeros(6), 1.0).to_event(1), infer=AUXILIARY)
+        numpyro.sample("f", Implicit(numpyro.param("loc", jnp.zeros(6)) + unit, 1))
+
+    svi = SVI(some_model, some_guide, optax.adam(1e-2), ImplicitELBO(16, base="moments"))
+    state, loss = quick_jit(svi.update)(svi.init(random.key(0)))
+    assert np.isfinite(loss)
+    assert np.all(svi.get_params(state)["loc"] != 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_draws": 1}, "num_draws: expected an integer of at least 2; got 1"),
+        ({"jitter": 0.0}, "jitter: expected a positive finite number; got 0.0"),
+        ({"sampler": lambda key, x: x}, r"sampler: expected values of shape \(6,\).*got \(6, 1\)"),
+    ],
+)
+def test_sampled_prior_errors(arguments, message):
+    given = {"sampler": sample_function, "points": X, "jitter": 0.1} | arguments
+    with pytest.raises(ValueError, match=message), numpyro.handlers.seed(rng_seed=0):
+        sampled_prior(**given)
