@@ -192,7 +192,7 @@ def diagnose(
         ValueError: see there.
         ImportError: without ArviZ.
 
-    Cost: half a minute on a CPU core for cheap models, most of it compilation.
+    Cost: twenty to thirty seconds of a CPU core for cheap models, most of it compilation.
     """
     check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key

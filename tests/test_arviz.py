@@ -213,9 +213,7 @@ def test_wrong_use_is_named(monkeypatch):
         to_arviz(svi, result, SIGMA)
     with pytest.raises(TypeError, match="expected the arguments the guide was fitted with"):
         to_arviz(svi, result)
-    with pytest.raises(
-        TypeError, match="khat: expected True, False or what khat.*got 0.3"
-    ):
+    with pytest.raises(TypeError, match="khat: expected True, False or what khat.*got 0.3"):
         to_arviz(svi, result, SIGMA, y=Y, khat=0.3)
     for name in ("arviz", "arviz.data.io_numpyro", "arviz_base.io_numpyro", "arviz_stats.base"):
         monkeypatch.setitem(sys.modules, name, None)
