@@ -1,0 +1,157 @@
+"""Functional Bayesian neural networks: the prior is one of functions, not of weights.
+
+    python -m examples.functional_bnn                            # scikit-learn's diabetes data
+    python -m examples.functional_bnn --toys --figure toys.png
+    python -m examples.functional_bnn --data yacht.txt concrete.txt --seeds 10 --csv uci.csv
+
+A network with random weights is a random function. Its values at a finite set of inputs have no
+density that can be evaluated, but a Gaussian process or a simulator can be their prior all the
+same: the score of the values is estimated. Beside it stand networks with a posterior over weights,
+the exact Gaussian process, a deep ensemble and MC dropout. Rows that are in the CSV file are not
+computed again.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from examples import functional_toys as toys
+from examples.cells import Row, fill
+from examples.functional_data import load, split
+from examples.functional_methods import METHODS, Settings, fit
+from examples.functional_metrics import COLUMNS, measure_fit
+
+TOY_COLUMNS = (
+    "mean_inside", "sd_inside_least", "sd_inside_most",
+    "mean_outside", "sd_outside_least", "sd_outside_most",
+)  # fmt: skip
+
+
+def make_parser() -> ArgumentParser:
+    """The options of the command."""
+    parser = ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--toys", action="store_true", help="functions of one variable instead")
+    parser.add_argument("--data", nargs="+", default=["diabetes"], help="files of numbers with "
+                        "the target last, openml:ID, or diabetes")  # fmt: skip
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=1, help="how many splits")
+    parser.add_argument("--steps", type=int, help="5000 for toys, 3000 else")
+    parser.add_argument("--batch", type=int, default=100, help="rows a step")
+    parser.add_argument("--points", type=int, default=25, help="other inputs a step")
+    parser.add_argument("--particles", type=int, default=200, help="functions a step")
+    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
+    parser.add_argument("--figure", type=Path, default=Path("functional_bnn.png"))
+    return parser
+
+
+def regress(options: Namespace) -> list[Row]:
+    """One row for every data set, split and method."""
+    paths = {Path(name).stem if name != "diabetes" else name: name for name in options.data}
+    data = {short: load(name)[1:] for short, name in paths.items()}
+    cells = [
+        {"data": name, "seed": seed, "method": method, "steps": options.steps or 3000,
+         "batch": options.batch, "points": options.points, "particles": options.particles}
+        for seed in range(options.seeds) for name in data for method in options.methods
+    ]  # fmt: skip
+
+    def compute(
+        data_name: str, seed: int, method: str, steps: int, batch: int, points: int, particles: int
+    ) -> dict[str, Any]:
+        parts = split(*data[data_name], seed)
+        settings = Settings(steps, 5e-3, batch, points, particles)
+        return measure_fit(fit(method, parts.x, parts.y, settings, seed), parts)
+
+    def of_cell(data: str, **rest: Any) -> dict[str, Any]:
+        return compute(data, **rest)
+
+    return fill(cells, of_cell, COLUMNS, options.csv)
+
+
+def print_table(rows: list[Row]) -> None:
+    """Means over seeds, with the standard error where there are several."""
+    header = ("RMSE", "log likelihood", "calibration", "entropy rise", "seconds")
+    for name in dict.fromkeys(row["data"] for row in rows):
+        seeds = len({row["seed"] for row in rows if row["data"] == name})
+        print(f"\n{name}, {seeds} split(s)")
+        print(f"{'':24}" + "".join(f"{title:>17}" for title in header))
+        for method in dict.fromkeys(row["method"] for row in rows):
+            of_method = [row for row in rows if (row["data"], row["method"]) == (name, method)]
+            line = ""
+            for column in COLUMNS:
+                values = np.array([row[column] for row in of_method])
+                text = f"{values.mean():.3f}"
+                if seeds > 1:
+                    text += f" ± {values.std(ddof=1) / np.sqrt(seeds):.3f}"
+                line += f"{text:>17}"
+            print(f"{method:24}{line}")
+    print(
+        "\nCalibration: mean distance of the share of targets below a predicted quantile from its "
+        "level.\nEntropy rise: of predictions, in nats, where inputs are three times as far out."
+    )
+
+
+def plot_table(rows: list[Row], path: Path) -> None:
+    """RMSE and log likelihood of every method, a panel for each data set."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure, panels = plt.subplots(
+        2, len(names), figsize=(2 + 3 * len(names), 5.5), squeeze=False, layout="constrained"
+    )
+    for name, pair in zip(names, panels.T, strict=True):
+        for panel, column in zip(pair, ("rmse", "log_likelihood"), strict=True):
+            for place, method in enumerate(methods):
+                values = [r[column] for r in rows if (r["data"], r["method"]) == (name, method)]
+                panel.plot(np.full(len(values), place), values, "o", ms=4, alpha=0.7)
+            panel.set(title=name, ylabel=column.replace("_", " "))
+            panel.set_xticks(range(len(methods)), methods, rotation=40, ha="right", fontsize=7)
+            panel.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def solve_toys(options: Namespace) -> None:
+    """Fits all toys, prints how far they are from what is exact, and draws them."""
+    settings = replace(toys.TOY, num_steps=options.steps or toys.TOY.num_steps)
+    solved = {}
+    print(f"{'':12}{'mean, error in sd':>24}{'sd, ratio to the exact':>40}{'seconds':>10}")
+    print(f"{'':12}{'inside':>12}{'outside':>12}{'inside':>20}{'outside':>20}")
+    for name in toys.TOYS:
+        found = solved[name] = toys.solve(name, settings)
+        if found.exact is not None:
+            values = toys.compare(found)
+            ratios = "".join(
+                f"{values[f'sd_{where}_least']:>12.2f} – {values[f'sd_{where}_most']:.2f} "
+                for where in ("inside", "outside")
+            )
+            print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
+                  f"{ratios}{found.fitted.seconds:>8.0f}")  # fmt: skip
+        else:
+            for line in toys.describe(name, found):
+                print(f"{name:12}{line}")
+    toys.plot(solved, options.figure)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fits, prints tables and draws figures."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    plt.switch_backend("agg")
+    if options.toys:
+        solve_toys(options)
+    else:
+        try:
+            rows = regress(options)
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+        print_table(rows)
+        plot_table(rows, options.figure)
+    print(f"\npicture in {options.figure}")
+
+
+if __name__ == "__main__":
+    main()
