@@ -62,11 +62,16 @@ PUBLISHED = {
 PUBLISHED_DIMS = (8, 32, 64, 128)
 
 
+def state_file(cell: Row) -> str:
+    """Name of the training state of a row in the cache folder."""
+    return f"{cell['estimator']}-{cell['value']:g}-{cell['latent_dim']}-{cell['seed']}.npz"
+
+
 def compute(images: Images, cache: Path, cell: Row) -> Row:
     """One row: train to the given epoch, then measure."""
     settings = Settings(cell["estimator"], cell["value"], cell["latent_dim"], seed=cell["seed"])
     autoencoder = Autoencoder(settings, images.shape)
-    name = f"{cell['estimator']}-{cell['value']:g}-{cell['latent_dim']}-{cell['seed']}.npz"
+    name = state_file(cell)
     trained = train(autoencoder, images, cell["epochs"], cache / name)
     if len(trained.losses) > cell["epochs"]:
         raise ValueError(
@@ -157,7 +162,7 @@ def table(rows: Sequence[Row]) -> list[str]:
         "latent", "estimator", "setting", "epochs", "seed", "images", "NLL", "less ν-method's",
         "published (1000 epochs)", "code sd", "sliced W (floor)",
     )  # fmt: skip
-    lines = [_line(names), "|---" * len(names) + "|"]
+    lines = [markdown_line(names), "|---" * len(names) + "|"]
     order = list(ESTIMATORS)
     shared = ("latent_dim", "epochs", "seed", "images", "temperatures")
     for row in sorted(
@@ -181,24 +186,25 @@ def table(rows: Sequence[Row]) -> list[str]:
             f"{row['sd']:.2f}",
             f"{row['distance']:.3f} ({row['distance_floor']:.3f})",
         )
-        lines.append(_line(entries))
+        lines.append(markdown_line(entries))
     return lines
 
 
-def _line(entries: Sequence[Any]) -> str:
+def markdown_line(entries: Sequence[Any]) -> str:
+    """One line of a table."""
     return f"| {' | '.join(str(entry) for entry in entries)} |"
 
 
 def times_table(rows: Sequence[Row]) -> list[str]:
     """Times in Markdown, with the published ones at latent 128."""
     names = ("latent", "estimator", "s / epoch", "ratio to plain", "cores", "published, TITAN X")
-    lines = [_line(names), "|---" * len(names) + "|"]
+    lines = [markdown_line(names), "|---" * len(names) + "|"]
     for row in rows:
         published = ""
         if row["estimator"] in PUBLISHED and row["latent_dim"] == 128:
             published = f"{PUBLISHED[row['estimator']][4]:.1f}"
         columns = ("latent_dim", "estimator", "seconds_an_epoch", "ratio", "cores")
-        lines.append(_line((*(row[name] for name in columns), published)))
+        lines.append(markdown_line((*(row[name] for name in columns), published)))
     return lines
 
 
