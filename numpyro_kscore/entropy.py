@@ -52,10 +52,9 @@ def entropy(
     joint = _raw(nearest, dim + context_size) + coordinates.log_det()
     if nearest_context is not None:
         joint = joint - _raw(nearest_context, context_size)
-    with jax.ensure_compile_time_eval():
-        bias = _gaussian_bias(
-            num_samples, nearest.shape[0], dim, context_size, standardize, nearest.dtype.name
-        )
+    bias = _gaussian_bias(
+        num_samples, nearest.shape[0], dim, context_size, standardize, nearest.dtype.name
+    )
     return lax.stop_gradient(joint) - bias
 
 
@@ -94,11 +93,16 @@ def _gaussian_bias(
         s = squared_distances(z, z, cancels(z)) + within
         return total + _raw(nearest_squared(s), dim + context_size) + coordinates.log_det()
 
+    # Compiled by hand: what is asked for while another program is traced must not become a part
+    # of it, and jax.ensure_compile_time_eval would compile each of its operations by itself.
+    shapes = (
+        jax.ShapeDtypeStruct((n, dim), dtype),
+        jax.ShapeDtypeStruct((n, context_size), dtype),
+    )
+    compiled = raw.lower(*shapes).compile()
     generator = np.random.default_rng(0)
     # At least two: the spread over sets of so many draws is small by itself.
     num_sets = max(2, min(CALIBRATION_SETS, CALIBRATION_DRAWS // n))
-    draws = generator.standard_normal((num_sets, n, dim + context_size))
-    estimates = [
-        float(raw(jnp.asarray(x[:, :dim], dtype), jnp.asarray(x[:, dim:], dtype))) for x in draws
-    ]
+    draws = generator.standard_normal((num_sets, n, dim + context_size)).astype(dtype)
+    estimates = [float(compiled(x[:, :dim], x[:, dim:])) for x in draws]
     return float(np.mean(estimates)) - 0.5 * dim * float(np.log(2 * np.pi * np.e))
