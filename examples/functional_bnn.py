@@ -131,7 +131,7 @@ def solve_toys(options: Namespace) -> None:
             print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
                   f"{ratios}{found.fitted.seconds:>8.0f}")  # fmt: skip
         else:
-            for line in toys.describe(name, found):
+            for line in toys.describe(name, found, settings):
                 print(f"{name:12}{line}")
     toys.plot(solved, options.figure)
 

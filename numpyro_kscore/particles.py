@@ -34,7 +34,8 @@ class Draw(NamedTuple):
     Attributes:
         flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
         log_density: of the sites with a density, in unconstrained coordinates; differentiable.
-        plates: subsample indices the guide drew, which the model must share.
+        plates: subsample indices the guide drew, which the model must share; not those that all
+            particles share.
         mutable: values at mutable sites of guide and model.
         model_key: key the model is seeded with.
     """
@@ -70,7 +71,13 @@ def draw_particle(key: jax.Array, program: Program, structure: Structure) -> Dra
     for name in sorted(structure.explicit_sites):
         log_density = log_density + _log_density(name, latents[name], traces.guide, traces.model)
     rows = values_of(traces.guide, "plate")
-    plates = {name: value for name, value in rows.items() if value is not None}
+    # Rows that all particles share stay with the program: as many copies of them would make as many
+    # of all that a model computes from them, such as a prior's covariance.
+    plates = {
+        name: value
+        for name, value in rows.items()
+        if value is not None and name not in program.plates
+    }
     return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
 
 
@@ -135,7 +142,8 @@ def log_joint_and_gradients(
     common_key = draws.model_key[0]
 
     def log_joint(flat: jax.Array, theta: dict[str, Any], draw: Draw) -> tuple[jax.Array, Any]:
-        data = jax.tree.map(lambda leaf: leaf, {**params, **theta, **draw.plates})
+        data = {**params, **theta, **program.plates, **draw.plates}
+        data = jax.tree.map(lambda leaf: leaf, data)
         model = handlers.substitute(CommonKeys(program.model, common_key), data=data)
         seeded = handlers.trace(handlers.seed(model, draw.model_key))
         latents = structure.unravel(flat)

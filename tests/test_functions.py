@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import matplotlib as mpl
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -9,14 +10,24 @@ import optax
 import pytest
 from compiling import quick_jit
 from jax import random
+from numpyro import handlers
 from numpyro.infer import SVI, Predictive
+from scipy.stats import norm
 
+from examples import (
+    functional_bnn,
+    functional_data,
+    functional_metrics,
+    functional_networks,
+    functional_toys,
+)
 from numpyro_kscore import Implicit, ImplicitELBO, Median, NuMethod, ScoreEstimator
 from numpyro_kscore.functions import measure, sampled_prior
 from numpyro_kscore.gaussian import moment_scores
 from numpyro_kscore.particles import draw_particle, draw_plates
 from numpyro_kscore.program import Program, inspect_program
 
+mpl.use("Agg")
 AUXILIARY = {"is_auxiliary": True}
 X = jnp.linspace(-1.0, 1.0, 6)[:, None]
 Y = jnp.sin(3 * X[:, 0])
@@ -99,11 +110,11 @@ def test_one_set_for_all_particles_and_another_for_every_step():
 
 
 def test_what_is_observed_counts_for_all_data():
-    with numpyro.handlers.seed(rng_seed=0):
+    with handlers.seed(rng_seed=0):
         at = measure(X, 2, POOL, 3)
         with at.data:
             numpyro.sample("y", dist.Normal(), obs=jnp.zeros(2))
-    trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(X, Y, POOL, 2)
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(X, Y, POOL, 2)
     assert trace["y"]["scale"] == 3.0
     assert trace["f"]["scale"] is None
     assert at.points.shape == (5, 1)
@@ -111,7 +122,7 @@ def test_what_is_observed_counts_for_all_data():
 
 
 def test_all_points_by_default():
-    with numpyro.handlers.seed(rng_seed=0):
+    with handlers.seed(rng_seed=0):
         at = measure(X)
         both = measure(X, pool=POOL, name="other")
     np.testing.assert_array_equal(at.points, X)
@@ -119,7 +130,7 @@ def test_all_points_by_default():
 
 
 def test_inputs_of_any_shape():
-    with numpyro.handlers.seed(rng_seed=0):
+    with handlers.seed(rng_seed=0):
         at = measure(jnp.zeros((5, 4, 3)), 2, jnp.ones((7, 4, 3)), 1)
     np.testing.assert_array_equal(at.points[:, 0, 0], [0.0, 0.0, 1.0])
 
@@ -136,7 +147,7 @@ def test_inputs_of_any_shape():
     ],
 )
 def test_measurement_errors(args, error, message):
-    with pytest.raises(error, match=message), numpyro.handlers.seed(rng_seed=0):
+    with pytest.raises(error, match=message), handlers.seed(rng_seed=0):
         measure(*args)
 
 
@@ -298,22 +309,24 @@ def test_score_of_a_sampled_prior_is_near_the_exact_one():
     test = np.random.default_rng(0).multivariate_normal(np.zeros(5), covariance, 200)
     exact = -np.linalg.solve(covariance, test.T).T
 
-    def error(num_draws):
-        with numpyro.handlers.seed(rng_seed=1):
-            p = sampled_prior(sample_function, points, num_draws, jitter=JITTER)
-        found = quick_jit(jax.vmap(jax.grad(p.log_prob)))(jnp.asarray(test, jnp.float32))
-        return np.sum((found - exact) ** 2) / np.sum(exact**2)
+    @quick_jit
+    def score(x):
+        with handlers.seed(rng_seed=1):
+            p = sampled_prior(sample_function, points, 400, jitter=JITTER)
+        return jax.vmap(jax.grad(p.log_prob))(x)
 
-    few, many = error(50), error(800)
-    # An inverse covariance of n draws in d dimensions is off by about (d + 1)/n: .12 and .0075.
-    assert many < 3 * 0.0075
-    assert many < 0.5 * few
+    found = score(jnp.asarray(test, jnp.float32))
+    # An inverse covariance of n draws in d dimensions is off by about (d + 1)/n = .015.
+    assert np.sum((found - exact) ** 2) < 3 * 0.015 * np.sum(exact**2)
 
 
 def test_sampled_prior_in_a_model():
+    estimator = ScoreEstimator(regularizer=NuMethod(5))
+
     def some_model():
         at = measure(X)
-        f = numpyro.sample("f", sampled_prior(sample_function, at.points, 60, jitter=JITTER))
+        p = sampled_prior(sample_function, at.points, 60, jitter=JITTER, estimator=estimator)
+        f = numpyro.sample("f", p)
         numpyro.sample("y", dist.Normal(f, NOISE).to_event(1), obs=Y)
 
     def some_guide():
@@ -337,5 +350,104 @@ def test_sampled_prior_in_a_model():
 )
 def test_sampled_prior_errors(arguments, message):
     given = {"sampler": sample_function, "points": X, "jitter": 0.1} | arguments
-    with pytest.raises(ValueError, match=message), numpyro.handlers.seed(rng_seed=0):
+    with pytest.raises(ValueError, match=message), handlers.seed(rng_seed=0):
         sampled_prior(**given)
+
+
+# ------------------------------------------------------------------------------------- the example
+
+
+@pytest.mark.parametrize("kind", functional_networks.KINDS)
+def test_networks_are_random_functions(kind):
+    """One function at all points, another for another key, and every parameter matters."""
+    function = functional_networks.RandomFunction(kind, hidden=(8,), activation=jnp.tanh)
+    points = jnp.concatenate([POOL[:5], POOL[:5]])
+
+    @quick_jit
+    def draw(params, key):
+        return handlers.substitute(handlers.seed(function, key), params)(points)
+
+    trace = handlers.trace(handlers.seed(function, 0)).get_trace(points)
+    params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
+    values = np.stack([draw(params, random.key(k)) for k in range(30)])
+    # A matrix product may sum equal rows in different orders.
+    np.testing.assert_allclose(values[:, :5], values[:, 5:], atol=1e-5)
+    assert np.all(values.std(0) > 1e-3)
+    gradients = quick_jit(jax.grad(lambda p: jnp.sum(jax.vmap(draw, (None, 0))(
+        p, random.split(random.key(0), 40)) ** 2)))(params)  # fmt: skip
+    assert all(np.any(g != 0) for g in gradients.values())
+
+
+def test_metrics_of_a_gaussian_prediction():
+    """Equally likely quantiles stand for a Gaussian, whose figures are known."""
+    levels = norm.ppf((np.arange(500) + 0.5) / 500)
+    rng = np.random.default_rng(0)
+    mean, y = rng.normal(size=200), rng.normal(size=200)
+    draws = jnp.asarray(mean + 0.6 * levels[:, None], jnp.float32)
+    found = functional_metrics.log_likelihood(draws, 0.8, jnp.asarray(y, jnp.float32))
+    # The quantiles' variance is 1 % below .36.
+    np.testing.assert_allclose(found, norm.logpdf(y, mean, 1.0), atol=0.02)
+    entropy = functional_metrics.entropy(draws, 0.8)
+    np.testing.assert_allclose(entropy, 0.5 * np.log(2 * np.pi * np.e), atol=4e-3)
+    # Targets at the predicted quantiles are calibrated. All at the median: the share below is 0 up
+    # to the level .5, and 1 from there.
+    even = jnp.asarray(mean + norm.ppf((np.arange(200) + 0.5) / 200), jnp.float32)
+    assert functional_metrics.calibration_error(draws, 0.8, even) < 0.01
+    flat = functional_metrics.calibration_error(draws, 0.8, jnp.asarray(mean, jnp.float32))
+    levels = functional_metrics.LEVELS
+    assert abs(flat - np.mean(np.minimum(levels, 1 - levels))) < 0.03
+
+
+def test_jump_share():
+    steps = np.repeat([0.0, 1.0, -1.0, 2.0], 30)[None]
+    assert functional_toys.jump_share(steps) == 1.0
+    gaussian = np.cumsum(np.random.default_rng(0).normal(size=(200, 1001)), axis=1)
+    # φ(1.645)/φ(0), with 1.645 the level that a tenth of absolute values exceeds.
+    assert abs(functional_toys.jump_share(gaussian) - 0.2585) < 0.005
+
+
+def test_exact_piecewise_posterior():
+    """Two values far apart: either side's level is a normal mean, wherever the jump is."""
+    toy = functional_toys.make_toy("piecewise")
+    draws = functional_toys.exact_piecewise(toy, 300, 4000)
+    assert functional_toys.jump_share(draws) > 0.99
+    near = np.argmin(np.abs(np.asarray(toy.grid) - np.asarray(toy.x)[:, 0]), axis=0)
+    # Every datum is within its noise of the level it is on.
+    assert np.max(np.abs(draws.mean(0)[near] - np.asarray(toy.y))) < 4 * toy.noise
+
+
+def test_data_from_a_file(tmp_path):
+    path = tmp_path / "some.txt"
+    path.write_text("1, 2 3\n4\t5 6\n" * 10)
+    name, x, y = functional_data.load(str(path))
+    assert (name, x.shape, y.tolist()) == ("some", (20, 2), [3.0, 6.0] * 10)
+    parts = functional_data.split(x, y, 0)
+    assert (parts.x.shape, parts.x_test.shape) == ((18, 2), (2, 2))
+    np.testing.assert_allclose(parts.y.std(), 1.0, rtol=1e-5)
+    path.write_text("1 a\n")
+    with pytest.raises(ValueError, match=r"some.txt: expected a table of numbers; got"):
+        functional_data.load(str(path))
+
+
+@pytest.mark.slow
+def test_functional_network_matches_the_exact_posterior():
+    """The wanted figures: means within .1 posterior sd, sd within 10 % inside and 20 % beyond."""
+    found = functional_toys.compare(functional_toys.solve("sine"))
+    assert found["mean_inside"] < 0.1
+    assert found["sd_inside_least"] > 0.9
+    assert found["sd_inside_most"] < 1.1
+    assert found["sd_outside_least"] > 0.8
+    assert found["sd_outside_most"] < 1.2
+
+
+@pytest.mark.slow
+def test_example_runs_and_resumes(tmp_path, capsys, monkeypatch):
+    table, figure = tmp_path / "table.csv", tmp_path / "figure.png"
+    arguments = ["--steps", "20", "--batch", "20", "--points", "5", "--particles", "40",
+                 "--csv", str(table), "--figure", str(figure)]  # fmt: skip
+    functional_bnn.main(arguments)
+    first = capsys.readouterr().out
+    assert figure.stat().st_size > 10_000
+    monkeypatch.setattr(functional_bnn, "fit", None)
+    functional_bnn.main(arguments)
+    assert capsys.readouterr().out == first
