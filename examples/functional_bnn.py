@@ -40,7 +40,7 @@ def make_parser() -> ArgumentParser:
                         "the target last, openml:ID, or diabetes")  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1, help="how many splits")
-    parser.add_argument("--steps", type=int, help="5000 for toys, 3000 else")
+    parser.add_argument("--steps", type=int, help="6000 for toys, 3000 else")
     parser.add_argument("--batch", type=int, default=100, help="rows a step")
     parser.add_argument("--points", type=int, default=25, help="other inputs a step")
     parser.add_argument("--particles", type=int, default=200, help="functions a step")
