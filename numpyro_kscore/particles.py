@@ -14,7 +14,7 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
-from numpyro_kscore.program import Program, trace_both, unconstrain, values_of
+from numpyro_kscore.program import Program, is_subsampled, trace_both, unconstrain, values_of
 from numpyro_kscore.provenance import is_drawn
 from numpyro_kscore.structure import Structure
 
@@ -34,8 +34,8 @@ class Draw(NamedTuple):
     Attributes:
         flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
         log_density: of the sites with a density, in unconstrained coordinates; differentiable.
-        plates: subsample indices the guide drew, which the model must share; not those that all
-            particles share.
+        plates: rows of subsampled plates that the guide drew, which the model must share; not
+            those that all particles share.
         mutable: values at mutable sites of guide and model.
         model_key: key the model is seeded with.
     """
@@ -70,7 +70,11 @@ def draw_particle(key: jax.Array, program: Program, structure: Structure) -> Dra
     log_density = jnp.zeros((), flat.dtype)
     for name in sorted(structure.explicit_sites):
         log_density = log_density + _log_density(name, latents[name], traces.guide, traces.model)
-    rows = values_of(traces.guide, "plate")
+    rows = {
+        name: site["value"]
+        for name, site in traces.guide.items()
+        if site["type"] == "plate" and is_subsampled(site)
+    }
     # Rows that all particles share stay with the program: as many copies of them would make as many
     # of all that a model computes from them, such as a prior's covariance.
     plates = {

@@ -21,6 +21,7 @@ __all__ = [
     "Program",
     "Traces",
     "inspect_program",
+    "is_subsampled",
     "trace_both",
     "unconstrain",
     "values_of",
@@ -133,7 +134,7 @@ def _lay_out(traces: Traces, blocks: tuple[Block, ...]) -> Structure:
     # Latents computed from a minibatch are draws of one distribution only if it is the same one.
     for block in blocks:
         if block.is_implicit:
-            shared |= {name for name in block.rows if _is_subsampled(traces.guide[name])}
+            shared |= {name for name in block.rows if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
     return Structure(tuple(sites), parts, names, tuple(sorted(shared)))
 
@@ -159,7 +160,8 @@ def _full_size(trace: dict[str, Any], frame: Any) -> int:
     return trace[frame.name]["args"][0] if frame.name in trace else frame.size
 
 
-def _is_subsampled(plate: dict[str, Any]) -> bool:
+def is_subsampled(plate: dict[str, Any]) -> bool:
+    """Whether a plate of a trace draws some of its elements only."""
     size, subsample_size = plate["args"]
     return subsample_size is not None and subsample_size != size
 
