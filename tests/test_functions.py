@@ -171,10 +171,17 @@ def test_rows_behind_latents_are_shared_and_others_are_not():
         program = program._replace(plates=draw_plates(random.key(1), program, structure))
         keys = random.split(random.key(2), 6)
         draws = jax.vmap(lambda key: draw_particle(key, program, structure))(keys)
-        return structure.shared_plates, np.ptp(draws.plates["data"], axis=0).max() == 0
+        return structure.shared_plates, program.plates, draws.plates
 
-    assert shared(at_rows=True) == (("data",), True)
-    assert shared(at_rows=False) == ((), False)
+    names, of_step, of_particles = shared(at_rows=True)
+    assert names == ("data",)
+    assert of_step["data"].shape == (2,)
+    # No copy for every particle, from which a model would compute all as many times.
+    assert of_particles == {}
+    names, of_step, of_particles = shared(at_rows=False)
+    assert names == ()
+    assert of_step == {}
+    assert np.ptp(of_particles["data"], axis=0).max() > 0
 
 
 # --------------------------------------------------------------------------- entropy by moments
@@ -363,13 +370,13 @@ def test_networks_are_random_functions(kind):
     function = functional_networks.RandomFunction(kind, hidden=(8,), activation=jnp.tanh)
     points = jnp.concatenate([POOL[:5], POOL[:5]])
 
-    @quick_jit
     def draw(params, key):
         return handlers.substitute(handlers.seed(function, key), params)(points)
 
     trace = handlers.trace(handlers.seed(function, 0)).get_trace(points)
     params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
-    values = np.stack([draw(params, random.key(k)) for k in range(30)])
+    keys = random.split(random.key(0), 30)
+    values = np.asarray(quick_jit(jax.vmap(draw, (None, 0)))(params, keys))
     # A matrix product may sum equal rows in different orders.
     np.testing.assert_allclose(values[:, :5], values[:, 5:], atol=1e-5)
     assert np.all(values.std(0) > 1e-3)
@@ -385,8 +392,9 @@ def test_metrics_of_a_gaussian_prediction():
     mean, y = rng.normal(size=200), rng.normal(size=200)
     draws = jnp.asarray(mean + 0.6 * levels[:, None], jnp.float32)
     found = functional_metrics.log_likelihood(draws, 0.8, jnp.asarray(y, jnp.float32))
-    # The quantiles' variance is 1 % below .36.
-    np.testing.assert_allclose(found, norm.logpdf(y, mean, 1.0), atol=0.02)
+    # Quantiles end at 3.1 standard deviations, so likelihoods far out are too small.
+    near = np.abs(y - mean) < 2
+    np.testing.assert_allclose(found[near], norm.logpdf(y, mean, 1.0)[near], atol=2e-3)
     entropy = functional_metrics.entropy(draws, 0.8)
     np.testing.assert_allclose(entropy, 0.5 * np.log(2 * np.pi * np.e), atol=4e-3)
     # Targets at the predicted quantiles are calibrated. All at the median: the share below is 0 up
