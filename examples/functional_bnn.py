@@ -40,7 +40,7 @@ def make_parser() -> ArgumentParser:
                         "the target last, openml:ID, or diabetes")  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1, help="how many splits")
-    parser.add_argument("--steps", type=int, help="6000 for toys, 3000 else")
+    parser.add_argument("--steps", type=int, help="6000 for toys, 1000 for diabetes, 3000 else")
     parser.add_argument("--batch", type=int, default=100, help="rows a step")
     parser.add_argument("--points", type=int, default=25, help="other inputs a step")
     parser.add_argument("--particles", type=int, default=200, help="functions a step")
@@ -54,7 +54,7 @@ def regress(options: Namespace) -> list[Row]:
     paths = {Path(name).stem if name != "diabetes" else name: name for name in options.data}
     data = {short: load(name)[1:] for short, name in paths.items()}
     cells = [
-        {"data": name, "seed": seed, "method": method, "steps": options.steps or 3000,
+        {"data": name, "seed": seed, "method": method, "steps": options.steps or (1000 if options.data == ["diabetes"] else 3000),
          "batch": options.batch, "points": options.points, "particles": options.particles}
         for seed in range(options.seeds) for name in data for method in options.methods
     ]  # fmt: skip
