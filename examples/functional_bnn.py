@@ -53,8 +53,9 @@ def regress(options: Namespace) -> list[Row]:
     """One row for every data set, split and method."""
     paths = {Path(name).stem if name != "diabetes" else name: name for name in options.data}
     data = {short: load(name)[1:] for short, name in paths.items()}
+    steps = options.steps or (1000 if options.data == ["diabetes"] else 3000)
     cells = [
-        {"data": name, "seed": seed, "method": method, "steps": options.steps or (1000 if options.data == ["diabetes"] else 3000),
+        {"data": name, "seed": seed, "method": method, "steps": steps,
          "batch": options.batch, "points": options.points, "particles": options.particles}
         for seed in range(options.seeds) for name in data for method in options.methods
     ]  # fmt: skip
