@@ -52,25 +52,22 @@ def make_parser() -> ArgumentParser:
 def regress(options: Namespace) -> list[Row]:
     """One row for every data set, split and method."""
     paths = {Path(name).stem if name != "diabetes" else name: name for name in options.data}
-    data = {short: load(name)[1:] for short, name in paths.items()}
+    tables = {short: load(name)[1:] for short, name in paths.items()}
     steps = options.steps or (1000 if options.data == ["diabetes"] else 3000)
     cells = [
         {"data": name, "seed": seed, "method": method, "steps": steps,
          "batch": options.batch, "points": options.points, "particles": options.particles}
-        for seed in range(options.seeds) for name in data for method in options.methods
+        for seed in range(options.seeds) for name in tables for method in options.methods
     ]  # fmt: skip
 
     def compute(
-        data_name: str, seed: int, method: str, steps: int, batch: int, points: int, particles: int
+        data: str, seed: int, method: str, steps: int, batch: int, points: int, particles: int
     ) -> dict[str, Any]:
-        parts = split(*data[data_name], seed)
+        parts = split(*tables[data], seed)
         settings = Settings(steps, 5e-3, batch, points, particles)
         return measure_fit(fit(method, parts.x, parts.y, settings, seed), parts)
 
-    def of_cell(data: str, **rest: Any) -> dict[str, Any]:
-        return compute(data, **rest)
-
-    return fill(cells, of_cell, COLUMNS, options.csv)
+    return fill(cells, compute, COLUMNS, options.csv)
 
 
 def print_table(rows: list[Row]) -> None:

@@ -1,5 +1,6 @@
 """Gaussian processes by tinygp: hyper-parameters by marginal likelihood, and exact posteriors."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -47,6 +48,12 @@ def fit_hyperparameters(
     scales = jnp.full(x.shape[1], 0.5 * jnp.log(x.shape[1]))
     start = Hyperparameters(jnp.zeros(()), scales, jnp.full((), -1.5))
 
+    return _maximise(start, x, y, num_steps)
+
+
+# Compiled once for all fits to as many rows: the methods of a table ask for it one after another.
+@partial(jax.jit, static_argnums=3)
+def _maximise(start: Hyperparameters, x: Array, y: Array, num_steps: int) -> Hyperparameters:
     def loss(values: Hyperparameters) -> Array:
         process = GaussianProcess(values.kernel(), x, diag=values.noise**2)
         return -process.log_probability(y) / len(y)
@@ -58,8 +65,7 @@ def fit_hyperparameters(
         updates, state = optimizer.update(jax.grad(loss)(values), state)
         return (optax.apply_updates(values, updates), state), None
 
-    run = jax.jit(lambda carry: lax.scan(step, carry, None, length=num_steps)[0])
-    return run((start, optimizer.init(start)))[0]
+    return lax.scan(step, (start, optimizer.init(start)), None, length=num_steps)[0][0]
 
 
 def exact_posterior(

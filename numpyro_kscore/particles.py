@@ -70,17 +70,12 @@ def draw_particle(key: jax.Array, program: Program, structure: Structure) -> Dra
     log_density = jnp.zeros((), flat.dtype)
     for name in sorted(structure.explicit_sites):
         log_density = log_density + _log_density(name, latents[name], traces.guide, traces.model)
-    rows = {
-        name: site["value"]
-        for name, site in traces.guide.items()
-        if site["type"] == "plate" and is_subsampled(site)
-    }
     # Rows that all particles share stay with the program: as many copies of them would make as many
     # of all that a model computes from them, such as a prior's covariance.
     plates = {
-        name: value
-        for name, value in rows.items()
-        if value is not None and name not in program.plates
+        name: site["value"]
+        for name, site in traces.guide.items()
+        if site["type"] == "plate" and is_subsampled(site) and name not in program.plates
     }
     return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
 
