@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from numpyro_kscore._pytree import (
     as_points,
@@ -40,6 +41,7 @@ from numpyro_kscore.profiles import RadialProfile
 from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.selection import AutoBandwidth, Choice, choose
+from numpyro_kscore.sharding import by_rows, check_sharding, constrain_rows, place, sharding_of
 from numpyro_kscore.solvers import Dense, Krylov, Solver
 from numpyro_kscore.spectrum import Solution
 
@@ -128,6 +130,9 @@ class ScoreEstimator:
             every dimension and bandwidth. False is the paper's scale.
         landmarks: :class:`Landmarks`, samples whose span the estimate is sought in (Nyström), at
             O(n m d) a solver step and O(m d) an evaluated point; None is all samples.
+        sharding: how samples are divided over devices, ``NamedSharding(mesh, P("samples"))``:
+            each works on the pairs of its own samples with all (docs/scaling). None follows
+            samples that are so divided already, and is one device otherwise.
 
     Example::
 
@@ -143,8 +148,10 @@ class ScoreEstimator:
     base: Any = static(default="gaussian")
     normalize: bool = static(default=True)
     landmarks: Landmarks | None = None
+    sharding: NamedSharding | None = static(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sharding", check_sharding(self.sharding))
         if isinstance(self.bandwidth, str):
             check_choice("bandwidth", self.bandwidth, ("median", "auto"))
             rule = Median() if self.bandwidth == "median" else AutoBandwidth()
@@ -215,6 +222,7 @@ class ScoreEstimator:
         jackknife = debias == "jackknife" and samples.shape[0] >= 8
         if context is not None:
             context = self._checked_context(context, samples.shape[0])
+            context = place(context, estimator.sharding)
         return _at_samples(estimator, samples, base, context, jackknife)
 
     def _checked_context(self, context: Any, num_samples: int) -> jax.Array:
@@ -242,7 +250,8 @@ class ScoreEstimator:
 
     def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
         """The input of a fit, checked, and the configuration that is left to compile."""
-        samples = as_points("samples", samples, minimum=2)
+        sharding = self.sharding or sharding_of(samples)
+        samples = place(as_points("samples", samples, minimum=2), sharding)
         for leaf in jax.tree.leaves(self):
             if isinstance(leaf, Kernel | RadialProfile | Regularizer | Solver):
                 raise TypeError(
@@ -266,8 +275,10 @@ class ScoreEstimator:
                 f"one Krylov space; got {type(self.solver).__name__}(). Use Krylov(), or give the "
                 "strength and the bandwidth as numbers"
             )
+        if base_scores is not None:
+            base_scores = place(as_points("base_scores", base_scores), sharding)
         base = make_base(self.base, samples, base_scores)
-        estimator = dataclasses.replace(self, base=None, regularizer=regularizer)
+        estimator = dataclasses.replace(self, base=None, regularizer=regularizer, sharding=sharding)
         return with_jax_leaves(estimator), samples, base
 
 
@@ -284,15 +295,21 @@ def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
             # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
             share = solution.zeta_weight / samples.shape[0]
             coefficients = coefficients + share * problem.base_scores
-    expansion = Expansion(problem.points, gram.scale * coefficients, zeta_weight)
+    sharding = estimator.sharding
+    expansion = Expansion(
+        constrain_rows(problem.points, sharding),
+        constrain_rows(gram.scale * coefficients, sharding),
+        zeta_weight,
+    )
     estimate = _in_original_units(problem, solution, solution.values, base)
     return Score(
         estimator.kernel,
         problem.coordinates,
         expansion,
         base,
-        estimate.scores,
+        constrain_rows(estimate.scores, sharding),
         estimate.info,
+        sharding=sharding,
     )
 
 
@@ -349,19 +366,21 @@ def _prepare(
         coordinates = base.whitening()
     else:
         coordinates = standardize_samples(samples, estimator.standardize)
-    z = coordinates.to_kernel(samples)
+    sharding = estimator.sharding
+    z = constrain_rows(coordinates.to_kernel(samples), sharding)
     base_scores = None
     if base.at_samples is not None:
         base_scores = coordinates.scores_to_kernel(base.at_samples)
+        base_scores = constrain_rows(base_scores, sharding)
     if not is_cached(n) or isinstance(estimator.solver, Dense):
         reduction = Reduction(None, z, base_scores)
     else:
         reduction = reduce_dimension(z, base_scores)
     some = z if is_cached(n) else z[:: -(-n // SOME_POINTS)]
-    s = squared_distances(some, some, cancels(some))
+    s = _all_squared_distances(some, sharding)
     within, nearest_context = None, None
     if context is not None:
-        apart = squared_distances(context, context, cancels(context))
+        apart = _all_squared_distances(context, sharding)
         nearest_context = nearest_squared(apart)
         within, s = s, s + apart
 
@@ -380,6 +399,7 @@ def _prepare(
             problem,
             jnp.atleast_1d(bandwidth),
             estimator.normalize,
+            sharding,
         )
         bandwidth = choice.bandwidth
 
@@ -392,7 +412,7 @@ def _prepare(
     pairs = s / bandwidth**2 if is_cached(n) else None
     if within is not None:
         within = within / bandwidth**2
-    gram = make_gram(kernel, points, pairs, scale, dim, estimator.normalize, within)
+    gram = make_gram(kernel, points, pairs, scale, dim, estimator.normalize, within, sharding)
     in_bandwidths = Reduction(
         reduction.basis,
         points,
@@ -414,6 +434,13 @@ def _prepare(
         regularizer,
         choice,
     )
+
+
+def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return squared_distances(rows, *whole)
+
+    return by_rows(own, sharding, points, (points, cancels(points)))
 
 
 def _solve(

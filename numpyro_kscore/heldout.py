@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.gram import Gram, make_gram
 from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.pairwise import along_differences, cancels, squared_distances
 from numpyro_kscore.regularizers import Filter, Regularizer
+from numpyro_kscore.sharding import by_rows
 from numpyro_kscore.solvers import Krylov
 from numpyro_kscore.spectrum import spectral_scale
 
@@ -86,6 +88,7 @@ def held_out_losses(
     problem: HeldOut,
     bandwidth: jax.Array,
     normalize: bool,
+    sharding: NamedSharding | None = None,
 ) -> jax.Array:
     """Loss of every member of the path at every sample, from the half it is not in: (p, 2 m).
 
@@ -112,7 +115,11 @@ def held_out_losses(
     direct = cancels(points)
 
     def fold(x: jax.Array, x_base: jax.Array | None, y: jax.Array, y_base: Any) -> jax.Array:
-        gram = make_gram(kernel, x, squared_distances(x, x, direct), scale, problem.dim, normalize)
+        def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return squared_distances(rows, *whole)
+
+        s = by_rows(own, sharding, x, (x, direct))
+        gram = make_gram(kernel, x, s, scale, problem.dim, normalize, sharding=sharding)
         return _path_losses(gram, path, solver, x_base, y, y_base, direct)
 
     swapped = halves[::-1]
@@ -148,7 +155,19 @@ def _path_losses(
     # The estimate is a ζ' + K c, with c in the span of the Ritz vectors.
     vectors = jnp.swapaxes(spectrum.basis.reshape(-1, k, n), 1, 2)
     weights = jnp.concatenate([-filters.g0[:, None], -filters.r / n * spectrum.coordinates], axis=1)
-    fields, divergences = _fields(gram, base, vectors, y, direct)
+
+    def own(rows: jax.Array, whole: Any) -> tuple[jax.Array, jax.Array]:
+        kernel, x, scale, base, vectors, direct = whole
+        part = Gram(x, kernel, scale, None, gram.dim)
+        fields, divergences = _fields(part, base, vectors, rows, direct)
+        return jnp.swapaxes(fields, 0, 1), divergences.T
+
+    if gram.sharding is None:
+        fields, divergences = _fields(gram, base, vectors, y, direct)
+    else:
+        whole = (gram.kernel, gram.points, gram.scale, base, vectors, direct)
+        by_point = by_rows(own, gram.sharding, y, whole)
+        fields, divergences = jnp.swapaxes(by_point[0], 0, 1), by_point[1].T
     values = jnp.einsum("pk,kmd->pmd", weights, fields)
     products = 0.5 * values * values
     if y_base is not None:

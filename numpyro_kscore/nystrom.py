@@ -157,6 +157,7 @@ class Compression:
         dim: dimension of the kernel's space; more than ``points`` have once reduced.
         spectral_bound: what the eigenvalues are known not to exceed beforehand, or None. Those
             of a compression never exceed those of the operator.
+        sharding: how samples are divided over devices, or None.
     """
 
     points: jax.Array
@@ -168,6 +169,7 @@ class Compression:
     weights: FieldWeights | None
     dim: int = static()
     spectral_bound: float | None = static(default=None)
+    sharding: NamedSharding | None = static(default=None)
 
     def __matmul__(self, v: jax.Array) -> jax.Array:
         """``A v``, (d, m) -> (d, m). Cost: O(n m d) and two products with W."""
@@ -196,27 +198,42 @@ class Compression:
     def restricted(self, rows: slice) -> Compression:
         """The operator of some of the samples, on the same landmarks."""
         weights = jax.tree.map(lambda w: w[:, rows], self.weights)
-        return dataclasses.replace(self, samples=self.samples[rows], weights=weights)
+        samples = self.samples[rows]
+        sharding = self.sharding if divides(samples, self.sharding) else None
+        return dataclasses.replace(self, samples=samples, weights=weights, sharding=sharding)
 
     def target(self, base_scores: jax.Array | None) -> jax.Array:
         """``h_Z = ζ(Z) + K_ZX s0(X) / n``, (d, m), for base scores (n, d)."""
         n = self.samples.shape[0]
-        if self.weights is None:
-            share = None if base_scores is None else self.scale / n * base_scores
-            expansion = Expansion(self.samples, share, self.scale)
-            return pairwise.field(self.kernel, expansion, self.points).T
-        h = pairwise.along_differences(self.weights.zeta, self.points, self.samples)
-        if base_scores is not None:
-            h = h + pairwise.product(self.weights, self.points, self.samples, base_scores)
-        return h.T / n
+
+        def total(own: Any, whole: Any) -> jax.Array:
+            (samples, weights, base), (points, kernel, scale) = own, whole
+            if weights is None:
+                share = None if base is None else scale / n * base
+                expansion = Expansion(samples, share, scale * (samples.shape[0] / n))
+                return pairwise.field(kernel, expansion, points)
+            weights = _transposed(weights)
+            h = pairwise.along_differences(weights.zeta, points, samples)
+            if base is not None:
+                h = h + pairwise.product(weights, points, samples, base)
+            return h / n
+
+        own = (self.samples, _transposed(self.weights), base_scores)
+        whole = (self.points, self.kernel, self.scale)
+        return over_samples(total, self.sharding, own, whole).T
 
     def at_samples(self, coefficients: jax.Array) -> jax.Array:
         """``K_XZ c``, (d, m) -> (d, n)."""
-        c = coefficients.T
-        if self.weights is None:
-            expansion = Expansion(self.points, self.scale * c, None)
-            return pairwise.field(self.kernel, expansion, self.samples).T
-        return pairwise.product(_transposed(self.weights), self.samples, self.points, c).T
+
+        def values(own: Any, whole: Any) -> jax.Array:
+            (samples, weights), (points, c, kernel, scale) = own, whole
+            if weights is None:
+                return pairwise.field(kernel, Expansion(points, scale * c, None), samples)
+            return pairwise.product(weights, samples, points, c)
+
+        own = (self.samples, _transposed(self.weights))
+        whole = (self.points, coefficients.T, self.kernel, self.scale)
+        return by_rows(values, self.sharding, own, whole).T
 
     def solve(
         self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
@@ -233,6 +250,8 @@ class Compression:
 
     def _at_landmarks_of_samples(self, coefficients: jax.Array) -> jax.Array:
         """``K_ZX K_XZ c / n``, (d, m) -> (d, m), in one pass over tiles of the samples."""
+        if self.sharding is None:
+            return self._sum_over(self.samples, self.weights)
         c, n = coefficients.T, self.samples.shape[0]
         if self.weights is not None:
             values = self.at_samples(coefficients).T

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from numpyro_kscore import pairwise
-from numpyro_kscore._pytree import as_points, pytree
+from numpyro_kscore._pytree import as_points, pytree, static
 from numpyro_kscore.base import Base
 from numpyro_kscore.coordinates import Coordinates
 from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.pairwise import Expansion
 from numpyro_kscore.selection import Choice
+from numpyro_kscore.sharding import by_rows, constrain_rows, place
 
 __all__ = ["FitInfo", "Score"]
 
@@ -73,6 +77,7 @@ class Score:
         coordinates: the map to the kernel's coordinates.
         expansion: the residual ``ŝ - s0`` in those coordinates.
         base: the base score s0.
+        sharding: how points it is evaluated at are divided over devices, or None.
     """
 
     kernel: Kernel
@@ -81,6 +86,7 @@ class Score:
     base: Base
     at_samples: jax.Array
     info: FitInfo
+    sharding: NamedSharding | None = static(default=None, kw_only=True)
 
     def __call__(self, x: Any) -> jax.Array:
         """The estimate at ``x``: (m, d) -> (m, d). Cost: O(m n d).
@@ -94,7 +100,7 @@ class Score:
     def residual(self, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
         z = self.coordinates.to_kernel(self._points(x))
-        field = pairwise.field(self.kernel, self.expansion, z)
+        field = self._over_pairs(pairwise.field, z)
         return self.coordinates.scores_from_kernel(field)
 
     def log_density(self, x: Any) -> jax.Array:
@@ -111,7 +117,7 @@ class Score:
     def residual_potential(self, x: Any) -> jax.Array:
         """A function whose gradient is :meth:`residual`, (m, d) -> (m,). Curl-free only."""
         z = self.coordinates.to_kernel(self._points(x))
-        return pairwise.potential(self.kernel, self.expansion, z)
+        return self._over_pairs(pairwise.potential, z)
 
     def divergence(self, x: Any) -> jax.Array:
         """``div ŝ`` at ``x``: (m, d) -> (m,)."""
@@ -121,9 +127,30 @@ class Score:
     def residual_divergence(self, x: Any) -> jax.Array:
         """``div (ŝ - s0)`` at ``x``: (m, d) -> (m,)."""
         z = self.coordinates.to_kernel(self._points(x))
-        factor = self.coordinates.factor()
-        return pairwise.divergence(self.kernel, self.expansion, z, factor)
+        return self._over_pairs(pairwise.divergence, z, self.coordinates.factor())
+
+    def _over_pairs(self, total: Callable[..., jax.Array], z: jax.Array, *more: Any) -> jax.Array:
+        arguments = (self.kernel, self.expansion, z, *more)
+        if self.sharding is None:
+            return total(*arguments)
+        return _by_rows(total, self.sharding, *arguments)
 
     def _points(self, x: Any) -> jax.Array:
         points = as_points("x", x, dim=self.expansion.points.shape[1])
-        return jnp.asarray(points, self.expansion.points.dtype)
+        return place(jnp.asarray(points, self.expansion.points.dtype), self.sharding)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _by_rows(
+    total: Callable[..., jax.Array],
+    sharding: NamedSharding,
+    kernel: Kernel,
+    expansion: Expansion,
+    z: jax.Array,
+    *more: Any,
+) -> jax.Array:
+    def own(rows: jax.Array, whole: Any) -> jax.Array:
+        kernel, expansion, more = whole
+        return total(kernel, expansion, rows, *more)
+
+    return constrain_rows(by_rows(own, sharding, z, (kernel, expansion, more)), sharding)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from numpyro_kscore._pytree import check_positive, pytree, static
 from numpyro_kscore.heldout import Chosen, HeldOut, held_out_losses
@@ -97,6 +98,7 @@ def choose(
     problem: HeldOut,
     bandwidths: jax.Array,
     normalize: bool,
+    sharding: NamedSharding | None = None,
 ) -> tuple[Choice, Chosen]:
     """Choose a bandwidth among some, and the strength if ``family`` leaves it open.
 
@@ -107,6 +109,7 @@ def choose(
         problem: the samples; the choice uses at most 2048 of them, evenly spaced.
         bandwidths: what is tried, (b,), in standardised units.
         normalize: whether the kernel is divided by its trace.
+        sharding: how samples are divided over devices, or None.
 
     Returns:
         The choice, and the regulariser it amounts to.
@@ -128,7 +131,7 @@ def choose(
         return choice, dataclasses.replace(unchosen, index=index)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
-        values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize)
+        values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
         # Fields are in units of the inverse bandwidth. In units of the first one losses can be
         # compared, and their squares neither underflow nor overflow.
         return values * (bandwidths[0] / bandwidth) ** 2
