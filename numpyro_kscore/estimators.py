@@ -41,7 +41,15 @@ from numpyro_kscore.profiles import RadialProfile
 from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.selection import AutoBandwidth, Choice, choose
-from numpyro_kscore.sharding import by_rows, check_sharding, constrain_rows, place, sharding_of
+from numpyro_kscore.sharding import (
+    by_rows,
+    check_sharding,
+    constrain_rows,
+    divides,
+    num_shards,
+    place,
+    sharding_of,
+)
 from numpyro_kscore.solvers import Dense, Krylov, Solver
 from numpyro_kscore.spectrum import Solution
 
@@ -267,6 +275,11 @@ class ScoreEstimator:
                     f"Landmarks(indices=…); got {self.landmarks!r}"
                 )
             self.landmarks.check(samples.shape[0])
+            if sharding is not None and not divides(sharding, samples.shape[0]):
+                raise ValueError(
+                    f"samples: expected a multiple of {num_shards(sharding)} with landmarks, as "
+                    f"many for every device; got {samples.shape[0]}. Leave some out"
+                )
             regularizer = regularizer.on_range()
         self.solver.check(regularizer)
         if self.is_auto and not isinstance(self.solver, Krylov):

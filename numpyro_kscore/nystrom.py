@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_kscore import pairwise
 from numpyro_kscore._linalg import inverse_root
@@ -32,6 +33,7 @@ from numpyro_kscore.gram import Gram, is_cached, make_gram
 from numpyro_kscore.kernels import FieldWeights, Kernel
 from numpyro_kscore.pairwise import Expansion
 from numpyro_kscore.regularizers import Regularizer
+from numpyro_kscore.sharding import divides, mapped
 from numpyro_kscore.solvers import Solver
 from numpyro_kscore.spectrum import Solution
 
@@ -157,7 +159,7 @@ class Compression:
         dim: dimension of the kernel's space; more than ``points`` have once reduced.
         spectral_bound: what the eigenvalues are known not to exceed beforehand, or None. Those
             of a compression never exceed those of the operator.
-        sharding: how samples are divided over devices, or None.
+        sharding: how samples are divided over devices, evenly; or None.
     """
 
     points: jax.Array
@@ -199,41 +201,32 @@ class Compression:
         """The operator of some of the samples, on the same landmarks."""
         weights = jax.tree.map(lambda w: w[:, rows], self.weights)
         samples = self.samples[rows]
-        sharding = self.sharding if divides(samples, self.sharding) else None
+        sharding = self.sharding if divides(self.sharding, samples.shape[0]) else None
         return dataclasses.replace(self, samples=samples, weights=weights, sharding=sharding)
 
     def target(self, base_scores: jax.Array | None) -> jax.Array:
         """``h_Z = ζ(Z) + K_ZX s0(X) / n``, (d, m), for base scores (n, d)."""
+        if self.sharding is not None:
+            return self._on_devices(Compression.target, base_scores, divided=True)
         n = self.samples.shape[0]
-
-        def total(own: Any, whole: Any) -> jax.Array:
-            (samples, weights, base), (points, kernel, scale) = own, whole
-            if weights is None:
-                share = None if base is None else scale / n * base
-                expansion = Expansion(samples, share, scale * (samples.shape[0] / n))
-                return pairwise.field(kernel, expansion, points)
-            weights = _transposed(weights)
-            h = pairwise.along_differences(weights.zeta, points, samples)
-            if base is not None:
-                h = h + pairwise.product(weights, points, samples, base)
-            return h / n
-
-        own = (self.samples, _transposed(self.weights), base_scores)
-        whole = (self.points, self.kernel, self.scale)
-        return over_samples(total, self.sharding, own, whole).T
+        if self.weights is None:
+            share = None if base_scores is None else self.scale / n * base_scores
+            expansion = Expansion(self.samples, share, self.scale)
+            return pairwise.field(self.kernel, expansion, self.points).T
+        h = pairwise.along_differences(self.weights.zeta, self.points, self.samples)
+        if base_scores is not None:
+            h = h + pairwise.product(self.weights, self.points, self.samples, base_scores)
+        return h.T / n
 
     def at_samples(self, coefficients: jax.Array) -> jax.Array:
         """``K_XZ c``, (d, m) -> (d, n)."""
-
-        def values(own: Any, whole: Any) -> jax.Array:
-            (samples, weights), (points, c, kernel, scale) = own, whole
-            if weights is None:
-                return pairwise.field(kernel, Expansion(points, scale * c, None), samples)
-            return pairwise.product(weights, samples, points, c)
-
-        own = (self.samples, _transposed(self.weights))
-        whole = (self.points, coefficients.T, self.kernel, self.scale)
-        return by_rows(values, self.sharding, own, whole).T
+        if self.sharding is not None:
+            return self._on_devices(Compression.at_samples, coefficients, mean=False)
+        c = coefficients.T
+        if self.weights is None:
+            expansion = Expansion(self.points, self.scale * c, None)
+            return pairwise.field(self.kernel, expansion, self.samples).T
+        return pairwise.product(_transposed(self.weights), self.samples, self.points, c).T
 
     def solve(
         self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
@@ -250,8 +243,8 @@ class Compression:
 
     def _at_landmarks_of_samples(self, coefficients: jax.Array) -> jax.Array:
         """``K_ZX K_XZ c / n``, (d, m) -> (d, m), in one pass over tiles of the samples."""
-        if self.sharding is None:
-            return self._sum_over(self.samples, self.weights)
+        if self.sharding is not None:
+            return self._on_devices(Compression._at_landmarks_of_samples, coefficients)
         c, n = coefficients.T, self.samples.shape[0]
         if self.weights is not None:
             values = self.at_samples(coefficients).T
@@ -270,6 +263,27 @@ class Compression:
         tiles = (pairwise.split_rows(self.samples, rows), pairwise.split_rows(mask, rows))
         total = lax.scan(add, jnp.zeros_like(c), tiles)[0]
         return (self.scale**2 / n * total).T
+
+    def _on_devices(
+        self, method: Any, argument: Any, *, divided: bool = False, mean: bool = True
+    ) -> jax.Array:
+        """A method of each device's samples by themselves; their mean, or side by side."""
+        whole, (rows,) = PartitionSpec(), self.sharding.spec  # type: ignore[union-attr]
+        columns = PartitionSpec(None, rows)
+        one = dataclasses.replace(self, sharding=None)
+        layout = dataclasses.replace(
+            jax.tree.map(lambda _: whole, one),
+            samples=PartitionSpec(rows),
+            weights=jax.tree.map(lambda _: columns, one.weights),
+        )
+
+        def own(part: Compression, argument: Any) -> jax.Array:
+            result = method(part, argument)
+            return lax.pmean(result, rows) if mean else result
+
+        specs = (layout, PartitionSpec(rows) if divided else whole)
+        out = whole if mean else columns
+        return mapped(own, self.sharding, specs, out)(one, argument)  # type: ignore[arg-type]
 
 
 def compress(gram: Gram, indices: jax.Array) -> Compression:
@@ -307,6 +321,7 @@ def compress(gram: Gram, indices: jax.Array) -> Compression:
         weights,
         gram.dim,
         gram.spectral_bound,
+        gram.sharding,
     )
 
 

@@ -1,0 +1,158 @@
+"""Samples over several devices, by JAX's own partitioner and ``shard_map``.
+
+A row of every matrix of pairs belongs to one sample, and so to the device that holds it. Each
+device works on its own rows against all columns: a vector of O(n d) numbers is gathered for that,
+and O(n² d) operations divide evenly. Everything else, which is O(n d²) or less, is left to the
+partitioner, which follows the layout of its operands.
+
+Nothing here knows about processes: a mesh may span those that ``jax.distributed`` has joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+__all__ = [
+    "by_rows",
+    "check_sharding",
+    "constrain_rows",
+    "divides",
+    "mapped",
+    "num_shards",
+    "place",
+    "sharding_of",
+]
+
+EXAMPLE = "NamedSharding(jax.make_mesh((jax.device_count(),), ('samples',)), P('samples'))"
+
+
+def check_sharding(sharding: Any) -> NamedSharding | None:
+    """A layout of rows in the form the rest of the package relies on.
+
+    Args:
+        sharding: None, or a ``NamedSharding`` whose specification names the axes of the mesh that
+            rows are divided over and leaves all other dimensions whole.
+
+    Returns:
+        The same with a specification of one entry, on axes of type ``Auto``: the types of a mesh
+        say how programs on it are checked, not where data lies.
+
+    Raises:
+        TypeError: for something else.
+        ValueError: if rows are not divided, or something else is.
+    """
+    if sharding is None:
+        return None
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(f"sharding: expected None or {EXAMPLE}; got {sharding!r}")
+    entries = tuple(sharding.spec)
+    if not entries or entries[0] is None or any(entry is not None for entry in entries[1:]):
+        raise ValueError(
+            "sharding: expected a specification that divides rows and nothing else, such as "
+            f"P('samples'); got {sharding.spec}"
+        )
+    return NamedSharding(_auto(sharding.mesh), PartitionSpec(entries[0]))
+
+
+def sharding_of(x: Any) -> NamedSharding | None:
+    """How the rows of an array are divided over devices; None if they are not, or under ``jit``."""
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
+        return None
+    if not isinstance(x.sharding, NamedSharding) or x.sharding.shard_shape(x.shape) == x.shape:
+        return None
+    if not x.sharding.spec or x.sharding.spec[0] is None:
+        return None
+    return check_sharding(NamedSharding(x.sharding.mesh, PartitionSpec(x.sharding.spec[0])))
+
+
+def place(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Rows of (n, ...) put where they belong; rows that do not divide evenly, everywhere.
+
+    Raises:
+        ValueError: under ``jit``, for an array on a mesh whose axes are ``Explicit``.
+    """
+    if sharding is None:
+        return x
+    if isinstance(x, jax.core.Tracer):
+        if getattr(jax.typeof(x).sharding.mesh, "explicit_axes", ()):
+            raise ValueError(
+                "sharding: expected axes of type Auto under jit; got an array on "
+                f"{jax.typeof(x).sharding}. Make the mesh with "
+                "axis_types=(jax.sharding.AxisType.Auto,)"
+            )
+        return constrain_rows(x, sharding)
+    return jax.device_put(x, sharding if divides(sharding, x.shape[0]) else _everywhere(sharding))
+
+
+def constrain_rows(tree: Any, sharding: NamedSharding | None) -> Any:
+    """Arrays (n, ...) inside ``jit``, with their rows divided; whole where they do not divide."""
+    if sharding is None:
+        return tree
+
+    def one(a: jax.Array) -> jax.Array:
+        layout = sharding if divides(sharding, a.shape[0]) else _everywhere(sharding)
+        return jax.lax.with_sharding_constraint(a, layout)
+
+    return jax.tree.map(one, tree)
+
+
+def by_rows(
+    fn: Callable[[Any, Any], Any], sharding: NamedSharding | None, rows: Any, whole: Any
+) -> Any:
+    """``fn(rows, whole)`` where row i of the result depends on row i of ``rows`` only.
+
+    Args:
+        fn: called on every device with its rows; results have as many.
+        sharding: None calls it once, with all.
+        rows: arrays (n, ...). Zeros are added where n does not divide evenly.
+        whole: arrays that every device needs whole; they are gathered if they are not.
+    """
+    if sharding is None:
+        return fn(rows, whole)
+    n = jax.tree.leaves(rows)[0].shape[0]
+    missing = -n % num_shards(sharding)
+    if missing:
+        rows = jax.tree.map(lambda a: jnp.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)), rows)
+    spec = sharding.spec
+    result = mapped(fn, sharding, (spec, PartitionSpec()), spec)(rows, whole)
+    return jax.tree.map(lambda a: a[:n], result) if missing else result
+
+
+def mapped(
+    fn: Callable[..., Any], sharding: NamedSharding, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """``jax.shard_map`` on the mesh of a layout."""
+    # Tiles are summed from zeros, which are the same on all devices as sums are not: the check of
+    # replication would ask for a cast that means nothing on one device.
+    return jax.shard_map(
+        fn, mesh=sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+
+
+def num_shards(sharding: NamedSharding) -> int:
+    """Into how many parts rows are divided."""
+    entry = sharding.spec[0]
+    names = entry if isinstance(entry, tuple) else (entry,)
+    count = 1
+    for name in names:
+        count *= sharding.mesh.shape[name]
+    return count
+
+
+def divides(sharding: NamedSharding | None, count: int) -> bool:
+    """Whether so many rows fall into equal parts."""
+    return sharding is not None and count % num_shards(sharding) == 0
+
+
+def _everywhere(sharding: NamedSharding) -> NamedSharding:
+    return NamedSharding(sharding.mesh, PartitionSpec())
+
+
+def _auto(mesh: Any) -> Any:
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    return mesh if mesh.axis_types == types else Mesh(mesh.devices, mesh.axis_names, types)
