@@ -145,7 +145,7 @@ class AutoImplicit(AutoContinuous):
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
-            dist.Normal(jnp.zeros(self.noise_dim), 1.0).to_event(1),
+            _standard_normal(self.noise_dim),
             infer={"is_auxiliary": True},
         )
         return self._push(noise)
@@ -155,11 +155,11 @@ class AutoImplicit(AutoContinuous):
         if self.network is not None:
             return self._apply_network(noise)
         loc, scale = self._affine()
-        mixing = numpyro.param(f"{self.prefix}_mixing", jnp.eye(self.noise_dim, self.latent_dim))
+        identity = jnp.asarray(np.eye(self.noise_dim, self.latent_dim, dtype=loc.dtype))
+        mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
         out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, size)
-        shift, log_gate = out[: self.latent_dim], GATE_RATE * out[self.latent_dim :]
-        return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
+        return _gated(noise, out, loc, scale, mixing)
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
         out = apply_network(f"{self.prefix}_network", self.network, noise)
@@ -175,7 +175,7 @@ class AutoImplicit(AutoContinuous):
         loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
         scale = numpyro.param(
             f"{self.prefix}_scale",
-            jnp.full(self.latent_dim, self.init_scale),
+            jnp.asarray(np.full(self.latent_dim, self.init_scale, loc.dtype)),
             constraint=constraints.softplus_positive,
         )
         return loc, scale
@@ -309,7 +309,7 @@ class AutoSemiImplicit(AutoImplicit):
         dim = self.latent_dim
         unit = numpyro.sample(
             f"_{self.prefix}_spread",
-            dist.Normal(jnp.zeros(dim), 1.0).to_event(1),
+            _standard_normal(dim),
             infer={"is_auxiliary": True},
         )
         loc, scale = self._affine()
@@ -319,6 +319,22 @@ class AutoSemiImplicit(AutoImplicit):
         out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, 2 * dim)
         shift, log_gate = out[:dim], GATE_RATE * out[dim:]
         return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate))
+
+
+@jax.jit
+def _gated(
+    noise: jax.Array, out: jax.Array, loc: jax.Array, scale: jax.Array, mixing: jax.Array
+) -> jax.Array:
+    """The residual network of :class:`AutoImplicit`, from what its perceptron gives."""
+    dim = loc.shape[0]
+    shift, log_gate = out[:dim], GATE_RATE * out[dim:]
+    return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
+
+
+def _standard_normal(dim: int) -> dist.Distribution:
+    # By numpy and unchecked: operations outside a compiled step are compiled one by one.
+    zeros = jnp.asarray(np.zeros(dim))
+    return dist.Normal(zeros, 1.0, validate_args=False).to_event(1)
 
 
 def _is_dynamic(site: dict[str, Any]) -> bool:

@@ -99,7 +99,9 @@ def _gaussian_bias(
         jax.ShapeDtypeStruct((n, dim), dtype),
         jax.ShapeDtypeStruct((n, context_size), dtype),
     )
-    compiled = raw.lower(*shapes).compile()
+    # Run so seldom that only the time to compile counts.
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    compiled = raw.lower(*shapes).compile(options)
     generator = np.random.default_rng(0)
     # At least two: the spread over sets of so many draws is small by itself.
     num_sets = max(2, min(CALIBRATION_SETS, CALIBRATION_DRAWS // n))
