@@ -118,13 +118,19 @@ def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> ja
         raise ValueError(f"{name}: expected {want} column(s); got shape {x.shape}")
     if x.shape[0] < minimum:
         raise ValueError(f"{name}: expected at least {minimum} rows; got shape {x.shape}")
-    if is_concrete(x) and not np.all(np.isfinite(np.asarray(x))):
-        bad = int(np.sum(~np.isfinite(np.asarray(x)).all(axis=1)))
+    if is_concrete(x) and (bad := _count_rows_not_finite(x)):
         raise ValueError(
             f"{name}: expected finite values; got {bad} row(s) with NaN or infinity out of "
             f"{x.shape[0]}. Remove them, or find what produced them"
         )
     return _as_jax(x)
+
+
+def _count_rows_not_finite(x: Any) -> int:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        # Rows in other processes cannot be fetched; all processes count them together.
+        return int(jnp.sum(~jnp.all(jnp.isfinite(x), axis=1)))
+    return int(np.sum(~np.isfinite(np.asarray(x)).all(axis=1)))
 
 
 def as_scored(samples: Any, scores: Any, minimum: int = 1) -> tuple[jax.Array, jax.Array]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 from numpyro.infer import ELBO
 
 from numpyro_kscore._pytree import check_choice, check_count, check_positive
@@ -27,6 +28,7 @@ from numpyro_kscore.particles import (
     log_joint_and_gradients,
 )
 from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.sharding import check_sharding, constrain_rows, divides, num_shards
 from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.structure import Structure
 
@@ -94,6 +96,10 @@ class ImplicitELBO(ELBO):
             (least memory), a callable ``(fn, xs) -> ys`` as it pleases.
         forward_mode_differentiation: differentiate the model in forward mode, for models with
             ``while_loop``; pass the same flag to ``SVI.run``.
+        sharding: how particles are divided over devices, ``NamedSharding(mesh, P("particles"))``:
+            each draws its own, evaluates the model there, and works on their pairs with all
+            (docs/scaling). Needs a number of particles that divides evenly, and
+            ``vectorize_particles=True``.
 
     A particle at which the model's density or gradient is not finite contributes nothing to the
     gradient, and makes the reported loss NaN: parameters stay finite, the trouble is seen, and
@@ -124,6 +130,7 @@ class ImplicitELBO(ELBO):
         aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
         forward_mode_differentiation: bool = False,
+        sharding: NamedSharding | None = None,
     ) -> None:
         if num_particles is not None:
             check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
@@ -163,6 +170,12 @@ class ImplicitELBO(ELBO):
                 "model's score at every draw. Leave base out, or use num_particles alone"
             )
         check_choice("debias", debias, ("jackknife", None))
+        sharding = check_sharding(sharding)
+        if sharding is not None and vectorize_particles is not True:
+            raise ValueError(
+                "vectorize_particles: expected True beside sharding, which evaluates each "
+                f"device's particles at once; got {vectorize_particles!r}"
+            )
         if clip is not None:
             check_positive("clip", clip)
         super().__init__(num_particles, vectorize_particles)
@@ -171,9 +184,12 @@ class ImplicitELBO(ELBO):
         self.num_draws = num_draws
         self.clip = clip
         self.aggregate = aggregate
+        self.sharding = sharding
         self.estimator = dataclasses.replace(
             estimator, base="gaussian" if base == "gaussian" else None
         )
+        if sharding is not None and isinstance(estimator, ScoreEstimator):
+            self.estimator = dataclasses.replace(self.estimator, sharding=sharding)
         self.forward_mode_differentiation = forward_mode_differentiation
 
     def loss_with_mutable_state(
@@ -195,7 +211,12 @@ class ImplicitELBO(ELBO):
 
         # Draws that are not finite are replaced before anything is differentiated: a derivative
         # of the guide there would be NaN even against a zero gradient.
-        keys = jax.random.split(rng_key, num_particles)
+        if self.sharding is not None and not divides(self.sharding, num_particles):
+            raise ValueError(
+                f"num_particles: expected a multiple of {num_shards(self.sharding)}, as many for "
+                f"every device; got {num_particles}. Give a number that is one"
+            )
+        keys = constrain_rows(jax.random.split(rng_key, num_particles), self.sharding)
         fixed = program._replace(params=lax.stop_gradient(param_map))
         drawn = jnp.ones(num_particles, bool)
         # One particle has no other to replace it, and an encoder need not run twice.
@@ -204,10 +225,11 @@ class ImplicitELBO(ELBO):
                 partial(_flat, program=fixed, structure=structure), keys
             )
             drawn = are_finite(probe)
-            keys = keys[_nearest_valid(drawn)]
+            keys = constrain_rows(keys[_nearest_valid(drawn)], self.sharding)
         draws: Draw = self.vectorize_particles_fn(
             partial(draw_particle, program=program, structure=structure), keys
         )
+        draws = constrain_rows(draws, self.sharding)
         joint = log_joint_and_gradients(
             draws,
             program,
