@@ -188,7 +188,7 @@ class ImplicitELBO(ELBO):
         self.estimator = dataclasses.replace(
             estimator, base="gaussian" if base == "gaussian" else None
         )
-        if sharding is not None and isinstance(estimator, ScoreEstimator):
+        if sharding is not None and isinstance(self.estimator, ScoreEstimator):
             self.estimator = dataclasses.replace(self.estimator, sharding=sharding)
         self.forward_mode_differentiation = forward_mode_differentiation
 
