@@ -53,6 +53,7 @@ from numpyro_kscore.score import FitInfo, Score
 from numpyro_kscore.selection import AutoBandwidth
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, Solver
 from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
+from numpyro_kscore.subset import Subset
 
 __all__ = [
     "AutoBandwidth",
@@ -94,6 +95,7 @@ __all__ = [
     "Solver",
     "SpectralCutoff",
     "SteinTest",
+    "Subset",
     "Tikhonov",
     "TruncatedTikhonov",
     "diagnose",

@@ -36,7 +36,13 @@ from numpyro_kscore.heldout import HeldOut
 from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.kernels import CurlFree, Kernel
 from numpyro_kscore.nystrom import Compression, Landmarks, compress
-from numpyro_kscore.pairwise import Expansion, cancels, nearest_squared, squared_distances
+from numpyro_kscore.pairwise import (
+    Expansion,
+    cancels,
+    field,
+    nearest_squared,
+    squared_distances,
+)
 from numpyro_kscore.profiles import RadialProfile
 from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.score import FitInfo, Score
@@ -52,6 +58,7 @@ from numpyro_kscore.sharding import (
 )
 from numpyro_kscore.solvers import Dense, Krylov, Solver
 from numpyro_kscore.spectrum import Solution
+from numpyro_kscore.subset import Subsampled, Subset, subsample
 
 __all__ = ["AtSamples", "Median", "ScoreEstimator"]
 
@@ -104,7 +111,7 @@ class _Problem(NamedTuple):
     coordinates: Coordinates
     points: jax.Array
     base_scores: jax.Array | None
-    gram: Gram | Compression
+    gram: Gram | Compression | Subsampled
     reduction: Reduction
     nearest: jax.Array
     nearest_context: jax.Array | None
@@ -138,6 +145,8 @@ class ScoreEstimator:
             every dimension and bandwidth. False is the paper's scale.
         landmarks: :class:`Landmarks`, samples whose span the estimate is sought in (Nyström), at
             O(n m d) a solver step and O(m d) an evaluated point; None is all samples.
+        subset: :class:`Subset`, samples that the Gram operator is averaged over: for very many
+            samples, at O(n b d) once, O(b² d) a solver step and O(n d) an evaluated point.
         sharding: how samples are divided over devices, ``NamedSharding(mesh, P("samples"))``:
             each works on the pairs of its own samples with all (docs/scaling). None follows
             samples that are so divided already, and is one device otherwise.
@@ -156,6 +165,7 @@ class ScoreEstimator:
     base: Any = static(default="gaussian")
     normalize: bool = static(default=True)
     landmarks: Landmarks | None = None
+    subset: Subset | None = None
     sharding: NamedSharding | None = static(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -227,6 +237,11 @@ class ScoreEstimator:
         """
         check_choice("debias", debias, (None, "jackknife"))
         estimator, samples, base = self._checked(samples, base_scores)
+        if debias is not None and self.subset is not None:
+            raise ValueError(
+                f"debias: expected None with a subset, whose halves would be other operators; got "
+                f"{debias!r}"
+            )
         jackknife = debias == "jackknife" and samples.shape[0] >= 8
         if context is not None:
             context = self._checked_context(context, samples.shape[0])
@@ -245,10 +260,11 @@ class ScoreEstimator:
                 "context: expected a fixed strength and bandwidth beside one; got 'auto'. Give "
                 "both as numbers, e.g. NuMethod(45) and Median(0.8)"
             )
-        if self.landmarks is not None or isinstance(self.base, str):
+        if self.landmarks is not None or self.subset is not None or isinstance(self.base, str):
             raise ValueError(
-                "context: expected no landmarks and no base fitted to the samples beside one; got "
-                f"landmarks={self.landmarks!r}, base={self.base!r}"
+                "context: expected no landmarks, no subset and no base fitted to the samples "
+                f"beside one; got landmarks={self.landmarks!r}, subset={self.subset!r}, "
+                f"base={self.base!r}"
             )
         if not is_cached(num_samples):
             raise ValueError(
@@ -281,6 +297,15 @@ class ScoreEstimator:
                     f"many for every device; got {samples.shape[0]}. Leave some out"
                 )
             regularizer = regularizer.on_range()
+        if self.subset is not None:
+            if not isinstance(self.subset, Subset):
+                raise TypeError(
+                    "subset: expected None or Subset(count), Subset(share=…) or "
+                    f"Subset(indices=…); got {self.subset!r}"
+                )
+            if self.landmarks is not None:
+                raise ValueError("subset: expected None beside landmarks; got both. Drop one")
+            self.subset.check(samples.shape[0])
         self.solver.check(regularizer)
         if self.is_auto and not isinstance(self.solver, Krylov):
             raise TypeError(
@@ -300,29 +325,40 @@ def _fit(estimator: ScoreEstimator, samples: jax.Array, base: Base) -> Score:
     problem = _prepare(estimator, samples, base)
     gram, reduction = problem.gram, problem.reduction
     solution = _solve(estimator.solver, problem.regularizer, gram, reduction)
-    coefficients = reduction.expand(solution.coefficients)
-    zeta_weight = None
-    if isinstance(gram, Gram):
-        zeta_weight = gram.scale * solution.zeta_weight
-        if problem.base_scores is not None:
-            # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
-            share = solution.zeta_weight / samples.shape[0]
-            coefficients = coefficients + share * problem.base_scores
-    sharding = estimator.sharding
-    expansion = Expansion(
-        constrain_rows(problem.points, sharding),
-        constrain_rows(gram.scale * coefficients, sharding),
-        zeta_weight,
-    )
-    estimate = _in_original_units(problem, solution, solution.values, base)
+    expansion = _expansion(problem, solution, estimator.sharding)
+    known, stored = base.at_samples, None
+    if isinstance(gram, Subsampled) and known is not None:
+        known = known[gram.rows]
+    estimate = _in_original_units(problem, solution, solution.values, known)
+    # From a subset, values at all samples cost more than the fit: made when asked for.
+    if not isinstance(gram, Subsampled):
+        stored = constrain_rows(estimate.scores, estimator.sharding)
     return Score(
         estimator.kernel,
         problem.coordinates,
         expansion,
         base,
-        constrain_rows(estimate.scores, sharding),
+        stored,
         estimate.info,
-        sharding=sharding,
+        sharding=estimator.sharding,
+    )
+
+
+def _expansion(problem: _Problem, solution: Solution, sharding: NamedSharding | None) -> Expansion:
+    """The residual as a function, in the kernel's coordinates."""
+    gram = problem.gram
+    coefficients = problem.reduction.expand(solution.coefficients)
+    zeta_weight = None
+    if not isinstance(gram, Compression):
+        zeta_weight = gram.scale * solution.zeta_weight
+        if problem.base_scores is not None:
+            # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
+            share = solution.zeta_weight / problem.points.shape[0]
+            coefficients = coefficients + share * problem.base_scores
+    return Expansion(
+        constrain_rows(problem.points, sharding),
+        constrain_rows(gram.scale * coefficients, sharding),
+        zeta_weight,
     )
 
 
@@ -339,8 +375,16 @@ def _at_samples(
 
     solve = partial(_solve, estimator.solver, problem.regularizer)
     solution = solve(gram, reduction)
+    if isinstance(gram, Subsampled):
+        expansion = _expansion(problem, solution, estimator.sharding)
+
+        def own(rows: jax.Array, whole: Expansion) -> jax.Array:
+            return field(estimator.kernel, whole, rows)
+
+        values = by_rows(own, estimator.sharding, expansion.points, expansion)
+        return _in_original_units(problem, solution, values.T, base.at_samples)
     if not jackknife:
-        return _in_original_units(problem, solution, solution.values, base)
+        return _in_original_units(problem, solution, solution.values, base.at_samples)
 
     # Two halves of equal size, solved as one batch; they share the middle one of an odd number.
     n = samples.shape[0]
@@ -361,7 +405,7 @@ def _at_samples(
     parts = jnp.concatenate([first, second[:, 2 * size - n :]], axis=1)
     weight = size / (n - size)
     values = solution.values + weight * (solution.values - parts)
-    return _in_original_units(problem, solution, values, base)
+    return _in_original_units(problem, solution, values, base.at_samples)
 
 
 def _prepare(
@@ -385,7 +429,7 @@ def _prepare(
     if base.at_samples is not None:
         base_scores = coordinates.scores_to_kernel(base.at_samples)
         base_scores = constrain_rows(base_scores, sharding)
-    if not is_cached(n) or isinstance(estimator.solver, Dense):
+    if not is_cached(n) or isinstance(estimator.solver, Dense) or estimator.subset is not None:
         reduction = Reduction(None, z, base_scores)
     else:
         reduction = reduce_dimension(z, base_scores)
@@ -432,10 +476,12 @@ def _prepare(
         None if reduction.base_scores is None else reduction.base_scores * bandwidth,
     )
     points = z / bandwidth
-    operator: Gram | Compression = gram
+    operator: Gram | Compression | Subsampled = gram
     if estimator.landmarks is not None:
         rows = estimator.landmarks.select(n)
         operator, points = compress(gram, rows), points[rows]
+    elif estimator.subset is not None:
+        operator = subsample(gram, estimator.subset.select(n), estimator.normalize)
     return _Problem(
         coordinates,
         points,
@@ -457,10 +503,13 @@ def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) ->
 
 
 def _solve(
-    solver: Solver, regularizer: Regularizer, gram: Gram | Compression, problem: Reduction
+    solver: Solver,
+    regularizer: Regularizer,
+    gram: Gram | Compression | Subsampled,
+    problem: Reduction,
 ) -> Solution:
     """Apply the filter to h' = ζ'(X) = ζ(X) + (K/n) s0(X)."""
-    if isinstance(gram, Compression):
+    if not isinstance(gram, Gram):
         return gram.solve(solver, regularizer, problem.base_scores)
     target = gram.zeta()
     if problem.base_scores is not None:
@@ -469,10 +518,10 @@ def _solve(
 
 
 def _in_original_units(
-    problem: _Problem, solution: Solution, values: jax.Array, base: Base
+    problem: _Problem, solution: Solution, values: jax.Array, base_scores: jax.Array | None
 ) -> AtSamples:
     residual = problem.coordinates.scores_from_kernel(problem.reduction.expand(values))
-    scores = residual if base.at_samples is None else base.at_samples + residual
+    scores = residual if base_scores is None else base_scores + residual
     info = FitInfo(
         steps=solution.steps,
         residual=solution.residual,

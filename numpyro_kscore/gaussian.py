@@ -79,7 +79,7 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     # (1-ρ) R_(-i) + ρ I = B - b x_i x_iᵀ with B = (1-ρ) n/(n-1) R + ρ I, b = (1-ρ) n/(n-1)².
     rho = jnp.asarray(SHRINKAGES if dim > 1 else (1.0,), samples.dtype)
     larger = n / (n - 1)
-    b = (1.0 - rho) * n / (n - 1) ** 2
+    b = (1.0 - rho) * (n / (n - 1) ** 2)
     spectrum = ((1.0 - rho) * larger)[:, None] * eigenvalues + rho[:, None]
     floor = 10 * dim * jnp.finfo(samples.dtype).eps * jnp.max(spectrum, axis=1)
     is_sound = jnp.min(spectrum, axis=1) > floor

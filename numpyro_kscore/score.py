@@ -71,7 +71,7 @@ class Score:
     """An estimate of ``∇ log q``, callable at any points.
 
     Attributes:
-        at_samples: the estimate at the samples, (n, d), in 1/units of the samples.
+        stored: the estimate at the samples, or None where the fit did not need it.
         info: how the fit went.
         kernel: the kernel.
         coordinates: the map to the kernel's coordinates.
@@ -84,9 +84,21 @@ class Score:
     coordinates: Coordinates
     expansion: Expansion
     base: Base
-    at_samples: jax.Array
+    stored: jax.Array | None
     info: FitInfo
     sharding: NamedSharding | None = static(default=None, kw_only=True)
+
+    @property
+    def at_samples(self) -> jax.Array:
+        """The estimate at the samples, (n, d), in 1/units of the samples.
+
+        It is there after a fit; only one to a subset makes it here, at O(n² d).
+        """
+        if self.stored is not None:
+            return self.stored
+        field = self._over_pairs(pairwise.field, self.expansion.points)
+        residual = self.coordinates.scores_from_kernel(field)
+        return residual if self.base.at_samples is None else self.base.at_samples + residual
 
     def __call__(self, x: Any) -> jax.Array:
         """The estimate at ``x``: (m, d) -> (m, d). Cost: O(m n d).
