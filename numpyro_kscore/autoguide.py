@@ -69,6 +69,7 @@ class AutoImplicit(AutoContinuous):
     """
 
     prototype_trace: Any  # a dict once the model has been seen; NumPyro leaves it untyped
+    noise_dim: Any  # an integer once the model has been seen
 
     def __init__(
         self,
