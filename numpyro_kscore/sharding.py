@@ -48,7 +48,7 @@ def check_sharding(sharding: Any) -> NamedSharding | None:
     """
     if sharding is None:
         return None
-    if not isinstance(sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         raise TypeError(f"sharding: expected None or {EXAMPLE}; got {sharding!r}")
     entries = tuple(sharding.spec)
     if not entries or entries[0] is None or any(entry is not None for entry in entries[1:]):
