@@ -27,11 +27,6 @@ from examples.functional_data import Split, load, split
 from examples.functional_methods import METHODS, Settings, fit, hyperparameters
 from examples.functional_metrics import COLUMNS, measure_fit
 
-TOY_COLUMNS = (
-    "mean_inside", "sd_inside_least", "sd_inside_most",
-    "mean_outside", "sd_outside_least", "sd_outside_most",
-)  # fmt: skip
-
 
 def make_parser() -> ArgumentParser:
     """The options of the command."""
@@ -41,8 +36,8 @@ def make_parser() -> ArgumentParser:
                         "the target last, openml:ID, or diabetes")  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1, help="how many splits")
-    parser.add_argument("--steps", type=int, help="6000 for toys, 1000 for diabetes, else four "
-                        "times the rows, between 2000 and 4000")  # fmt: skip
+    parser.add_argument("--steps", type=int, help="3000 or 6000 for toys, 1000 for diabetes, "
+                        "else four times the rows, between 2000 and 4000")  # fmt: skip
     parser.add_argument("--batch", type=int, default=100, help="rows a step")
     parser.add_argument("--points", type=int, default=25, help="other inputs a step")
     parser.add_argument("--particles", type=int, default=200, help="functions a step")
@@ -127,24 +122,32 @@ def plot_table(rows: list[Row], path: Path) -> None:
 
 def solve_toys(options: Namespace) -> None:
     """Fits all toys, prints how far they are from what is exact, and draws them."""
-    settings = replace(toys.TOY, num_steps=options.steps or toys.TOY.num_steps)
     solved = {}
     print(f"{'':12}{'mean, error in sd':>24}{'sd, ratio to the exact':>40}{'seconds':>10}")
     print(f"{'':12}{'inside':>12}{'outside':>12}{'inside':>20}{'outside':>20}")
-    for name in toys.TOYS:
-        found = solved[name] = toys.solve(name, settings)
-        if found.exact is not None:
-            values = toys.compare(found)
-            ratios = "".join(
-                f"{values[f'sd_{where}_least']:>12.2f} – {values[f'sd_{where}_most']:.2f} "
-                for where in ("inside", "outside")
-            )
-            print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
-                  f"{ratios}{found.fitted.seconds:>8.0f}")  # fmt: skip
-        else:
-            for line in toys.describe(name, found, settings):
-                print(f"{name:12}{line}")
+    for name in toys.PROCESSES:
+        found = solved[name] = toys.solve(name, with_steps(toys.TOY, options))
+        values = toys.compare(found)
+        ratios = "".join(
+            f"{values[f'sd_{where}_least']:>12.2f} – {values[f'sd_{where}_most']:.2f} "
+            for where in ("inside", "outside")
+        )
+        print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
+              f"{ratios}{found.seconds:>8.0f}")  # fmt: skip
+    for name, settings in toys.SAMPLED.items():
+        steps = options.steps or toys.LEARNING_STEPS
+        sampled = toys.solve_sampled(name, with_steps(settings, options), steps)
+        solved[name] = sampled.learned
+        print(f"\n{name}: prior learned in {sampled.seconds:.0f} s, held-out loss "
+              f"{sampled.info.held_out:.3f}, of its Gaussian {sampled.info.gaussian:.3f}; "
+              f"fit {sampled.learned.seconds:.0f} s")  # fmt: skip
+        for label, row in toys.describe(sampled).items():
+            print(f"  {label:40}" + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
     toys.plot(solved, options.figure)
+
+
+def with_steps(settings: Settings, options: Namespace) -> Settings:
+    return replace(settings, num_steps=options.steps or settings.num_steps)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,11 +1,12 @@
 """Functions of one variable: what a functional network makes of few points, beside what is exact.
 
-Three have a Gaussian process as prior, whose posterior is known; two have a prior of which only
-draws are at hand, of piecewise-constant and of periodic functions.
+Three have a Gaussian process as prior; two have a prior of which only draws are used, of
+piecewise-constant and of periodic functions.
 """
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ import numpyro.distributions as dist
 from jax import Array, random
 
 from examples.functional_gp import Hyperparameters, exact_posterior, fit_hyperparameters
-from examples.functional_methods import Fitted, Settings, functional
+from examples.functional_methods import Fitted, Prior, Settings, functional
 from examples.functional_networks import RandomFunction
-from numpyro_kscore.functions import sampled_prior
+from examples.functional_samplers import EXACT, SAMPLERS, jump_share
+from numpyro_kscore.learned_prior import LearnedPriorInfo, draw_functions, learn_prior
 
 GRID = 121
 # Functions behind a comparison: their mean is known to 1.6 % of a standard deviation.
@@ -37,6 +39,15 @@ TOY = Settings(
     activation=jnp.tanh,
     frequency=3.0,
 )
+# Values must be fewer than functions. What is sharper than Gaussian processes wants a sharper
+# network, and points as near to each other as functions change.
+SAMPLED = {
+    "piecewise": replace(TOY, num_steps=3000, num_points=21, frequency=15.0),
+    "periodic": replace(TOY, num_steps=3000, num_points=41, num_particles=160, frequency=15.0),
+}
+LEARNING_STEPS = 4000
+PROCESSES = ("cubic", "sine", "gap")
+TOYS = (*PROCESSES, *SAMPLED)
 
 
 @dataclass(frozen=True)
@@ -95,34 +106,6 @@ def make_toy(name: str, seed: int = 0) -> Toy:
     return Toy(jnp.asarray(x[:, None], jnp.float32), jnp.asarray(y, jnp.float32), *rest)
 
 
-def piece_numbers(key: Array, points: Array) -> Array:
-    """Which of up to 7 pieces each point is in, (m,): between 1 and 6 jumps anywhere."""
-    count_key, place_key = random.split(key)
-    places = random.uniform(place_key, (6,), minval=-2.0, maxval=2.0)
-    # Jumps that are not there are beyond the end.
-    there = jnp.arange(6) < random.randint(count_key, (), 1, 7)
-    return jnp.sum(points[:, 0, None] > jnp.where(there, places, jnp.inf), axis=1)
-
-
-def piecewise_function(key: Array, points: Array) -> Array:
-    """A piecewise-constant function with standard normal levels."""
-    jump_key, level_key = random.split(key)
-    return random.normal(level_key, (7,))[piece_numbers(jump_key, points)]
-
-
-def periodic_function(key: Array, points: Array) -> Array:
-    """Three harmonics of a period between 1 and 2, with random phases and sizes."""
-    period_key, weight_key = random.split(key)
-    period = random.uniform(period_key, (), minval=1.0, maxval=2.0)
-    angle = 2 * jnp.pi * points[:, 0, None] * jnp.arange(1, 4) / period
-    weights = random.normal(weight_key, (2, 3)) / jnp.arange(1, 4)
-    return jnp.sin(angle) @ weights[0] + jnp.cos(angle) @ weights[1]
-
-
-SAMPLERS = {"piecewise": piecewise_function, "periodic": periodic_function}
-TOYS = ("cubic", "sine", "gap", *SAMPLERS)
-
-
 class Solved(NamedTuple):
     """A toy with its fit.
 
@@ -130,71 +113,113 @@ class Solved(NamedTuple):
         toy: the data.
         prior: draws of the prior on the grid, (S, 121).
         draws: draws of the functional posterior on the grid, (S, 121).
-        exact: mean and standard deviation of the exact posterior, or None.
-        fitted: the fit.
+        exact: mean and standard deviation of the exact posterior, (121,) each.
+        seconds: what the fit took.
     """
 
     toy: Toy
     prior: np.ndarray
     draws: np.ndarray
-    exact: tuple[np.ndarray, np.ndarray] | None
-    fitted: Fitted
+    exact: tuple[np.ndarray, np.ndarray]
+    seconds: float
 
 
-def solve(
-    name: str,
-    settings: Settings = TOY,
-    kind: str = "gaussian",
-    seed: int = 0,
-    gaussian_prior: bool = False,
-) -> Solved:
-    """Fit one toy.
+class Sampled(NamedTuple):
+    """A toy whose prior is a simulator.
+
+    Attributes:
+        learned: fit with the prior that was learned from draws.
+        gaussian: fit with the Gaussian prior of the same mean and covariance.
+        exact: draws of the exact posterior on the grid, (S, 121).
+        info: how the learning of the prior went.
+        seconds: what that took.
+    """
+
+    learned: Solved
+    gaussian: Solved
+    exact: np.ndarray
+    info: LearnedPriorInfo
+    seconds: float
+
+
+def solve(name: str, settings: Settings = TOY, seed: int = 0) -> Solved:
+    """Fit a toy whose prior is a Gaussian process.
 
     Args:
-        name: one of ``TOYS``.
+        name: one of ``cubic``, ``sine`` and ``gap``.
         settings: of the fit.
-        kind: of network, see :data:`examples.functional_networks.KINDS`.
         seed: of data and fit.
-        gaussian_prior: put the Gaussian with the same covariance in the place of a sampler.
     """
     toy = make_toy(name, seed)
-    function = RandomFunction(kind, settings.hidden, settings.activation, settings.frequency)
     pool = random.uniform(random.key(3), (4000, 1), minval=toy.low, maxval=toy.high)
-    common: dict[str, Any] = {
-        "pool": pool, "function": function, "learn_noise": False, "num_draws": DRAWS,
-    }  # fmt: skip
-    key = random.key(seed)
-    if name in SAMPLERS:
-        sampler = SAMPLERS[name]
+    found = fit_hyperparameters(toy.x, toy.y)
+    # The noise is known; the rest is the marginal likelihood's.
+    found = found._replace(log_noise=jnp.log(jnp.asarray(toy.noise - 0.05)))
+    prior = partial(Hyperparameters.prior, jitter=EXPLICIT_JITTER)
+    fitted = fit_toy(toy, prior, found, pool, settings, "gaussian", EXPLICIT_JITTER, seed)
+    mean, sd = exact_posterior(found, toy.x, toy.y, toy.grid)
+    return Solved(
+        toy,
+        np.asarray(found.prior(toy.grid).sample(random.key(4), (300,))),
+        np.asarray(fitted.draw(toy.grid)),
+        (np.asarray(mean), np.asarray(sd)),
+        fitted.seconds,
+    )
 
-        def implicit(_: Any, points: Array) -> dist.Distribution:
-            if not gaussian_prior:
-                return sampled_prior(sampler, points, jitter=IMPLICIT_JITTER)
-            keys = random.split(random.key(6), 4000)
-            values = jax.vmap(lambda key: sampler(key, points))(keys)
-            noise = IMPLICIT_JITTER**2 * jnp.eye(len(points))
-            return dist.MultivariateNormal(0.0, values.T @ values / len(values) + noise)
 
-        fitted, _ = functional(
-            toy.x, toy.y, implicit, None, toy.noise, settings, key,
-            jitter=IMPLICIT_JITTER, **common,
+def solve_sampled(
+    name: str, settings: Settings, learning_steps: int = LEARNING_STEPS, seed: int = 0
+) -> Sampled:
+    """Learn the prior of a toy from draws, and fit with it and with its Gaussian.
+
+    Args:
+        name: one of ``SAMPLERS``.
+        settings: of the fits; ``num_points`` are spread evenly, and all in every set.
+        learning_steps: of the prior.
+        seed: of data and fits.
+    """
+    toy, sampler = make_toy(name, seed), SAMPLERS[name]
+    points = jnp.linspace(toy.low, toy.high, settings.num_points)[:, None]
+    start = time.perf_counter()
+    prior = learn_prior(
+        random.key(6), sampler, jnp.concatenate([toy.x, points]),
+        jitter=IMPLICIT_JITTER, num_steps=learning_steps,
+    )  # fmt: skip
+    jax.block_until_ready(prior.info)
+    seconds = time.perf_counter() - start
+    covariance = prior.root @ prior.root
+    gaussian = dist.MultivariateNormal(prior.mean, (covariance + covariance.T) / 2)
+    draws = draw_functions(sampler, random.key(4), toy.grid, 300)
+    exact = EXACT[name](toy.x, toy.y, toy.noise, toy.grid)
+
+    def solved(distribution: dist.Distribution) -> Solved:
+        fitted = fit_toy(
+            toy, lambda given, _: given, distribution, points, settings, "hypernetwork",
+            IMPLICIT_JITTER, seed,
         )  # fmt: skip
-        keys = random.split(random.key(4), 300)
-        prior = jax.vmap(lambda key: sampler(key, toy.grid))(keys)
-        exact = None
-    else:
-        found = fit_hyperparameters(toy.x, toy.y)
-        # The noise is known; the rest is the marginal likelihood's.
-        found = found._replace(log_noise=jnp.log(jnp.asarray(toy.noise - 0.05)))
-        fitted, _ = functional(
-            toy.x, toy.y, partial(Hyperparameters.prior, jitter=EXPLICIT_JITTER), found,
-            toy.noise, settings, key, jitter=EXPLICIT_JITTER, **common,
-        )  # fmt: skip
-        prior = found.prior(toy.grid).sample(random.key(4), (300,))
-        exact = exact_posterior(found, toy.x, toy.y, toy.grid)
-        exact = tuple(np.asarray(values) for values in exact)
-    draws = np.asarray(fitted.draw(toy.grid))
-    return Solved(toy, np.asarray(prior), draws, exact, fitted)
+        values = np.asarray(fitted.draw(toy.grid))
+        of_exact = exact.mean(0), exact.std(0)
+        return Solved(toy, np.asarray(draws), values, of_exact, fitted.seconds)
+
+    return Sampled(solved(prior), solved(gaussian), exact, prior.info, seconds)
+
+
+def fit_toy(
+    toy: Toy,
+    prior: Prior,
+    prior_args: Any,
+    pool: Array,
+    settings: Settings,
+    kind: str,
+    jitter: float,
+    seed: int,
+) -> Fitted:
+    """A functional network with all data in every measurement set, and known noise."""
+    function = RandomFunction(kind, settings.hidden, settings.activation, settings.frequency)
+    return functional(
+        toy.x, toy.y, prior, prior_args, toy.noise, settings, random.key(seed), pool=pool,
+        function=function, jitter=jitter, learn_noise=False, num_draws=DRAWS,
+    )[0]  # fmt: skip
 
 
 def compare(solved: Solved) -> dict[str, float]:
@@ -211,60 +236,29 @@ def compare(solved: Solved) -> dict[str, float]:
     return found
 
 
-def exact_piecewise(toy: Toy, num_draws: int = 500, num_proposals: int = 40_000) -> np.ndarray:
-    """Draws of the exact posterior under :func:`piecewise_function` on the grid, (S, 121).
+def describe(found: Sampled) -> dict[str, dict[str, float]]:
+    """What the learned prior and the Gaussian make of the data, beside the exact posterior.
 
-    Jumps are proposed from the prior and weighted by the likelihood, with the levels between them
-    integrated out; levels given jumps are Gaussian.
+    Of each the share of variation in jumps, the root mean square error of the mean inside and
+    beyond the data, and the mean standard deviation, in units of that of the exact posterior.
     """
-    # What piece an input is in, read off functions whose levels are the numbers of the pieces.
-    keys = random.split(random.key(7), num_proposals)
-    both = jnp.concatenate([toy.x, toy.grid])
-    pieces = np.asarray(jax.vmap(lambda key: piece_numbers(key, both))(keys))
-    n, variance = len(toy.y), toy.noise**2
-    one_hot = np.eye(7)[pieces[:, :n]]
-    y = np.asarray(toy.y, float)
-    count, total = one_hot.sum(1), np.einsum("kip,i->kp", one_hot, y)
-    # Of levels with a standard normal prior, given what falls on them.
-    precision = 1 + count / variance
-    mean = total / variance / precision
-    log_weight = np.sum(0.5 * precision * mean**2 - 0.5 * np.log(precision), axis=1)
-    weight = np.exp(log_weight - log_weight.max())
-    rng = np.random.default_rng(0)
-    chosen = rng.choice(num_proposals, num_draws, p=weight / weight.sum())
-    levels = mean[chosen] + rng.normal(size=(num_draws, 7)) / np.sqrt(precision[chosen])
-    return np.take_along_axis(levels, pieces[chosen, n:], axis=1)
-
-
-def jump_share(draws: np.ndarray) -> float:
-    """Share of the variation of functions (S, m) that their steepest tenth of increments makes.
-
-    A piecewise-constant function with few jumps has 1, independent Gaussian increments .26.
-    """
-    increments = np.sort(np.abs(np.diff(draws, axis=1)), axis=1)
-    tenth = increments.shape[1] // 10
-    return float(np.mean(increments[:, -tenth:].sum(1) / increments.sum(1)))
-
-
-def describe(name: str, solved: Solved, settings: Settings) -> list[str]:
-    """What a sampled prior has done to a posterior, in lines to print."""
-    if name == "piecewise":
-        control = solve(name, settings, gaussian_prior=True)
-        exact = exact_piecewise(solved.toy)
-        error = np.sqrt(np.mean((solved.draws.mean(0) - exact.mean(0)) ** 2))
-        return [
-            "share of the variation in the steepest tenth of increments: "
-            f"{jump_share(solved.draws):.2f}",
-            f"  the same, Gaussian prior of equal covariance: {jump_share(control.draws):.2f}",
-            f"  the same, exact posterior: {jump_share(exact):.2f}",
-            f"rms error of the mean: {error:.2f}, sd of the exact posterior "
-            f"{exact.std(0).mean():.2f}",
-        ]
-    grid = np.asarray(solved.toy.grid[:, 0])
-    beyond = ~solved.toy.inside(grid)
-    truth = np.sin(2 * np.pi * grid / 1.5)[beyond]
-    error = np.sqrt(np.mean((solved.draws.mean(0)[beyond] - truth) ** 2))
-    return [f"rms error of the mean beyond the data: {error:.2f}; of a mean of 0: .71"]
+    mean, sd = found.learned.exact
+    inside = found.learned.toy.inside(np.asarray(found.learned.toy.grid[:, 0]))
+    table = {}
+    for name, draws in (
+        ("exact posterior", found.exact),
+        ("learned prior", found.learned.draws),
+        ("Gaussian prior of the same covariance", found.gaussian.draws),
+    ):
+        error, spread = (draws.mean(0) - mean) ** 2, draws.std(0)
+        row = {"share in jumps": jump_share(draws)}
+        for place, where in (("inside", inside), ("beyond", ~inside)):
+            if where.any():
+                unit = sd[where].mean()
+                row[f"error {place}"] = float(np.sqrt(error[where].mean()) / unit)
+                row[f"sd {place}"] = float(spread[where].mean() / unit)
+        table[name] = row
+    return table
 
 
 def plot(solved: dict[str, Solved], path: Any) -> None:
@@ -279,12 +273,10 @@ def plot(solved: dict[str, Solved], path: Any) -> None:
         below.plot(grid, found.draws[:8].T, color="C0", lw=0.6, alpha=0.7)
         mean, sd = found.draws.mean(0), found.draws.std(0)
         below.fill_between(grid, mean - 2 * sd, mean + 2 * sd, color="C0", alpha=0.2, lw=0)
-        if found.exact is not None:
-            mean, sd = found.exact
-            below.plot(grid, mean, "k-", lw=1)
-            below.plot(grid, np.stack([mean - 2 * sd, mean + 2 * sd]).T, "k--", lw=0.8)
+        mean, sd = found.exact
+        below.plot(grid, mean, "k-", lw=1)
+        below.plot(grid, np.stack([mean - 2 * sd, mean + 2 * sd]).T, "k--", lw=0.8)
         below.plot(toy.x[:, 0], toy.y, "r.", ms=6)
-        below.set(title="posterior" + ("; black: exact" if found.exact is not None else ""))
-        above.set_ylim(below.get_ylim() if found.exact is not None else None)
+        below.set(title="posterior; black: exact")
     figure.savefig(path, dpi=90)
     plt.close(figure)

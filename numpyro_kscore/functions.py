@@ -38,6 +38,7 @@ import numpyro
 from numpyro_kscore._pytree import check_count, check_positive
 from numpyro_kscore.distributions import KernelExponentialFamily
 from numpyro_kscore.estimators import ScoreEstimator
+from numpyro_kscore.learned_prior import draw_functions
 
 __all__ = ["Measurement", "measure", "sampled_prior"]
 
@@ -121,11 +122,16 @@ def sampled_prior(
     jitter: Any,
     estimator: ScoreEstimator | None = None,
 ) -> KernelExponentialFamily:
-    """A prior of functions of which only draws are at hand, at some points.
+    """A prior of nearly Gaussian functions of which only draws are at hand, at some points.
 
-    The draws are new at every step and the same for all particles of it; nobody differentiates
-    them. Functions such as piecewise-constant ones have no density even at finitely many points,
-    so white noise is added, which the guide needs too: ``dist.Normal(network(points), jitter)``.
+    The draws are new at every step and the same for all particles of it, and the points may be
+    others at every step; nobody differentiates the draws. Functions may have no density even at
+    finitely many points, so white noise is added, which the guide needs too:
+    ``dist.Normal(network(points), jitter)``.
+
+    A few hundred draws give the covariance, and little beyond it: of piecewise-constant functions
+    the estimate acted like the Gaussian of the same covariance. For functions far from Gaussian,
+    at points that stay the same, use :func:`~numpyro_kscore.learned_prior.learn_prior`.
 
     Args:
         sampler: ``(key, points (m, ...)) -> values (m,)`` of one random function.
@@ -143,14 +149,9 @@ def sampled_prior(
     check_count("num_draws", num_draws, minimum=2)
     check_positive("jitter", jitter)
     key, noise_key = jax.random.split(numpyro.prng_key())
-    values = jax.vmap(lambda key: sampler(key, points))(jax.random.split(key, num_draws))
-    if values.shape != (num_draws, points.shape[0]):
-        raise ValueError(
-            f"sampler: expected values of shape ({points.shape[0]},), one at each point; got "
-            f"{values.shape[1:]}"
-        )
+    values = draw_functions(sampler, key, points, num_draws)
     values = values + jitter * jax.random.normal(noise_key, values.shape, values.dtype)
-    return KernelExponentialFamily(jax.lax.stop_gradient(values), estimator)
+    return KernelExponentialFamily(values, estimator)
 
 
 def _inputs(name: str, x: Any) -> jax.Array:

@@ -10,6 +10,7 @@ import optax
 import pytest
 from compiling import quick_jit
 from jax import random
+from jax.scipy.stats import multivariate_normal
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive
 from scipy.stats import norm
@@ -19,11 +20,13 @@ from examples import (
     functional_data,
     functional_metrics,
     functional_networks,
+    functional_samplers,
     functional_toys,
 )
 from numpyro_kscore import Implicit, ImplicitELBO, Median, NuMethod, ScoreEstimator
 from numpyro_kscore.functions import measure, sampled_prior
 from numpyro_kscore.gaussian import moment_scores
+from numpyro_kscore.learned_prior import learn_prior
 from numpyro_kscore.particles import draw_particle, draw_plates
 from numpyro_kscore.program import Program, inspect_program
 
@@ -316,10 +319,12 @@ def test_score_of_a_sampled_prior_is_near_the_exact_one():
     test = np.random.default_rng(0).multivariate_normal(np.zeros(5), covariance, 200)
     exact = -np.linalg.solve(covariance, test.T).T
 
+    estimator = ScoreEstimator(regularizer=NuMethod(5))
+
     @quick_jit
     def score(x):
         with handlers.seed(rng_seed=1):
-            p = sampled_prior(sample_function, points, 400, jitter=JITTER)
+            p = sampled_prior(sample_function, points, 400, jitter=JITTER, estimator=estimator)
         return jax.vmap(jax.grad(p.log_prob))(x)
 
     found = score(jnp.asarray(test, jnp.float32))
@@ -361,6 +366,107 @@ def test_sampled_prior_errors(arguments, message):
         sampled_prior(**given)
 
 
+# ------------------------------------------------------------------------------ learned priors
+
+
+def relative_error(prior, exact, x):
+    found = quick_jit(jax.vmap(jax.grad(prior.log_prob)))(x)
+    return float(jnp.sum((found - exact) ** 2) / jnp.sum(exact**2))
+
+
+def test_score_of_a_learned_prior_is_near_a_gaussian_one():
+    points = X[:5]
+    small = {"hidden_dims": (16,), "num_steps": 200, "batch_size": 64}
+    prior = learn_prior(random.key(0), sample_function, points, jitter=JITTER, **small)
+    covariance = np.asarray(features(points) @ features(points).T, float) + JITTER**2 * np.eye(5)
+    test = prior.sample(random.key(1), (1000,))
+    exact = -jnp.asarray(np.linalg.solve(covariance, np.asarray(test, float).T).T, jnp.float32)
+    # The Gaussian it starts from is that of 10 000 draws, off by (m + 1)/n = 6e-4; the rest is the
+    # noise of 200 steps.
+    assert relative_error(prior, exact, test) < 0.01
+    # Six Monte-Carlo errors of a variance, that of the largest of five.
+    most = 6 * (2 / 1000) ** 0.5 * covariance.diagonal().max()
+    np.testing.assert_allclose(np.cov(test.T), covariance, atol=most)
+    np.testing.assert_allclose(prior.variance, np.diag(covariance), atol=most)
+
+
+EVEN = jnp.linspace(-0.8, 0.8, 5)[:, None]
+STEP_JITTER = 0.2
+
+
+def one_step(key, points):
+    """One jump anywhere between -1 and 1, standard normal levels."""
+    place_key, level_key = random.split(key)
+    place = random.uniform(place_key, minval=-1.0, maxval=1.0)
+    return jnp.where(points[:, 0] < place, *random.normal(level_key, (2,)))
+
+
+def log_density_of_one_step(f):
+    """A mixture over the gaps between points that the jump is in, with those at the ends."""
+    left = jnp.arange(5) < jnp.arange(6)[:, None]
+    same = (left[:, :, None] == left[:, None]).astype(f.dtype)
+    gaps = jnp.diff(jnp.concatenate([jnp.array([-1.0]), EVEN[:, 0], jnp.array([1.0])])) / 2
+    covariance = same + STEP_JITTER**2 * jnp.eye(5)
+    each = jax.vmap(lambda c: multivariate_normal.logpdf(f, jnp.zeros(5), c))(covariance)
+    return jax.nn.logsumexp(each + jnp.log(gaps))
+
+
+def test_score_of_a_learned_prior_of_steps():
+    """Far better than that of the Gaussian of the same covariance, which knows no jumps."""
+    small = {"hidden_dims": (64, 64), "num_steps": 1500, "batch_size": 128}
+    prior = learn_prior(random.key(0), one_step, EVEN, jitter=STEP_JITTER, **small)
+    test = prior.sample(random.key(1), (1000,))
+    exact = jax.vmap(jax.grad(log_density_of_one_step))(test)
+    gaussian = -(test - prior.mean) @ jnp.linalg.inv(prior.root @ prior.root)
+    off = float(jnp.sum((gaussian - exact) ** 2) / jnp.sum(exact**2))
+    assert relative_error(prior, exact, test) < 0.2 * off
+    # The held-out loss is that of the exact score plus the error, both of it in units of 1/σ²; of
+    # 4000 × 5 squares the mean is known to 1 %, four times over.
+    least = 1 - STEP_JITTER**2 * float(jnp.mean(exact**2))
+    error = STEP_JITTER**2 * float(jnp.mean(exact**2))
+    assert abs(prior.info.gaussian - (least + error * off)) < 0.04
+    held_out = least + error * relative_error(prior, exact, test)
+    assert abs(prior.info.held_out - held_out) < 0.04
+
+
+def test_shapes_and_dtypes_of_a_learned_prior(x64):
+    small = {"hidden_dims": (4,), "num_steps": 2, "batch_size": 8}
+    points = jnp.asarray(X, jnp.float64)
+    prior = learn_prior(random.key(0), sample_function, points, jitter=0.1, **small)
+    draws = prior.sample(random.key(1), (2, 3))
+    assert draws.shape == (2, 3, 6)
+    assert draws.dtype == jnp.float64
+    # As an argument: a prior is a pytree.
+    together = quick_jit(lambda p, f: p.log_prob(f))(prior, draws)
+    assert together.shape == (2, 3)
+    np.testing.assert_allclose(together[1, 2], prior.log_prob(draws[1, 2]), rtol=1e-10)
+    assert prior.info.losses.shape == (2,)
+    prior.info.raise_if_failed()
+    with pytest.raises(FloatingPointError, match="learn_prior: expected finite losses"):
+        prior.info._replace(held_out=jnp.nan).raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"jitter": 0.0}, ValueError, "jitter: expected a positive finite number; got 0.0"),
+        ({"points": 1.0}, ValueError, r"points: expected shape \(m, ...\).*got \(\)"),
+        ({"hidden_dims": ()}, TypeError, r"hidden_dims: expected a tuple.*got \(\)"),
+        ({"num_steps": 0}, ValueError, "num_steps: expected an integer of at least 1; got 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size: expected an integer; got 2.0"),
+        (
+            {"sampler": lambda key, x: x},
+            ValueError,
+            r"sampler: expected values of shape \(6,\).*got \(6, 1\)",
+        ),
+    ],
+)
+def test_learned_prior_errors(arguments, error, message):
+    given = {"key": random.key(0), "sampler": sample_function, "points": X, "jitter": 0.1}
+    with pytest.raises(error, match=message):
+        learn_prior(**given | arguments)
+
+
 # ------------------------------------------------------------------------------------- the example
 
 
@@ -375,13 +481,16 @@ def test_networks_are_random_functions(kind):
 
     trace = handlers.trace(handlers.seed(function, 0)).get_trace(points)
     params = {name: s["value"] for name, s in trace.items() if s["type"] == "param"}
-    keys = random.split(random.key(0), 30)
-    values = np.asarray(quick_jit(jax.vmap(draw, (None, 0)))(params, keys))
+    keys = random.split(random.key(0), 40)
+
+    def sum_of_squares(params):
+        values = jax.vmap(draw, (None, 0))(params, keys)
+        return jnp.sum(values**2), values
+
+    gradients, values = quick_jit(jax.grad(sum_of_squares, has_aux=True))(params)
     # A matrix product may sum equal rows in different orders.
     np.testing.assert_allclose(values[:, :5], values[:, 5:], atol=1e-5)
-    assert np.all(values.std(0) > 1e-3)
-    gradients = quick_jit(jax.grad(lambda p: jnp.sum(jax.vmap(draw, (None, 0))(
-        p, random.split(random.key(0), 40)) ** 2)))(params)  # fmt: skip
+    assert np.all(np.std(values, axis=0) > 1e-3)
     assert all(np.any(g != 0) for g in gradients.values())
 
 
@@ -408,20 +517,36 @@ def test_metrics_of_a_gaussian_prediction():
 
 def test_jump_share():
     steps = np.repeat([0.0, 1.0, -1.0, 2.0], 30)[None]
-    assert functional_toys.jump_share(steps) == 1.0
+    assert functional_samplers.jump_share(steps) == 1.0
     gaussian = np.cumsum(np.random.default_rng(0).normal(size=(200, 1001)), axis=1)
     # φ(1.645)/φ(0), with 1.645 the level that a tenth of absolute values exceeds.
-    assert abs(functional_toys.jump_share(gaussian) - 0.2585) < 0.005
+    assert abs(functional_samplers.jump_share(gaussian) - 0.2585) < 0.005
+
+
+def exact_draws(name, count, proposals):
+    toy = functional_toys.make_toy(name)
+    exact = functional_samplers.EXACT[name]
+    return toy, exact(toy.x, toy.y, toy.noise, toy.grid, count, proposals)
 
 
 def test_exact_piecewise_posterior():
     """Two values far apart: either side's level is a normal mean, wherever the jump is."""
-    toy = functional_toys.make_toy("piecewise")
-    draws = functional_toys.exact_piecewise(toy, 300, 4000)
-    assert functional_toys.jump_share(draws) > 0.99
+    toy, draws = exact_draws("piecewise", 300, 4000)
+    assert functional_samplers.jump_share(draws) > 0.99
     near = np.argmin(np.abs(np.asarray(toy.grid) - np.asarray(toy.x)[:, 0]), axis=0)
     # Every datum is within its noise of the level it is on.
     assert np.max(np.abs(draws.mean(0)[near] - np.asarray(toy.y))) < 4 * toy.noise
+
+
+def test_exact_periodic_posterior():
+    """The data's own period is found, so the mean goes on where there are no data."""
+    toy, draws = exact_draws("periodic", 300, 201)
+    grid = np.asarray(toy.grid[:, 0])
+    sd = draws.std(0)
+    # Of functions that are plausible one in 16 000 leaves four standard deviations; .05 allows for
+    # the 300 draws.
+    assert np.all(np.abs(draws.mean(0) - np.sin(2 * np.pi * grid / 1.5)) < 4 * sd + 0.05)
+    assert sd[grid > 0.5].max() < np.sqrt(0.5)
 
 
 def test_data_from_a_file(tmp_path):
