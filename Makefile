@@ -31,7 +31,7 @@ help:
 	@echo "make format  apply ruff's fixes and formatting"
 	@echo "make types   check types with mypy"
 	@echo "make docs    build the documentation into docs/_build/html"
-	@echo "make bench   run the benchmarks (ARGS is passed to benchmarks.engine)"
+	@echo "make bench   measure speed and scale: tables and figures into benchmark_results"
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.stamp-examples
@@ -55,12 +55,12 @@ docs: $(VENV)/.stamp-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d docs/_build/doctrees docs docs/_build/html
 
 bench: $(VENV)/.stamp-examples
-	$(BIN)/python -m benchmarks.engine $(ARGS)
+	$(BIN)/python -m benchmarks.performance $(ARGS)
 
 # pyvenv.cfg guards against removing a folder that VENV names by mistake.
 clean:
 	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
-	rm -rf build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist benchmark_results docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find numpyro_kscore tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A candidate is run, not only looked up: version managers put names on PATH

@@ -1,52 +1,42 @@
 """Products with the Gram operator, as ratios within one run.
 
-    python -m benchmarks.gram [--csv FILE]
+    python -m benchmarks.gram [--csv FILE] [--quick]
 
-Each row compares this library's product ``K v / n`` of a curl-free IMQ kernel with the same product
-written with an array of shape (n, n, d), and with the three bare matrix products it is made of. The
-last rows are whole fits: one Krylov space against the published recursion of 100 steps.
+Each row compares this library's product ``K v / n`` of a curl-free IMQ kernel, repeated in one
+compiled loop as a solver repeats it, with the three bare matrix products it is made of, with the
+same product written with an array of shape (n, n, d), and where pykeops is installed with KeOps's
+tiled reduction. Where d > n it is 100 steps of the ν-method, as fits do them, against 100
+products of the (n, n, d) form, without a base: a Gaussian one costs O(d³).
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import time
-from collections.abc import Callable, Iterator
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, random
 
-from numpyro_kscore import CurlFree, Krylov, NuMethod, Recursion, ScoreEstimator
+from benchmarks.measuring import Row, iterated, minimum_seconds, temporary_megabytes, write_table
+from numpyro_kscore import CurlFree, NuMethod, Recursion, ScoreEstimator
 from numpyro_kscore.gram import is_cached, make_gram
 from numpyro_kscore.pairwise import squared_distances
 
-SIZES = ((64, 8), (64, 128), (128, 128), (512, 16), (512, 128), (1024, 32), (2048, 16), (8192, 16))
+SIZES = (
+    *((64, 8), (64, 128), (128, 128), (512, 16), (512, 128)),
+    *((1024, 16), (1024, 32), (2048, 16), (8192, 16), (8192, 64)),
+)
 SPAN_SIZES = ((64, 784), (64, 12288))
-FIT_SIZES = ((64, 20), (512, 16), (512, 128))
 # The (n, n, d) form beyond this many entries does not fit ordinary memory.
-MOST_ENTRIES = 2**29
-
-
-def minimum_seconds(functions: dict[str, Callable[[], Any]], budget: float = 2.0) -> dict:
-    """Smallest time of each function, called in turns for about ``budget`` seconds each."""
-    best: dict[str, float] = {}
-    for function in functions.values():
-        jax.block_until_ready(function())  # compilation
-    for name, function in functions.items():
-        start = time.perf_counter()
-        jax.block_until_ready(function())
-        best[name] = time.perf_counter() - start
-    rounds = max(3, min(300, int(budget / max(best.values()))))
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            jax.block_until_ready(function())
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
+MOST_ENTRIES = 2**28
+# Operations in one timed loop: long enough that the call itself does not count.
+LOOP_OPERATIONS = 1e9
 
 
 def plain_product(points: Array, v: Array) -> Array:
@@ -60,124 +50,114 @@ def plain_product(points: Array, v: Array) -> Array:
     return (along + weights.inner @ v) / points.shape[0]
 
 
+def bare_products(operands: tuple[Array, Array], v: Array) -> Array:
+    """Three matrix products of the same shapes, and nothing else: (d, n) -> (d, n)."""
+    x, square = operands
+    return v @ square + x @ (v.T @ x)
+
+
+def keops_product(points: Array, v: Array) -> Callable[[], Any] | None:
+    """The same product by KeOps on CPU, or None without pykeops."""
+    if importlib.util.find_spec("pykeops") is None:
+        return None
+    from pykeops.numpy import LazyTensor
+
+    x, c = np.asarray(points), np.asarray(v)
+
+    def run() -> Any:
+        r = LazyTensor(x[:, None, :]) - LazyTensor(x[None, :, :])
+        c_j = LazyTensor(c[None, :, :])
+        root = (1 + (r * r).sum(-1)).rsqrt()
+        cube = root * root * root
+        return ((-3.0 * cube * root * root * (r * c_j).sum(-1)) * r + cube * c_j).sum(1)
+
+    return run
+
+
 def problem(n: int, dim: int) -> tuple[Array, Array]:
     """Points in units of their typical distance, and a vector."""
     x_key, v_key = random.split(random.key(n + dim))
     return random.normal(x_key, (n, dim)) / (2 * dim) ** 0.5, random.normal(v_key, (n, dim))
 
 
-def product_row(n: int, dim: int) -> dict[str, Any]:
+def product_row(n: int, dim: int, budget: float) -> Row:
     """Times of one product."""
     points, v = problem(n, dim)
     s = squared_distances(points, points, jnp.asarray(False)) if is_cached(n) else None
     gram = jax.jit(lambda x, s: make_gram(CurlFree(), x, s, jnp.ones(()), x.shape[1], False))(
         points, s
     )
-    ours = jax.jit(lambda gram, v: gram @ v)
-    square = jnp.ones((n, n))
-    # The products the operator consists of: x vᵀ, then two of (n, n) with (n, d).
-    bare = jax.jit(lambda x, v, w: (x @ v.T, v.T @ w, x.T @ w))
-    functions = {
-        "ours": lambda: ours(gram, v.T),
-        "bare": lambda: bare(points, v, square),
-    }
-    if n * n * dim <= MOST_ENTRIES:
-        plain = jax.jit(plain_product)
-        functions["plain"] = lambda: plain(points, v)
-    times = minimum_seconds(functions)
-    return {
-        "what": "product",
-        "n": n,
-        "d": dim,
-        "regime": "cached" if s is not None else "streamed",
-        "microseconds": 1e6 * times["ours"],
-        "times faster than (n,n,d)": times.get("plain", float("nan")) / times["ours"],
-        "share of bare products": times["bare"] / times["ours"],
-    }
-
-
-def fit_row(n: int, dim: int, what: str) -> dict[str, Any]:
-    """A whole fit by Krylov against the recursion of 100 steps; or, where d > n, against itself
-    without the rotation into the span of the samples."""
-    samples = random.normal(random.key(n), (n, dim))
-    estimator = ScoreEstimator(
-        regularizer=NuMethod(100), solver=Krylov(), standardize="diagonal", bandwidth=1.0
-    )
-    literal = ScoreEstimator(
-        regularizer=NuMethod(100), solver=Recursion(), standardize="diagonal", bandwidth=1.0
-    )
+    count = int(np.clip(LOOP_OPERATIONS / (6 * n * n * dim), 1, 500))
+    ours = iterated(lambda gram, v: gram @ v, count)
+    bare = iterated(bare_products, count)
     times = minimum_seconds(
         {
-            "ours": lambda: estimator.at_samples(samples).scores,
-            "literal": lambda: literal.at_samples(samples).scores,
-        }
+            "ours": partial(ours, gram, v.T),
+            "bare": partial(bare, (points.T, jnp.ones((n, n))), v.T),
+        },
+        budget,
     )
-    return {
-        "what": what,
+    row = {
         "n": n,
         "d": dim,
-        "regime": "span" if dim > n else "cached",
-        "microseconds": 1e6 * times["ours"],
-        "times faster than (n,n,d)": float("nan"),
-        "times faster than 100 steps": times["literal"] / times["ours"],
+        "regime": "streamed" if s is None else "cached",
+        "µs": 1e6 * times["ours"] / count,
+        "share of bare products": times["bare"] / times["ours"],
+        "MB": temporary_megabytes(lambda gram, v: gram @ v, gram, v.T),
     }
+    others: dict[str, Callable[[], Any]] = {"ours": partial(jax.jit(lambda g, v: g @ v), gram, v.T)}
+    if n * n * dim <= MOST_ENTRIES:
+        others["plain"] = partial(jax.jit(plain_product), points, v)
+    if n >= 512 and (keops := keops_product(points, v)) is not None:
+        others["KeOps"] = keops
+    times = minimum_seconds(others, budget)
+    for name, label in (("plain", "times the (n,n,d) form"), ("KeOps", "times KeOps")):
+        row[label] = times.get(name, float("nan")) / times["ours"]
+    return row
 
 
-def span_row(n: int, dim: int) -> dict[str, Any]:
+def span_row(n: int, dim: int, budget: float) -> Row:
     """100 steps of the ν-method where d > n, against the (n, n, d) form's 100 products."""
     points, v = problem(n, dim)
     estimator = ScoreEstimator(
-        regularizer=NuMethod(100), solver=Recursion(), standardize="none", bandwidth=1.0
+        regularizer=NuMethod(100),
+        solver=Recursion(),
+        standardize="none",
+        bandwidth=1.0,
+        base=None,
     )
     plain = jax.jit(plain_product)
     times = minimum_seconds(
         {
             "ours": lambda: estimator.at_samples(points).scores,
             "plain": lambda: plain(points, v),
-        }
+        },
+        budget,
     )
     return {
-        "what": "100 steps, d > n",
         "n": n,
         "d": dim,
-        "regime": "span",
-        "microseconds": 1e6 * times["ours"],
-        "times faster than (n,n,d)": 100 * times["plain"] / times["ours"],
+        "regime": "100 steps in the span",
+        "µs": 1e6 * times["ours"],
+        "times the (n,n,d) form": 100 * times["plain"] / times["ours"],
     }
 
 
-def rows() -> Iterator[dict[str, Any]]:
+def rows(budget: float = 2.0) -> Iterator[Row]:
     """All rows of the benchmark."""
     for n, dim in SIZES:
-        yield product_row(n, dim)
+        yield product_row(n, dim, budget)
     for n, dim in SPAN_SIZES:
-        yield span_row(n, dim)
-    for n, dim in FIT_SIZES:
-        yield fit_row(n, dim, "fit, 100 ν-steps")
+        yield span_row(n, dim, budget)
 
 
-COLUMNS = (
-    *("what", "n", "d", "regime", "microseconds"),
-    *("times faster than (n,n,d)", "share of bare products", "times faster than 100 steps"),
-)
-
-
-def main() -> None:
-    """Runs the benchmark, prints the rows as they come, and writes them."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the benchmark, prints the rows, and writes them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--csv", type=Path, help="file to write the rows to")
-    options = parser.parse_args()
-    table = []
-    print(" | ".join(COLUMNS))
-    for row in rows():
-        table.append(row)
-        cells = [row.get(column, "") for column in COLUMNS]
-        print(" | ".join(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells), flush=True)
-    if options.csv:
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(table)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    options = parser.parse_args(arguments)
+    write_table(options.csv, list(rows(0.3 if options.quick else 2.0)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time of one SVI step: ``ImplicitELBO`` against ``Trace_ELBO`` with a guide of the same shape.
 
-    python -m benchmarks.step_time [--dim 20] [--particles 64] [--repetitions 40]
+    python -m benchmarks.step_time [--dim 20] [--particles 64] [--repetitions 40] [--csv FILE]
 
 Both guides push the same noise through the same residual network; the explicit one adds Gaussian
 noise to its output, so that ``Trace_ELBO`` has a density to work with. Both steps are timed in one
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from jax import Array, lax, random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
+from benchmarks.measuring import write_table
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 
 STEPS_PER_SCAN = 200
@@ -118,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dim", type=int, default=20)
     parser.add_argument("--particles", type=int, default=64)
     parser.add_argument("--repetitions", type=int, default=40)
+    parser.add_argument("--csv", type=Path, help="file to write the rows to")
     options = parser.parse_args(arguments)
 
     features = random.normal(random.key(1), (200, options.dim))
@@ -126,18 +129,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "Gaussian": (gaussian, (options.dim,)),
         "logistic regression, 200 rows": (logistic_regression, (features, labels)),
     }
-    print(f"{options.particles} particles, d = {options.dim}; µs per step, minimum (median)")
-    print(f"{'model':30} {'mode':12} {'ImplicitELBO':>16} {'Trace_ELBO':>16} {'ratio':>14}")
+    table = []
     for model_name, (model, args) in models.items():
         for mode, times in compare(model, args, options.particles, options.repetitions).items():
             implicit, explicit = times["ImplicitELBO"], times["Trace_ELBO"]
-            columns = (f"{1e6 * t.min():.0f} ({1e6 * np.median(t):.0f})" for t in times.values())
-            minimum = implicit.min() / explicit.min()
-            median = np.median(implicit) / np.median(explicit)
-            first, second = columns
-            print(
-                f"{model_name:30} {mode:12} {first:>16} {second:>16} {minimum:7.2f} ({median:.2f})"
+            table.append(
+                {
+                    "model": model_name,
+                    "mode": mode,
+                    "ImplicitELBO, µs": 1e6 * implicit.min(),
+                    "Trace_ELBO, µs": 1e6 * explicit.min(),
+                    "ratio": implicit.min() / explicit.min(),
+                    "ratio of medians": float(np.median(implicit) / np.median(explicit)),
+                }
             )
+    write_table(options.csv, table)
 
 
 if __name__ == "__main__":
