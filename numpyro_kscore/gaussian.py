@@ -18,6 +18,7 @@ from jax import lax
 
 from numpyro_kscore._linalg import cholesky, eigh, qr, solve_lower_transposed
 from numpyro_kscore.coordinates import Coordinates, standardize_samples
+from numpyro_kscore.precision import full_precision
 
 __all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
 
@@ -50,6 +51,7 @@ class FittedGaussian(NamedTuple):
 
 
 @jax.jit
+@full_precision
 def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     """The Gaussian whose score predicts left-out samples best, of a family with three parameters.
 

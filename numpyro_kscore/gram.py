@@ -23,6 +23,7 @@ from numpyro_kscore._linalg import qr
 from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.kernels import FieldWeights, Kernel
 from numpyro_kscore.pairwise import Expansion
+from numpyro_kscore.precision import products_in
 from numpyro_kscore.sharding import by_rows, constrain_rows
 
 __all__ = ["Gram", "Operator", "Reduction", "is_cached", "make_gram", "reduce_dimension"]
@@ -65,6 +66,7 @@ class Gram:
         spectral_bound: what the eigenvalues of ``K/n`` are known not to exceed beforehand, or
             None. They never exceed ``scale`` times tr K(x, x)/d, the norm of K(x, x).
         sharding: how rows of pairs are divided over devices, or None.
+        precision: of the products, one of :data:`~numpyro_kscore.precision.PRECISIONS`.
     """
 
     points: jax.Array
@@ -74,9 +76,14 @@ class Gram:
     dim: int = static()
     spectral_bound: float | None = static(default=None)
     sharding: NamedSharding | None = static(default=None)
+    precision: str = static(default="float32")
 
     def __matmul__(self, v: jax.Array) -> jax.Array:
         """``K v / n``, (d, n) -> (d, n), by three matrix products: O(n² d)."""
+        with products_in(self.precision):
+            return self._product(v)
+
+    def _product(self, v: jax.Array) -> jax.Array:
         if self.sharding is not None:
             return self._product_by_rows(v)
         if self.weights is None:
@@ -167,6 +174,7 @@ def make_gram(
     normalized: bool,
     within: jax.Array | None = None,
     sharding: NamedSharding | None = None,
+    precision: str = "float32",
 ) -> Gram:
     """The Gram operator at ``points``.
 
@@ -180,6 +188,7 @@ def make_gram(
         within: squared distances in the coordinates of ``points`` alone, where ``s`` has those
             of a context in it.
         sharding: how rows of pairs are divided over devices, or None.
+        precision: of products with the operator.
     """
     n = points.shape[0]
     weights = None
@@ -187,7 +196,7 @@ def make_gram(
         field = kernel.field_weights(s, dim, within)
         weights = jax.tree.map(lambda w: w * (scale / n), field)
     bound = 1.0 / dim if normalized else None
-    return Gram(points, kernel, scale, weights, dim, bound, sharding)
+    return Gram(points, kernel, scale, weights, dim, bound, sharding, precision)
 
 
 class Reduction(NamedTuple):

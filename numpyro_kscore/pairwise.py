@@ -91,7 +91,7 @@ def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Arra
         left = jnp.concatenate([-2.0 * y, ones, jnp.sum(y * y, axis=1, keepdims=True)], axis=1)
         x_norms = jnp.sum(x * x, axis=1, keepdims=True)
         right = jnp.concatenate([x, x_norms, jnp.ones_like(x_norms)], axis=1)
-        s = left @ right.T
+        s = jnp.matmul(left, right.T, precision=lax.Precision.HIGHEST)
         # What rounding leaves of a zero distance is noise, and Matérn profiles have a kink there.
         noise = 4 * jnp.finfo(y.dtype).eps * (left[:, -1:] + x_norms.T)
         # Zero, but with the derivatives of s: its second is not zero where points coincide.

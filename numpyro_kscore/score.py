@@ -16,6 +16,7 @@ from numpyro_kscore.base import Base
 from numpyro_kscore.coordinates import Coordinates
 from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.pairwise import Expansion
+from numpyro_kscore.precision import full_precision
 from numpyro_kscore.selection import Choice
 from numpyro_kscore.sharding import by_rows, constrain_rows, place
 
@@ -141,6 +142,7 @@ class Score:
         z = self.coordinates.to_kernel(self._points(x))
         return self._over_pairs(pairwise.divergence, z, self.coordinates.factor())
 
+    @full_precision
     def _over_pairs(self, total: Callable[..., jax.Array], z: jax.Array, *more: Any) -> jax.Array:
         arguments = (self.kernel, self.expansion, z, *more)
         if self.sharding is None:

@@ -99,5 +99,14 @@ def subsample(gram: Gram, rows: jax.Array, normalized: bool) -> Subsampled:
     if is_cached(points.shape[0]):
         pairs = pairwise.squared_distances(points, points, pairwise.cancels(points))
     sharding = gram.sharding if divides(gram.sharding, points.shape[0]) else None
-    own = make_gram(gram.kernel, points, pairs, gram.scale, gram.dim, normalized, sharding=sharding)
+    own = make_gram(
+        gram.kernel,
+        points,
+        pairs,
+        gram.scale,
+        gram.dim,
+        normalized,
+        sharding=sharding,
+        precision=gram.precision,
+    )
     return Subsampled(own, gram.points, rows)

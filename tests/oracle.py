@@ -542,9 +542,15 @@ def held_out_parameters(samples: Array) -> tuple[Array, float, float]:
         pairs = []
         for others, deviation in left_out(samples / scale):
             covariance = np.cov(others.T, ddof=0).reshape(d, d)
-            precision = np.linalg.inv((1 - rho) * covariance + rho * np.eye(d))
+            covariance = (1 - rho) * covariance + rho * np.eye(d)
+            # With fewer samples than dimensions there is no Gaussian without shrinkage; whether
+            # rounding hides that differs by machine.
+            if np.linalg.matrix_rank(covariance) < d:
+                break
+            precision = np.linalg.inv(covariance)
             pairs.append((np.sum((precision @ deviation) ** 2), np.trace(precision)))
-        shrunk[rho] = sharpest(pairs, most=4.0)
+        else:
+            shrunk[rho] = sharpest(pairs, most=4.0)
     rho = min(shrunk, key=lambda key: shrunk[key][0])
     return scale, rho, shrunk[rho][1]
 

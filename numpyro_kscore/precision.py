@@ -1,0 +1,39 @@
+"""How exactly matrix products are made where hardware has faster, coarser ones.
+
+GPUs and TPUs multiply float32 matrices by default with ten bits of mantissa, or seven, and add up
+in float32. Distances, covariances and values away from the samples cancel, and are made in full;
+products of a Krylov space with the Gram operator may be coarse: an error of one is of the size of
+a rounding of its entries, and what a filter makes of it was measured far below the statistical
+error (docs/performance). On CPU all products are full, and float64 is never touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+__all__ = ["PRECISIONS", "full_precision", "products_in"]
+
+# Of JAX's names for them: mantissas of 23, 10 and 7 bits.
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def products_in(precision: str) -> Any:
+    """A context in which matrix products that are traced have a precision."""
+    return jax.default_matmul_precision(precision)
+
+
+def full_precision(fn: F) -> F:
+    """``fn`` with all its products in float32, whatever JAX is configured to."""
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with products_in("float32"):
+            return fn(*args, **kwargs)
+
+    return run  # type: ignore[return-value]

@@ -1,0 +1,66 @@
+"""Which matrix products may be coarse: read off the traced program, whatever the hardware."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from numpyro_kscore import ConjugateGradient, Krylov, NuMethod, ScoreEstimator, Subset, Tikhonov
+
+COARSE = {"tensorfloat32": "HIGH", "bfloat16": "DEFAULT"}
+
+
+def products(jaxpr, path=()):
+    """How often each precision occurs, and whether inside a loop."""
+    found = collections.Counter()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            precision = equation.params["precision"]
+            found[precision and precision[0].name, "scan" in path] += 1
+        for value in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)
+        ):
+            inner = value.jaxpr if isinstance(value, ClosedJaxpr) else value
+            if isinstance(inner, Jaxpr):
+                found += products(inner, (*path, equation.primitive.name))
+    return found
+
+
+def traced(estimator, **options):
+    def evaluate(x):
+        score = estimator.fit(x)
+        at_samples = estimator.at_samples(x, **options).scores
+        return score(x), score.divergence(x), score.log_density(x), at_samples
+
+    return products(jax.make_jaxpr(evaluate)(jnp.ones((32, 3))).jaxpr)
+
+
+@pytest.mark.parametrize("precision", COARSE)
+@pytest.mark.parametrize("subset", [None, Subset(16)], ids=["all", "subset"])
+def test_only_products_of_the_krylov_space_are_coarse(precision, subset):
+    """Three a step, in the loop over steps: one loop for the fit, one for the samples only."""
+    estimator = ScoreEstimator(
+        regularizer=NuMethod(20), solver=Krylov(6), subset=subset, precision=precision
+    )
+    found = traced(estimator)
+    coarse = {key: count for key, count in found.items() if key[0] != "HIGHEST"}
+    assert coarse == {(COARSE[precision], True): 6}
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        ScoreEstimator(regularizer=NuMethod(20), precision="float32"),
+        ScoreEstimator(regularizer=Tikhonov(1e-2), solver=ConjugateGradient()),
+    ],
+    ids=["asked", "conjugate-gradients"],
+)
+def test_all_products_are_full(estimator):
+    assert {precision for precision, _ in traced(estimator, debias="jackknife")} == {"HIGHEST"}
+
+
+def test_unknown_precisions_are_refused():
+    with pytest.raises(ValueError, match="precision: expected one of 'float32', 'tensorfloat32'"):
+        ScoreEstimator(precision="float16")
