@@ -1,6 +1,6 @@
 """Functional Bayesian neural networks: the prior is one of functions, not of weights.
 
-    python -m examples.functional_bnn                            # scikit-learn's diabetes data
+    python examples/functional_bnn.py                            # scikit-learn's diabetes data
     python -m examples.functional_bnn --toys --figure toys.png
     python -m examples.functional_bnn --data yacht.txt concrete.txt --seeds 10 --csv uci.csv
 
@@ -11,6 +11,7 @@ the exact Gaussian process, a deep ensemble and MC dropout. Rows that are in the
 computed again.
 """
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,10 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+
+if not __package__:
+    # Run by its path: ``examples`` is then not on Python's.
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from examples import functional_toys as toys
 from examples.cells import Row, fill

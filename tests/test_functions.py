@@ -333,7 +333,7 @@ def test_score_of_a_sampled_prior_is_near_the_exact_one():
 
 
 def test_sampled_prior_in_a_model():
-    estimator = ScoreEstimator(regularizer=NuMethod(5))
+    estimator = ScoreEstimator(regularizer=NuMethod(1))
 
     def some_model():
         at = measure(X)
@@ -346,10 +346,11 @@ def test_sampled_prior_in_a_model():
         unit = numpyro.sample("unit", dist.Normal(jnp.zeros(6), 1.0).to_event(1), infer=AUXILIARY)
         numpyro.sample("f", Implicit(numpyro.param("loc", jnp.zeros(6)) + unit, 1))
 
-    svi = SVI(some_model, some_guide, optax.adam(1e-2), ImplicitELBO(16, base="moments"))
-    state, loss = quick_jit(svi.update)(svi.init(random.key(0)))
-    assert np.isfinite(loss)
-    assert np.all(svi.get_params(state)["loc"] != 0)
+    elbo = ImplicitELBO(16, base="moments", debias=None)
+    gradient = quick_jit(jax.grad(lambda p: elbo.loss(random.key(0), p, some_model, some_guide)))
+    found = gradient({"loc": jnp.zeros(6)})["loc"]
+    assert np.all(np.isfinite(found))
+    assert np.all(found != 0)
 
 
 @pytest.mark.parametrize(
@@ -374,13 +375,16 @@ def relative_error(prior, exact, x):
     return float(jnp.sum((found - exact) ** 2) / jnp.sum(exact**2))
 
 
-def test_score_of_a_learned_prior_is_near_a_gaussian_one():
-    points = X[:5]
+def test_learned_prior_of_gaussian_functions(x64):
+    points = jnp.asarray(X[:5], jnp.float64)
     small = {"hidden_dims": (16,), "num_steps": 200, "batch_size": 64}
     prior = learn_prior(random.key(0), sample_function, points, jitter=JITTER, **small)
-    covariance = np.asarray(features(points) @ features(points).T, float) + JITTER**2 * np.eye(5)
-    test = prior.sample(random.key(1), (1000,))
-    exact = -jnp.asarray(np.linalg.solve(covariance, np.asarray(test, float).T).T, jnp.float32)
+    covariance = np.asarray(features(points) @ features(points).T) + JITTER**2 * np.eye(5)
+    draws = prior.sample(random.key(1), (2, 500))
+    assert draws.shape == (2, 500, 5)
+    assert draws.dtype == jnp.float64
+    test = draws.reshape(-1, 5)
+    exact = -jnp.asarray(np.linalg.solve(covariance, np.asarray(test).T).T)
     # The Gaussian it starts from is that of 10 000 draws, off by (m + 1)/n = 6e-4; the rest is the
     # noise of 200 steps.
     assert relative_error(prior, exact, test) < 0.01
@@ -388,6 +392,14 @@ def test_score_of_a_learned_prior_is_near_a_gaussian_one():
     most = 6 * (2 / 1000) ** 0.5 * covariance.diagonal().max()
     np.testing.assert_allclose(np.cov(test.T), covariance, atol=most)
     np.testing.assert_allclose(prior.variance, np.diag(covariance), atol=most)
+    # As an argument: a prior is a pytree.
+    together = quick_jit(lambda p, f: p.log_prob(f))(prior, draws)
+    assert together.shape == (2, 500)
+    np.testing.assert_allclose(together[1, 2], prior.log_prob(draws[1, 2]), rtol=1e-10)
+    assert prior.info.losses.shape == (200,)
+    prior.info.raise_if_failed()
+    with pytest.raises(FloatingPointError, match="learn_prior: expected finite losses"):
+        prior.info._replace(held_out=jnp.nan).raise_if_failed()
 
 
 EVEN = jnp.linspace(-0.8, 0.8, 5)[:, None]
@@ -413,10 +425,10 @@ def log_density_of_one_step(f):
 
 def test_score_of_a_learned_prior_of_steps():
     """Far better than that of the Gaussian of the same covariance, which knows no jumps."""
-    small = {"hidden_dims": (64, 64), "num_steps": 1500, "batch_size": 128}
+    small = {"hidden_dims": (32, 32), "num_steps": 600, "batch_size": 128}
     prior = learn_prior(random.key(0), one_step, EVEN, jitter=STEP_JITTER, **small)
     test = prior.sample(random.key(1), (1000,))
-    exact = jax.vmap(jax.grad(log_density_of_one_step))(test)
+    exact = quick_jit(jax.vmap(jax.grad(log_density_of_one_step)))(test)
     gaussian = -(test - prior.mean) @ jnp.linalg.inv(prior.root @ prior.root)
     off = float(jnp.sum((gaussian - exact) ** 2) / jnp.sum(exact**2))
     assert relative_error(prior, exact, test) < 0.2 * off
@@ -427,23 +439,6 @@ def test_score_of_a_learned_prior_of_steps():
     assert abs(prior.info.gaussian - (least + error * off)) < 0.04
     held_out = least + error * relative_error(prior, exact, test)
     assert abs(prior.info.held_out - held_out) < 0.04
-
-
-def test_shapes_and_dtypes_of_a_learned_prior(x64):
-    small = {"hidden_dims": (4,), "num_steps": 2, "batch_size": 8}
-    points = jnp.asarray(X, jnp.float64)
-    prior = learn_prior(random.key(0), sample_function, points, jitter=0.1, **small)
-    draws = prior.sample(random.key(1), (2, 3))
-    assert draws.shape == (2, 3, 6)
-    assert draws.dtype == jnp.float64
-    # As an argument: a prior is a pytree.
-    together = quick_jit(lambda p, f: p.log_prob(f))(prior, draws)
-    assert together.shape == (2, 3)
-    np.testing.assert_allclose(together[1, 2], prior.log_prob(draws[1, 2]), rtol=1e-10)
-    assert prior.info.losses.shape == (2,)
-    prior.info.raise_if_failed()
-    with pytest.raises(FloatingPointError, match="learn_prior: expected finite losses"):
-        prior.info._replace(held_out=jnp.nan).raise_if_failed()
 
 
 @pytest.mark.parametrize(
