@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from benchmarks import gram, growth, large_n, solving, step_time
+from benchmarks import first_call, gram, growth, large_n, precision, solving, step_time
 
 Part = Callable[[Path, list[str]], None]
 
@@ -42,6 +42,10 @@ PARTS: dict[str, Part] = {
     "products": lambda folder, quick: gram.main(_path(folder, "products") + quick),
     "solvers": lambda folder, quick: solving.main(_path(folder, "solvers") + quick),
     "steps": _steps,
+    "first_call": lambda folder, quick: first_call.main(
+        _path(folder, "first_call") + (["--repetitions", "1"] if quick else [])
+    ),
+    "precision": lambda folder, _: precision.main(_path(folder, "precision")),
     "growth": _growth,
     "large_n": _large,
 }

@@ -152,7 +152,7 @@ class ScoreEstimator:
             each works on the pairs of its own samples with all (docs/scaling). None follows
             samples that are so divided already, and is one device otherwise.
         precision: of products of a Krylov space with the Gram operator, where the hardware has
-            coarser ones than ``"float32"``: ``"tensorfloat32"`` (errors below 1 % of the
+            coarser ones than ``"float32"``: ``"tensorfloat32"`` (errors below 2 % of the
             statistical one, docs/performance) or ``"bfloat16"``. All else is in float32.
 
     Example::
