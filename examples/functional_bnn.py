@@ -36,7 +36,9 @@ from examples.functional_metrics import COLUMNS, measure_fit
 def make_parser() -> ArgumentParser:
     """The options of the command."""
     parser = ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--toys", action="store_true", help="functions of one variable instead")
+    parser.add_argument("--toys", nargs="*", choices=toys.TOYS, metavar="TOY",
+                        help="functions of one variable instead: all, or some of "
+                        + ", ".join(toys.TOYS))  # fmt: skip
     parser.add_argument("--data", nargs="+", default=["diabetes"], help="files of numbers with "
                         "the target last, openml:ID, or diabetes")  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -128,9 +130,10 @@ def plot_table(rows: list[Row], path: Path) -> None:
 def solve_toys(options: Namespace) -> None:
     """Fits all toys, prints how far they are from what is exact, and draws them."""
     solved = {}
+    chosen = options.toys or toys.TOYS
     print(f"{'':12}{'mean, error in sd':>24}{'sd, ratio to the exact':>40}{'seconds':>10}")
     print(f"{'':12}{'inside':>12}{'outside':>12}{'inside':>20}{'outside':>20}")
-    for name in toys.PROCESSES:
+    for name in [name for name in toys.PROCESSES if name in chosen]:
         found = solved[name] = toys.solve(name, with_steps(toys.TOY, options))
         values = toys.compare(found)
         ratios = "".join(
@@ -139,7 +142,8 @@ def solve_toys(options: Namespace) -> None:
         )
         print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
               f"{ratios}{found.seconds:>8.0f}")  # fmt: skip
-    for name, settings in toys.SAMPLED.items():
+    for name in [name for name in toys.SAMPLED if name in chosen]:
+        settings = toys.SAMPLED[name]
         steps = options.steps or toys.LEARNING_STEPS
         sampled = toys.solve_sampled(name, with_steps(settings, options), steps)
         solved[name] = sampled.learned
@@ -160,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = make_parser()
     options = parser.parse_args(arguments)
     plt.switch_backend("agg")
-    if options.toys:
+    if options.toys is not None:
         solve_toys(options)
     else:
         try:

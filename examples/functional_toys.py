@@ -34,6 +34,7 @@ EXPLICIT_JITTER, IMPLICIT_JITTER = 0.01, 0.1
 # functions as values: with three times as many, spreads came out some per cent narrower.
 TOY = Settings(
     num_steps=6000,
+    step_size=2e-3,
     batch_size=20,
     num_points=10,
     num_particles=160,
@@ -48,6 +49,9 @@ SAMPLED = {
     "periodic": replace(TOY, num_steps=3000, num_points=41, frequency=5.0),
 }
 LEARNING_STEPS = 4000
+# All weights linear in the same noise: with independent ones the spread of the cubic came out at
+# .85 of the exact one at an end of the data, not .91.
+KIND = "hypernetwork"
 PROCESSES = ("cubic", "sine", "gap")
 TOYS = (*PROCESSES, *SAMPLED)
 
@@ -97,7 +101,7 @@ def make_toy(name: str, seed: int = 0) -> Toy:
     elif name == "piecewise":
         x = np.array([-1.8, -1.5, -1.1, -0.8, -0.1, 0.2, 0.5, 1.3, 1.5, 1.8])
         y = np.where(x < -0.4, -0.8, np.where(x < 0.9, 1.0, 0.1)) + 0.1 * rng.normal(size=10)
-        toy = (x, y, 0.1, -2.0, 2.0, lambda x: np.abs(x) < 2)
+        toy = (x, y, 0.1, -2.0, 2.0, lambda x: np.abs(x) <= 2)
     elif name == "periodic":
         x = rng.uniform(-2, 0.5, 12)
         y = np.sin(2 * np.pi * x / 1.5) + 0.1 * rng.normal(size=12)
@@ -162,7 +166,7 @@ def solve(name: str, settings: Settings = TOY, seed: int = 0) -> Solved:
     frequency = settings.frequency / float(jnp.exp(found.log_scales[0]))
     settings = replace(settings, frequency=frequency)
     prior = partial(Hyperparameters.prior, jitter=EXPLICIT_JITTER)
-    fitted = fit_toy(toy, prior, found, pool, settings, "gaussian", EXPLICIT_JITTER, seed)
+    fitted = fit_toy(toy, prior, found, pool, settings, EXPLICIT_JITTER, seed)
     mean, sd = exact_posterior(found, toy.x, toy.y, toy.grid)
     return Solved(
         toy,
@@ -200,8 +204,7 @@ def solve_sampled(
 
     def solved(distribution: dist.Distribution) -> Solved:
         fitted = fit_toy(
-            toy, lambda given, _: given, distribution, points, settings, "hypernetwork",
-            IMPLICIT_JITTER, seed,
+            toy, lambda given, _: given, distribution, points, settings, IMPLICIT_JITTER, seed,
         )  # fmt: skip
         values = np.asarray(fitted.draw(toy.grid))
         of_exact = exact.mean(0), exact.std(0)
@@ -216,12 +219,11 @@ def fit_toy(
     prior_args: Any,
     pool: Array,
     settings: Settings,
-    kind: str,
     jitter: float,
     seed: int,
 ) -> Fitted:
     """A functional network with all data in every measurement set, and known noise."""
-    function = RandomFunction(kind, settings.hidden, settings.activation, settings.frequency)
+    function = RandomFunction(KIND, settings.hidden, settings.activation, settings.frequency)
     return functional(
         toy.x, toy.y, prior, prior_args, toy.noise, settings, random.key(seed), pool=pool,
         function=function, jitter=jitter, learn_noise=False, num_draws=DRAWS,
