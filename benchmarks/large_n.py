@@ -128,13 +128,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.part:
         write_table(None, [resident(options.part, options.resident)])
         return
-    table = []
+    table: list[Row] = []
     for dim in DIMENSIONS:
         for num_steps in NUM_STEPS:
-            table += error_rows(options.samples, dim, num_steps)
-    write_table(options.csv, table)
-    memory = [resident_row(part, options.resident) for part in RESIDENT]
-    write_table(options.csv and options.csv.with_stem(options.csv.stem + "_resident"), memory)
+            found = list(error_rows(options.samples, dim, num_steps))
+            table += found
+            write_table(options.csv, table, shown=found)
+    memory: list[Row] = []
+    path = options.csv and options.csv.with_stem(options.csv.stem + "_resident")
+    for part in RESIDENT:
+        memory.append(resident_row(part, options.resident))
+        write_table(path, memory, shown=memory[-1:])
 
 
 if __name__ == "__main__":

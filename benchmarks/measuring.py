@@ -102,12 +102,16 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def write_table(path: Path | None, rows: Sequence[Row]) -> None:
-    """Print rows, and write them as CSV if there is a path."""
+def write_table(path: Path | None, rows: Sequence[Row], shown: Sequence[Row] | None = None) -> None:
+    """Print rows, or those of them that are new, and write all as CSV if there is a path."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = [[rounded(row.get(column, "")) for column in columns] for row in rows]
-    for cells in (columns, *table):
-        print(" | ".join(str(cell) for cell in cells), flush=True)
+
+    def cells(row: Row) -> list[Any]:
+        return [rounded(row.get(column, "")) for column in columns]
+
+    for line in (columns, *(cells(row) for row in (rows if shown is None else shown))):
+        print(" | ".join(str(cell) for cell in line), flush=True)
+    table = [cells(row) for row in rows]
     if path is not None:
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([columns, *table])
