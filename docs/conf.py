@@ -87,7 +87,11 @@ nitpick_ignore_regex = [
     )
 ]
 # A type variable of a decorator's signature.
-nitpick_ignore = [("py:class", "numpyro_kscore._pytree.T")]
+nitpick_ignore = [
+    ("py:class", "numpyro_kscore._pytree.T"),
+    # What jax.sharding exports is defined without a module of its own.
+    ("py:class", "NamedSharding"),
+]
 
 
 # --- Docstrings ------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Gram:
         spectral_bound: what the eigenvalues of ``K/n`` are known not to exceed beforehand, or
             None. They never exceed ``scale`` times tr K(x, x)/d, the norm of K(x, x).
         sharding: how rows of pairs are divided over devices, or None.
-        precision: of the products, one of :data:`~numpyro_kscore.precision.PRECISIONS`.
+        precision: of the products, one of ``precision.PRECISIONS``.
         lifted: points with ones below them, (d + 1, n), or None where they are not needed. Made
             once: a solver's loop would transpose the points again at every step.
     """

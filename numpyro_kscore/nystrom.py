@@ -61,7 +61,7 @@ class Landmarks(Rows):
     argument = "landmarks"
 
     def check(self, num_samples: int) -> int:
-        """As :meth:`Rows.check`; a ``ValueError`` also for more than a dense matrix allows."""
+        """As for any rows; a ``ValueError`` also for more than a dense matrix allows."""
         size = super().check(num_samples)
         if not is_cached(size):
             raise ValueError(
