@@ -31,7 +31,7 @@ DRAWS = 4000
 EXPLICIT_JITTER, IMPLICIT_JITTER = 0.01, 0.1
 
 # All data in every set: the objective is a lower bound of the evidence. Five times as many
-# functions as values: with three times as many, spreads came out some per cent narrower.
+# functions as values: with few of them spreads come out narrow.
 TOY = Settings(
     num_steps=6000,
     step_size=2e-3,
