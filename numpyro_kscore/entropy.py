@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +101,10 @@ def _gaussian_bias(
         jax.ShapeDtypeStruct((n, context_size), dtype),
     )
     # Run so seldom that only the time to compile counts.
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    options: dict[str, Any] = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    }
     compiled = raw.lower(*shapes).compile(options)
     generator = np.random.default_rng(0)
     # At least two: the spread over sets of so many draws is small by itself.
