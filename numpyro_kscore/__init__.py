@@ -15,7 +15,7 @@ from numpyro_kscore.discrepancy import Discrepancy, stein_discrepancy
 from numpyro_kscore.distributions import Implicit, KernelExponentialFamily
 from numpyro_kscore.draws import GuideDraws, evaluate_guide
 from numpyro_kscore.elbo import ImplicitELBO
-from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.importance import Khat, khat
 from numpyro_kscore.iterations import Landweber, NuMethod
 from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel
@@ -50,7 +50,7 @@ from numpyro_kscore.regularizers import (
     TruncatedTikhonov,
 )
 from numpyro_kscore.score import FitInfo, Score
-from numpyro_kscore.selection import AutoBandwidth
+from numpyro_kscore.selection import AutoBandwidth, Median
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion, Solver
 from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
 from numpyro_kscore.subset import Subset

@@ -20,11 +20,12 @@ from numpyro.primitives import Messenger
 from numpyro_kscore._pytree import check_count
 from numpyro_kscore.coordinates import median_distance
 from numpyro_kscore.draws import GuideDraws, constrain, evaluate_fitted, fitted_guide, whitening
-from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.importance import Khat
 from numpyro_kscore.importance import khat as compute_khat
 from numpyro_kscore.pairwise import cancels, squared_distances
 from numpyro_kscore.program import Program
+from numpyro_kscore.selection import Median
 
 __all__ = ["to_arviz"]
 

@@ -16,7 +16,7 @@ from numpyro.infer import ELBO
 
 from numpyro_kscore._pytree import check_choice, check_count, check_positive
 from numpyro_kscore.descent import descend, put_columns
-from numpyro_kscore.estimators import Median, ScoreEstimator
+from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.following import STATE, Following, stateful_guide
 from numpyro_kscore.iterations import NuMethod
 from numpyro_kscore.particles import (
@@ -28,6 +28,7 @@ from numpyro_kscore.particles import (
     log_joint_and_gradients,
 )
 from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.selection import Median
 from numpyro_kscore.sharding import check_sharding, constrain_rows, divides, num_shards
 from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.structure import Structure

@@ -15,7 +15,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.primitives import mutable
 
-from numpyro_kscore.estimators import AtSamples
+from numpyro_kscore.fitting import AtSamples
 from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.program import Program, inspect_program
 from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState

@@ -27,12 +27,26 @@ from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.regularizers import Regularizer, Tikhonov
 from numpyro_kscore.solvers import Krylov
 
-__all__ = ["AutoBandwidth", "Choice", "choose"]
+__all__ = ["AutoBandwidth", "Choice", "Median", "choose"]
 
 # More samples than these are not looked at for the choice: half of them in a fit.
 CHOICE_POINTS = 2048
 # With fewer there is nothing to hold out.
 FEWEST_POINTS = 4
+
+
+@pytree
+class Median:
+    """Bandwidth rule: the median distance between samples, times a factor.
+
+    Args:
+        factor: positive multiplier.
+    """
+
+    factor: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("factor", self.factor)
 
 
 @pytree

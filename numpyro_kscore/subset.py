@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from numpyro_kscore import pairwise
 from numpyro_kscore._pytree import pytree
 from numpyro_kscore.gram import Gram, is_cached, make_gram
+from numpyro_kscore.kernels import Kernel
 from numpyro_kscore.pairwise import Expansion
 from numpyro_kscore.regularizers import Regularizer
 from numpyro_kscore.rows import Rows
@@ -27,7 +29,7 @@ from numpyro_kscore.sharding import by_rows, divides
 from numpyro_kscore.solvers import Solver
 from numpyro_kscore.spectrum import Solution
 
-__all__ = ["Subsampled", "Subset", "subsample"]
+__all__ = ["Subsampled", "Subset", "field_by_rows", "subsample"]
 
 
 @pytree
@@ -75,15 +77,22 @@ class Subsampled:
         gram, n = self.gram, self.points.shape[0]
         share = None if base_scores is None else gram.scale / n * base_scores
         expansion = Expansion(self.points, share, gram.scale)
-
-        def own(rows: jax.Array, whole: Expansion) -> jax.Array:
-            return pairwise.field(gram.kernel, whole, rows)
-
-        target = by_rows(own, gram.sharding, gram.points, expansion).T
+        target = field_by_rows(gram.kernel, expansion, gram.points, gram.sharding).T
         solution = solver.solve(gram, target, regularizer)
         # Of the samples outside the subset only what the base score needs: added by the caller.
         spread = jnp.zeros_like(self.points.T).at[:, self.rows].set(solution.coefficients)
         return solution._replace(coefficients=spread)
+
+
+def field_by_rows(
+    kernel: Kernel, expansion: Expansion, y: jax.Array, sharding: NamedSharding | None
+) -> jax.Array:
+    """The expansion at ``y``, (m, d) -> (m, d), each device at its own rows."""
+
+    def own(rows: jax.Array, whole: Expansion) -> jax.Array:
+        return pairwise.field(kernel, whole, rows)
+
+    return by_rows(own, sharding, y, expansion)
 
 
 def subsample(gram: Gram, rows: jax.Array, normalized: bool) -> Subsampled:

@@ -47,23 +47,21 @@ def free_address():
         return f"localhost:{probe.getsockname()[1]}"
 
 
-def compare(*arguments):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="numbers"),
+        pytest.param(["everything"], id="derivatives", marks=pytest.mark.slow),
+    ],
+)
+def test_two_devices_equal_one(arguments):
+    """Fit and choice in tiles with odd n, landmarks, an objective and its gradient."""
     out, err = finish(start("devices", *arguments))
     assert out, err
     found = json.loads(out.splitlines()[-1])
     # Half of the products, and what both devices do with the columns.
     assert 0.45 < found.pop("share") < 0.6
     assert max(found.values()) < TOLERANCE, found
-
-
-def test_two_devices_give_the_numbers_of_one():
-    """Fit and choice in tiles with odd n, landmarks, an objective and its gradient."""
-    compare()
-
-
-@pytest.mark.slow
-def test_two_devices_give_the_derivatives_of_one():
-    compare("everything")
 
 
 def test_processes_give_the_numbers_of_one_and_end_with_the_other(tmp_path, x64):
