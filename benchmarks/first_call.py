@@ -21,14 +21,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpyro
-import numpyro.distributions as dist
 import optax
-from jax import Array
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoNormal
 
 from benchmarks.measuring import Row, counted_compilations, write_table
+from examples.quickstart import schools
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 
 GUIDES: dict[str, Callable[[Callable[..., None]], tuple[object, object]]] = {
@@ -37,15 +35,6 @@ GUIDES: dict[str, Callable[[Callable[..., None]], tuple[object, object]]] = {
     "AutoIAFNormal, Trace_ELBO": lambda model: (AutoIAFNormal(model), Trace_ELBO(128)),
     "AutoBNAFNormal, Trace_ELBO": lambda model: (AutoBNAFNormal(model), Trace_ELBO(128)),
 }
-
-
-def schools(effects: Array, errors: Array) -> None:
-    """Eight schools, centred."""
-    mu = numpyro.sample("mu", dist.Normal(0, 5))
-    tau = numpyro.sample("tau", dist.HalfCauchy(5))
-    with numpyro.plate("schools", len(effects)):
-        theta = numpyro.sample("theta", dist.Normal(mu, tau))
-        numpyro.sample("effects", dist.Normal(theta, errors), obs=effects)
 
 
 def measure(name: str) -> Row:

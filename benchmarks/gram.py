@@ -11,11 +11,9 @@ products of the (n, n, d) form, without a base: a Gaussian one costs O(d³).
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from benchmarks.measuring import Row, iterated, minimum_seconds, temporary_megabytes, write_table
+from benchmarks.measuring import Row, iterated, minimum_seconds, run_table, temporary_megabytes
 from numpyro_kscore import CurlFree, NuMethod, Recursion, ScoreEstimator
 from numpyro_kscore.gram import is_cached, make_gram
 from numpyro_kscore.pairwise import squared_distances
@@ -143,7 +141,7 @@ def span_row(n: int, dim: int, budget: float) -> Row:
     }
 
 
-def rows(budget: float = 2.0) -> Iterator[Row]:
+def rows(budget: float) -> Iterator[Row]:
     """All rows of the benchmark."""
     for n, dim in SIZES:
         yield product_row(n, dim, budget)
@@ -153,11 +151,7 @@ def rows(budget: float = 2.0) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark, prints the rows, and writes them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    options = parser.parse_args(arguments)
-    write_table(options.csv, list(rows(0.3 if options.quick else 2.0)))
+    run_table(__doc__, rows, arguments)
 
 
 if __name__ == "__main__":

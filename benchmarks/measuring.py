@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,20 @@ def write_table(path: Path | None, rows: Sequence[Row], shown: Sequence[Row] | N
     if path is not None:
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([columns, *table])
+
+
+def run_table(
+    description: str | None, rows: Callable[[float], Iterable[Row]], arguments: Sequence[str] | None
+) -> None:
+    """The command line of a benchmark that is one table of times.
+
+    Args:
+        description: the module's, whose first paragraph is shown as help.
+        rows: from seconds for each comparison to the table.
+        arguments: of the command line.
+    """
+    parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    parser.add_argument("--csv", type=Path, help="file to write the rows to")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    options = parser.parse_args(arguments)
+    write_table(options.csv, list(rows(0.3 if options.quick else 2.0)))

@@ -15,11 +15,9 @@ relative to the slow one, stands beside the times.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,7 +28,7 @@ from benchmarks.measuring import (
     Row,
     counted_compilations,
     minimum_seconds,
-    write_table,
+    run_table,
 )
 from numpyro_kscore import (
     IMQ,
@@ -173,7 +171,7 @@ def path_row(n: int, dim: int, budget: float) -> Row:
     }
 
 
-def rows(budget: float = 2.0) -> Iterator[Row]:
+def rows(budget: float) -> Iterator[Row]:
     """All rows of the benchmark."""
     for size in NU_SIZES:
         yield nu_row(*size, budget)
@@ -185,11 +183,7 @@ def rows(budget: float = 2.0) -> Iterator[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark, prints the rows, and writes them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    options = parser.parse_args(arguments)
-    write_table(options.csv, list(rows(0.2 if options.quick else 2.0)))
+    run_table(__doc__, rows, arguments)
 
 
 if __name__ == "__main__":
