@@ -85,7 +85,7 @@ def sum_of_functions(
             j, v = inputs
             sigma, coordinates, basis = decompose(v)
             factors = functions(sigma)[:, :, j] * coordinates
-            return (factors @ basis).reshape(number, *v.shape)
+            return jnp.tensordot(factors, basis, 1)
 
         return jnp.sum(lax.map(one, (jnp.arange(vectors.shape[0]), vectors)), axis=0)
 
@@ -94,7 +94,7 @@ def sum_of_functions(
             q, w = inputs
             sigma, coordinates, basis = decompose(w)
             factors = functions(sigma)[q] * coordinates[:, None]
-            return (factors.T @ basis).reshape(-1, *w.shape)
+            return jnp.tensordot(factors.T, basis, 1)
 
         return jnp.sum(lax.map(one, (jnp.arange(number), images)), axis=0)
 

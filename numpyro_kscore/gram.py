@@ -24,7 +24,7 @@ from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.kernels import FieldWeights, Kernel
 from numpyro_kscore.pairwise import Expansion
 from numpyro_kscore.precision import products_in
-from numpyro_kscore.sharding import by_rows, constrain_rows
+from numpyro_kscore.sharding import by_rows, constrain_columns, constrain_rows
 
 __all__ = ["Gram", "Operator", "Reduction", "is_cached", "make_gram", "reduce_dimension"]
 
@@ -49,6 +49,8 @@ class Operator(Protocol):
     def spectral_bound(self) -> float | None: ...
 
     def __matmul__(self, v: jax.Array) -> jax.Array: ...
+
+    def laid_out(self, v: jax.Array) -> jax.Array: ...
 
     def dense(self) -> jax.Array: ...
 
@@ -85,6 +87,10 @@ class Gram:
         """``K v / n``, (d, n) -> (d, n), by three matrix products: O(n² d)."""
         with products_in(self.precision):
             return self._product(v)
+
+    def laid_out(self, v: jax.Array) -> jax.Array:
+        """Vectors (..., d, n), their columns on the devices that have the samples."""
+        return constrain_columns(v, self.sharding)
 
     def _product(self, v: jax.Array) -> jax.Array:
         if self.sharding is not None:

@@ -153,7 +153,7 @@ def _path_losses(
 
     n, k = gram.points.shape
     # The estimate is a ζ' + K c, with c in the span of the Ritz vectors.
-    vectors = jnp.swapaxes(spectrum.basis.reshape(-1, k, n), 1, 2)
+    vectors = jnp.swapaxes(spectrum.basis, 1, 2)
     weights = jnp.concatenate([-filters.g0[:, None], -filters.r / n * spectrum.coordinates], axis=1)
 
     def own(rows: jax.Array, whole: Any) -> tuple[jax.Array, jax.Array]:

@@ -109,6 +109,10 @@ class Compression:
         image = self._at_landmarks_of_samples(self.to_coefficients(v))
         return self.to_coordinates(image)
 
+    def laid_out(self, v: jax.Array) -> jax.Array:
+        """Vectors (..., d, m): whole on every device, as landmarks are."""
+        return v
+
     def to_coefficients(self, v: jax.Array) -> jax.Array:
         """``W v``: coordinates of a function of the span to its coefficients, (d, m)."""
         return (v.reshape(-1, self.factor.shape[0]) @ self.factor.T).reshape(v.shape)

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 __all__ = [
     "by_rows",
     "check_sharding",
+    "constrain_columns",
     "constrain_rows",
     "divides",
     "mapped",
@@ -99,6 +100,17 @@ def constrain_rows(tree: Any, sharding: NamedSharding | None) -> Any:
         return jax.lax.with_sharding_constraint(a, layout)
 
     return jax.tree.map(one, tree)
+
+
+def constrain_columns(a: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """The same for the last axis of (..., n)."""
+    if sharding is None:
+        return a
+    layout = _everywhere(sharding)
+    if divides(sharding, a.shape[-1]):
+        spec = PartitionSpec(*[None] * (a.ndim - 1), *sharding.spec)
+        layout = NamedSharding(sharding.mesh, spec)
+    return jax.lax.with_sharding_constraint(a, layout)
 
 
 def by_rows(

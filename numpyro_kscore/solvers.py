@@ -78,28 +78,31 @@ class Krylov(Solver):
         tiny = jnp.finfo(h.dtype).tiny
         # Scaling by the largest entry first: squares of 1e-30 or 1e30 do not fit float32.
         largest = jnp.max(jnp.abs(h))
-        unit = (h / jnp.where(largest > 0, largest, 1.0)).ravel()
-        length = jnp.sqrt(unit @ unit)
+        unit = gram.laid_out(h / jnp.where(largest > 0, largest, 1.0))
+        length = jnp.sqrt(_inner(unit, unit))
         start = unit / jnp.maximum(length, tiny)
 
         def step(carry: Any, k: jax.Array) -> tuple[Any, Any]:
             basis, v, v_old, link, scale = carry
-            basis = basis.at[k].set(v)
-            w = (gram @ v.reshape(h.shape)).ravel()
-            diagonal = v @ w
+            w = gram.laid_out(gram @ v)
+            diagonal = _inner(v, w)
             # Three terms do in exact arithmetic; the pass over the whole basis removes what
             # rounding leaves of the other directions.
             w = w - diagonal * v - link * v_old
-            w = w - (basis @ w) @ basis
-            off_diagonal = jnp.sqrt(w @ w)
+            w = w - jnp.tensordot(_inner(basis, w), basis, 1)
+            off_diagonal = jnp.sqrt(_inner(w, w))
             scale = jnp.maximum(scale, jnp.abs(diagonal))
             # What is left below rounding is noise: the space is invariant, stop by zeros.
             alive = off_diagonal > 10 * jnp.finfo(h.dtype).eps * scale
             off_diagonal = jnp.where(alive, off_diagonal, 0.0)
             v_new = jnp.where(alive, w / jnp.maximum(off_diagonal, tiny), 0.0)
+            # Written last: a write before the products that read it is done twice, with copies.
+            basis = basis.at[k + 1].set(v_new, mode="drop")
             return (basis, v_new, v, off_diagonal, scale), (diagonal, off_diagonal)
 
-        basis = jnp.zeros((num_steps, h.size), h.dtype)
+        # Never flattened: n, the last axis, may be divided over devices.
+        basis = jnp.zeros((num_steps, *h.shape), h.dtype).at[0].set(start)
+        basis = gram.laid_out(basis)
         zero = jnp.zeros((), h.dtype)
         carry: Any = (basis, start, jnp.zeros_like(start), zero, zero)
         (basis, *_), (diagonal, links) = lax.scan(step, carry, jnp.arange(num_steps))
@@ -107,7 +110,7 @@ class Krylov(Solver):
         sigma, vectors = eigh(tridiagonal)
         return Spectrum(
             sigma,
-            vectors.T @ basis,
+            jnp.tensordot(vectors.T, basis, 1),
             (largest * length * vectors[0])[None, :],
             links[-1] * vectors[-1] * vectors[0],
         )
@@ -116,6 +119,11 @@ class Krylov(Solver):
         self.check(regularizer)
         num_steps = self.num_steps or regularizer.krylov_steps(gram.spectral_bound)
         return apply_filter(num_steps, self, gram, h, regularizer)
+
+
+def _inner(v: jax.Array, w: jax.Array) -> jax.Array:
+    """Inner products of (..., d, n) with (d, n)."""
+    return jnp.tensordot(v, w, 2)
 
 
 @pytree
@@ -132,7 +140,8 @@ class Dense(Solver):
         """All eigenpairs of ``K/n``, whatever ``num_steps``."""
         sigma, vectors = eigh(gram.dense())
         coordinates = h.reshape(-1, vectors.shape[0]) @ vectors
-        return Spectrum(sigma, vectors.T, coordinates, jnp.zeros_like(sigma))
+        basis = vectors.T.reshape(len(sigma), -1, h.shape[1])
+        return Spectrum(sigma, basis, coordinates, jnp.zeros_like(sigma))
 
     def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         return apply_filter(0, self, gram, h, regularizer)

@@ -49,12 +49,12 @@ class Solution(NamedTuple):
 class Spectrum:
     """Eigenpairs of ``K/n`` that carry a vector h: all of them, or Ritz pairs.
 
-    With p the rows of ``basis`` (each of d n entries, or n if the kernel is scalar), ``f(K/n) h``
-    is ``Σ_k f(σ_k) coordinates_k p_k``.
+    With p_k the entries of ``basis``, ``f(K/n) h`` is ``Σ_k f(σ_k) coordinates_k p_k``. All
+    eigenvectors of a scalar kernel are those of one coordinate, shared by all.
 
     Attributes:
         sigma: eigenvalues, (k,).
-        basis: orthonormal rows, (k, d n) or (k, n).
+        basis: orthonormal, (k, d, n), or (k, 1, n) where coordinates share it.
         coordinates: of h in that basis, (1, k) or (d, k).
         last_link: (k,), what each pair contributes to the residual of the Krylov space; zeros
             where the space is the whole.
@@ -67,7 +67,7 @@ class Spectrum:
 
     def apply(self, factors: jax.Array, shape: tuple[int, int]) -> jax.Array:
         """``Σ_k factors_k coordinates_k p_k`` as an array of ``shape`` (d, n)."""
-        return ((factors * self.coordinates) @ self.basis).reshape(shape)
+        return jnp.tensordot(factors * self.coordinates, self.basis, 1).reshape(shape)
 
     def solution(self, gram: Operator, regularizer: Regularizer, steps: int) -> Solution:
         """Evaluate one filter on this spectrum."""
@@ -109,9 +109,8 @@ class Decomposer(Protocol):
 
 def largest_eigenvalue(gram: Operator, spectrum: Spectrum) -> jax.Array:
     """The largest of a spectrum once more, with the derivative an eigenvalue has."""
-    row = spectrum.basis[jnp.argmax(spectrum.sigma)].reshape(-1, gram.points.shape[0])
-    row = lax.stop_gradient(row)
-    return jnp.vdot(row, gram @ row)
+    vector = lax.stop_gradient(spectrum.basis[jnp.argmax(spectrum.sigma)])
+    return jnp.sum(vector * (gram @ vector))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -209,8 +208,8 @@ def _moved(
 
     # Checkpointed: what it would keep for reverse mode is a matrix of pairs for each vector.
     @jax.checkpoint
-    def image(row: jax.Array) -> Any:
-        return _pushforward(lambda gram: gram @ row.reshape(h.shape), (gram,), (gram_dot,))
+    def image(vector: jax.Array) -> Any:
+        return _pushforward(lambda gram: gram @ vector, (gram,), (gram_dot,))
 
     at_theta = with_slopes(functions, theta)
     vectors = []
@@ -250,7 +249,7 @@ def _moved_by_all_pairs(
 ) -> jax.Array | None:
     """The same with all eigenpairs, which carry every vector."""
     at_sigma = with_slopes(functions, sigma)
-    basis = spectrum.basis
+    basis = spectrum.basis.reshape(len(sigma), -1)
     terms = []
     matrix_dot = _pushforward(lambda gram: gram.dense(), (gram,), (gram_dot,))
     if matrix_dot is not None:

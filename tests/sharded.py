@@ -132,13 +132,25 @@ def share_of_work():
     return flops(check_sharding(layout())) / flops(None)
 
 
+def share_of_memory():
+    """Temporary memory of a fit in tiles on a device, over that of one device alone."""
+
+    def size(sharding):
+        run = jax.jit(lambda x: estimator(sharding).fit(x).at_samples)
+        x = jax.ShapeDtypeStruct((2**12, 8), float)
+        return run.lower(x).compile().memory_analysis().temp_size_in_bytes
+
+    return size(layout()) / size(None)
+
+
 def on_devices(everything):
     """Every comparison by name; the last ones in tiles."""
-    found = {"share": share_of_work(), "objective": pair(objective)}
+    found = {"work": share_of_work(), "objective": pair(objective)}
     if everything:
         found |= {"jackknife": pair(jackknife), "derivatives": pair(derivatives)}
     pairwise.CACHED_PAIRS, pairwise.TILE_ROWS, pairwise.TILE_COLUMNS = 400, 8, 16
     jax.clear_caches()
+    found["memory"] = share_of_memory()
     found["choice"] = pair(fit_and_choose)
     found["landmarks"] = pair(landmarks)
     if everything:
