@@ -21,6 +21,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from examples.compiled import keep_compiled
 from examples.wae_ais import Annealing
 from examples.wae_data import Images, load_images
 from examples.wae_figures import plot_run
@@ -121,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains, measures, prints a table and draws a figure."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    keep_compiled()
     start = time.perf_counter()
     try:
         images = load_images(options.dataset, options.data, options.limit)

@@ -2,6 +2,10 @@
 
 import csv
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +17,8 @@ from examples import cells, conditioning, convergence, grid
 from numpyro_kscore import NuMethod
 
 mpl.use("Agg")
+
+ROOT = Path(__file__).parents[1]
 
 
 def read(path):
@@ -141,3 +147,19 @@ def test_conditioning_of_a_small_problem(x64):
     np.testing.assert_allclose(row["largest"], sigma[-1], rtol=1e-9)
     np.testing.assert_allclose(row["smallest"], sigma[0], rtol=1e-6)
     np.testing.assert_allclose(row["largest_share"], sigma[-1] / sigma.sum(), rtol=1e-9)
+
+
+def test_compiled_programs_are_found_again(tmp_path):
+    """In the user's caches, and nowhere else; a folder that was chosen is left alone."""
+    code = "from examples.compiled import keep_compiled; import jax; print(keep_compiled());"
+    code += "jax.jit(lambda x: x + 1)(1)"
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    settings |= {"XDG_CACHE_HOME": str(tmp_path / "caches"), "PYTHONPATH": str(ROOT)}
+    expected = tmp_path / "caches" / "numpyro_kscore" / "compiled"
+    for folder in (expected, tmp_path / "chosen"):
+        found = subprocess.run(
+            [sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True
+        )
+        assert found.stdout.strip() == str(folder)
+        settings["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "chosen")
+    assert any(expected.iterdir())
