@@ -14,7 +14,14 @@ T = TypeVar("T")
 
 
 def static(**kwargs: Any) -> Any:
-    """A dataclass field that is part of the pytree's structure (hashable, not traced)."""
+    """A dataclass field that is part of the pytree's structure (hashable, not traced).
+
+    Args:
+        **kwargs: of :func:`dataclasses.field`, such as ``default``.
+
+    Returns:
+        The field.
+    """
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -30,6 +37,12 @@ def pytree(cls: type[T]) -> type[T]:
     equal if their fields do (seen in jaxlib 0.10 and 0.12). Of an estimator with ``CurlFree()`` and
     one with ``Diagonal()`` the second was then, whenever two hashes shared a few bits, served by
     the program compiled for the first.
+
+    Args:
+        cls: a class with annotated fields.
+
+    Returns:
+        The class, as a frozen dataclass.
 
     Example::
 

@@ -91,6 +91,9 @@ def to_arviz(
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
 
+    Returns:
+        A ``DataTree`` with ArviZ 1.x, ``InferenceData`` with 0.2x.
+
     Raises:
         ImportError: without ArviZ.
         TypeError: for anything but an SVI and its result, and arguments the model cannot take.

@@ -117,7 +117,7 @@ def fisher_divergence(draws: GuideDraws, fitted: Khat | None = None) -> Discrepa
 
 
 def spread_ratios(samples: Any, scores: Any) -> Array:
-    """The guide's standard deviations over the model's, by direction, ascending: (d,).
+    """The guide's standard deviations over the model's, by direction.
 
     If the draws are from the model, ``-E[s zᵀ]`` is the identity in whitened coordinates, by
     Stein's identity. Its eigenvalues are the ratios of variances where both are Gaussian; in
@@ -127,6 +127,9 @@ def spread_ratios(samples: Any, scores: Any) -> Array:
     Args:
         samples: draws of the guide, (n, d).
         scores: the model's score at them, (n, d).
+
+    Returns:
+        Ratios, without units, ascending, (d,).
 
     Raises:
         TypeError: if they are not floating point.
@@ -158,6 +161,9 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
 
     Returns:
         NumPyro's ``VSBCResult``.
+
+    Raises:
+        TypeError: for anything but an ``SVI``.
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
@@ -186,6 +192,9 @@ def diagnose(
         rng_key: random key; by default ``jax.random.key(0)``.
         verbose: whether to print the diagnosis.
         **kwargs: keyword arguments of the model.
+
+    Returns:
+        Verdict, findings, advice, and all numbers behind them.
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.

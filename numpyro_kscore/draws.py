@@ -176,6 +176,9 @@ def evaluate_guide(
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of both.
 
+    Returns:
+        The draws in unconstrained coordinates, with the model's log density, score and Laplacian.
+
     Raises:
         TypeError: if ``svi`` is no ``SVI``, or ``result`` has no parameters.
         ValueError: for a model that observes nothing at these arguments, and guides that

@@ -86,6 +86,9 @@ def measure(
         num_points: M, points of the pool in a set; all by default.
         name: of the plate of the data. That of the pool is ``name_pool``.
 
+    Returns:
+        The points, (B + M, ...), rows of the data first, and the plate of those rows.
+
     Raises:
         TypeError: for counts that are no integers.
         ValueError: for counts beyond what there is, or inputs of different shapes.
@@ -140,6 +143,9 @@ def sampled_prior(
         jitter: standard deviation of the noise, in units of the values.
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` with a Gaussian base; the default
             leaves the Gaussian no further than held-out functions support.
+
+    Returns:
+        A distribution of the values, event shape (m,), known up to a constant.
 
     Raises:
         ValueError: for values of another shape than (m,), or a jitter that is not positive.

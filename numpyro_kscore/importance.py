@@ -108,6 +108,9 @@ def khat(
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` for the kernel part of an energy; its
             kernel must be curl-free. The default has an automatic step count.
 
+    Returns:
+        k̂, its interval and verdict, and the log weights behind it.
+
     Raises:
         TypeError: if the draws are no :class:`~numpyro_kscore.GuideDraws`, and for a kernel that
             has no energy.

@@ -128,6 +128,12 @@ class CurlFree(Kernel):
 
     Estimates are gradients of a log density, which diagonal kernels do not give, and stay
     accurate in high dimension (Zhou, Shi and Zhu 2020, section 3.4).
+
+    Args:
+        profile: φ, with at least four continuous derivatives of ``x -> φ(|x|²)``.
+
+    Raises:
+        ValueError: at a fit, for a profile with fewer.
     """
 
     profile: RadialProfile = IMQ()
@@ -169,7 +175,14 @@ class CurlFree(Kernel):
 
 @pytree
 class Diagonal(Kernel):
-    """Diagonal kernel ``K(x, y) = φ(|x - y|²) I``: Stein and spectral (SSGE) estimators."""
+    """Diagonal kernel ``K(x, y) = φ(|x - y|²) I``: Stein and spectral (SSGE) estimators.
+
+    Args:
+        profile: φ, with at least two continuous derivatives of ``x -> φ(|x|²)``.
+
+    Raises:
+        ValueError: at a fit, for a profile with fewer.
+    """
 
     profile: RadialProfile = IMQ()
 

@@ -194,7 +194,16 @@ def learn_prior(
 def draw_functions(
     sampler: Sampler, key: jax.Array, points: jax.Array, num_draws: int
 ) -> jax.Array:
-    """Values of random functions at points (m, ...): (num_draws, m).
+    """Values of random functions at points; not differentiated.
+
+    Args:
+        sampler: ``(key, points (m, ...)) -> values (m,)`` of one random function.
+        key: random key.
+        points: inputs, (m, ...).
+        num_draws: how many functions.
+
+    Returns:
+        Their values, (num_draws, m).
 
     Raises:
         ValueError: for values of another shape than (m,).

@@ -76,7 +76,14 @@ def smoother() -> Any:
 
 
 def weight_ess(log_weights: Any) -> float:
-    """Effective number of draws of some weights, ``(Σw)²/Σw²`` (Kong 1992)."""
+    """Effective number of draws of some weights, ``(Σw)²/Σw²`` (Kong 1992).
+
+    Args:
+        log_weights: logarithms of weights, (n,), finite or -inf, any constant missing.
+
+    Returns:
+        A number from 1 to n.
+    """
     values = np.asarray(log_weights, np.float64)
     weights = np.exp(values - np.max(values))
     return float(np.sum(weights) ** 2 / np.sum(weights**2))
@@ -95,6 +102,9 @@ def importance_resample(
         values: an array or pytree of arrays with leading axis n.
         log_weights: (n,), from :func:`khat`.
         num_samples: how many draws to return; by default n.
+
+    Returns:
+        The same tree, with leading axis ``num_samples``.
 
     Raises:
         ValueError: for weights of another length.

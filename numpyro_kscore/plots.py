@@ -66,6 +66,9 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
         names: of the columns.
         reference: other draws, (m, d), shown beneath.
 
+    Returns:
+        The figure.
+
     Raises:
         ValueError: for another number of columns.
         ImportError: without matplotlib.
@@ -125,6 +128,9 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
         scores: the model's score at them, (n, 2), as arrows of another colour.
         names: of the two columns.
 
+    Returns:
+        The figure.
+
     Raises:
         ValueError: unless there are two columns.
         ImportError: without matplotlib.
@@ -151,7 +157,17 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
 
 
 def plot_weights(found: Khat) -> Any:
-    """Log importance weights, sorted, before and after Pareto smoothing; k̂ and its interval."""
+    """Log importance weights, sorted, before and after Pareto smoothing; k̂ and its interval.
+
+    Args:
+        found: from :func:`~numpyro_kscore.khat`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: without matplotlib or ArviZ.
+    """
     plt = _pyplot()
     raw = np.sort(found.log_weights)[::-1]
     raw = raw - np.logaddexp.reduce(raw)
@@ -175,7 +191,17 @@ def plot_weights(found: Khat) -> Any:
 
 
 def plot_convergence(result: Any) -> Any:
-    """Losses, and the discrepancy of every look if the fit has it (:func:`~numpyro_kscore.fit`)."""
+    """Losses, and the discrepancy of every look if the fit has it.
+
+    Args:
+        result: from :func:`~numpyro_kscore.fit`, or from ``svi.run``, which has losses only.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
     plt = _pyplot()
     losses = np.asarray(result.losses)
     info = getattr(result, "info", None)
@@ -197,7 +223,17 @@ def plot_convergence(result: Any) -> Any:
 
 
 def plot_vsbc(found: Any) -> Any:
-    """Histograms of the probabilities of a ``VSBCResult``: symmetric about ½ if calibrated."""
+    """Histograms of the probabilities of a ``VSBCResult``: symmetric about ½ if calibrated.
+
+    Args:
+        found: from :func:`~numpyro_kscore.vsbc`; the first twelve parameters are shown.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
     plt = _pyplot()
     columns = [
         (f"{name}{list(index) if index else ''}", values[(slice(None), *index)], pvalue)

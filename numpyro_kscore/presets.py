@@ -62,6 +62,13 @@ def nu_method(
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
         solver: ``Krylov(32)`` reproduces 100 iterations to rounding; ``Recursion()`` runs them.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     return _literal(CurlFree(profile), NuMethod(num_steps, nu), solver, bandwidth)
 
@@ -82,6 +89,13 @@ def landweber(
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
         solver: ``Krylov(...)`` or ``Recursion()``.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     return _literal(CurlFree(profile), Landweber(num_steps, step_size), solver, bandwidth)
 
@@ -100,6 +114,13 @@ def kef(
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
         solver: ``Dense()`` costs O((n d)³); ``Krylov(...)`` is exact to its residual.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     return _literal(CurlFree(profile), Tikhonov(lam), solver, bandwidth)
 
@@ -120,6 +141,13 @@ def kef_cg(
         tol: relative residual to stop at.
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     solver = ConjugateGradient(max_steps, tol)
     return _literal(CurlFree(profile), Tikhonov(lam), solver, bandwidth)
@@ -139,6 +167,13 @@ def truncated_tikhonov(
         lam: λ on the eigenvalues of K/n.
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     return _literal(CurlFree(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
 
@@ -160,6 +195,13 @@ def nkef(
         bandwidth: ``"median"`` or a number in the samples' units.
         solver: ``Dense()`` costs O(n m² d² + m³ d³) for m landmarks; ``Krylov(...)`` and
             ``ConjugateGradient(...)`` O(n m d) a step after O(m³ d³).
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     estimator = _literal(CurlFree(profile), TruncatedTikhonov(lam), solver, bandwidth)
     return dataclasses.replace(estimator, landmarks=landmarks)
@@ -179,6 +221,13 @@ def spectral_cutoff(
         lam: threshold on the eigenvalues of K/n; replaces ``share``.
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     cutoff = SpectralCutoff(share=share) if lam is None else SpectralCutoff(lam=lam)
     return _literal(CurlFree(profile), cutoff, Dense(), bandwidth)
@@ -200,6 +249,10 @@ def stein(
             and solves again (Li and Turner), at O(n²) a point. At the samples they agree.
         profile: radial profile of the diagonal kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
 
     Raises:
         ValueError: for an unknown ``extension``.
@@ -232,6 +285,13 @@ def ssge(
         lam: threshold on the eigenvalues of K/n; replaces ``share``.
         profile: radial profile of the diagonal kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
+
+    Returns:
+        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
+        scores are in 1/unit of the samples.
+
+    Raises:
+        ValueError: for a setting out of range.
     """
     curl_free = spectral_cutoff(share, lam=lam, bandwidth=bandwidth)
     return dataclasses.replace(curl_free, kernel=Diagonal(profile))

@@ -271,6 +271,12 @@ def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> 
     Args:
         profile: the profile to repeat.
         lengthscales: in units of the bandwidth, for example ``(0.5, 1.0, 2.0)``.
+
+    Returns:
+        The sum of the profiles, with weights that add up to one.
+
+    Raises:
+        ValueError: for no lengthscale, or one that is a concrete non-positive number.
     """
     lengthscales = tuple(lengthscales)
     if not lengthscales:

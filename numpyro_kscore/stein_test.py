@@ -77,6 +77,9 @@ def ksd(
         rng_key: of the signs; by default ``jax.random.key(0)``.
         num_bootstrap: replicates; the p-value is a multiple of one over their number plus one.
 
+    Returns:
+        The squared discrepancy, in standard deviations squared, its standard error and p-value.
+
     Raises:
         TypeError: if draws or scores are not floating point.
         ValueError: if the shapes differ, there are too few draws, or some are not finite.
@@ -149,6 +152,9 @@ def mode_jump_test(
         samples: independent draws, (n, d), n at least 10.
         rng_key: by default ``jax.random.key(0)``.
         num_bootstrap: replicates.
+
+    Returns:
+        The p-value, and how many modes were found.
 
     Raises:
         TypeError: if the draws are not floating point.
