@@ -1,5 +1,7 @@
-"""Sphinx configuration: MyST pages, API reference from the docstrings."""
+"""Sphinx configuration: MyST pages, some of them run; API reference from the docstrings."""
 
+import hashlib
+import os
 import re
 import urllib.request
 from pathlib import Path
@@ -8,15 +10,16 @@ from sphinx.application import Sphinx
 
 import numpyro_kscore
 
+BUILD = Path(__file__).parent / "_build"
+
 project = "numpyro_kscore"
 author = "The numpyro_kscore developers"
 copyright = author
 version = release = numpyro_kscore.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
@@ -24,6 +27,23 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build"]
+
+# --- Pages that are run ----------------------------------------------------------------------
+# Those with a kernelspec in their header. A failing cell fails the build. What a page printed is
+# kept until the page or the package changes: myst-nb looks at the page only, so the folder is
+# named after the package's source.
+_SOURCE = b"".join(
+    path.read_bytes() for path in sorted(Path(numpyro_kscore.__file__).parent.glob("*.py"))
+)
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(BUILD / "cells" / hashlib.sha256(_SOURCE).hexdigest()[:12])
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_show_tb = True
+# Kernels inherit these. What several pages need is compiled once; no page depends on what
+# accelerator is at hand.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(BUILD / "compilations")
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -38,6 +58,8 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"numpyro_kscore {release}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 # --- Links into other projects -------------------------------------------------------------
 # The outcome of a `-W -n` build must not depend on the network. So inventories are fetched
@@ -49,7 +71,7 @@ _EXTERNAL = {
     "numpy": "https://numpy.org/doc/stable/",
     "numpyro": "https://num.pyro.ai/en/stable/",
 }
-_INVENTORIES = Path(__file__).parent / "_build" / "inventories"
+_INVENTORIES = BUILD / "inventories"
 
 
 def _inventory(name: str, url: str) -> str | None:
