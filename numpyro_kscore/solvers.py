@@ -171,7 +171,10 @@ class ConjugateGradient(Solver):
         self.check(regularizer)
         lam = jnp.asarray(regularizer.lam, h.dtype)  # type: ignore[attr-defined]
         tiny = jnp.finfo(h.dtype).tiny
-        h_norm_squared = jnp.sum(h * h)
+        # The solution is linear in h, and squares of 1e-30 or 1e30 do not fit float32.
+        largest = jnp.max(jnp.abs(h))
+        unit = h / jnp.where(largest > 0, largest, 1.0)
+        h_norm_squared = jnp.sum(unit * unit)
 
         def going(state: Any) -> jax.Array:
             _, _, _, norm_squared, k = state
@@ -190,9 +193,11 @@ class ConjugateGradient(Solver):
             return u, residual, residual + momentum * direction, new_norm_squared, k + 1
 
         zero = jnp.zeros_like(h)
-        state = (zero, h, h, h_norm_squared, jnp.zeros((), jnp.int32))
+        state = (zero, unit, unit, h_norm_squared, jnp.zeros((), jnp.int32))
         # Nobody differentiates through an early-stopped loop: the fit is behind stop_gradient.
         u, _, _, norm_squared, steps = lax.while_loop(going, step, state)
+        # A norm that is NaN ends the loop as a small one does; it must not look like one.
+        u = jnp.where(jnp.isfinite(norm_squared), largest * u, jnp.nan)
         return Solution(
             -u,
             u / (lam * h.shape[1]),

@@ -1,6 +1,7 @@
 """``fit``: the discrepancy against its definition, the stopping rule, and all that can fail."""
 
 import json
+import pickle
 import re
 import warnings
 
@@ -68,6 +69,10 @@ def same(a, b):
     assert jax.tree.structure(left) == jax.tree.structure(right)
     jax.tree.map(np.testing.assert_array_equal, left, right)
     assert repr(a.info) == repr(b.info)
+
+
+def test_results_can_be_pickled(whole):
+    same(pickle.loads(pickle.dumps(whole)), whole)
 
 
 # --- The discrepancy ------------------------------------------------------------------------------
