@@ -1,4 +1,8 @@
-"""The columns of the comparison: each fits one guide to one posterior, with its usual settings."""
+"""The columns of the comparison: each fits one guide to one posterior, with its usual settings.
+
+The last three are the same guide with the score estimators of Li and Turner (2018), Shi, Sun and
+Zhu (2018) and Zhou, Shi and Zhu (2020) as published, without this library's base and correction.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from numpyro.infer.autoguide import (
 from numpyro.optim import Adagrad
 
 from benchmarks.posteriors import Posterior
-from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore import AutoImplicit, ImplicitELBO, nu_method, ssge, stein
 
 __all__ = ["METHODS", "Fit"]
 
@@ -103,6 +107,8 @@ def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> F
 
 
 _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
+# Implicit inference as published: the guide's score by itself, shrunk towards zero.
+_published = partial(ImplicitELBO, base=None, debias=None)
 
 METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
     "AutoImplicit": partial(_svi, AutoImplicit, ImplicitELBO),
@@ -111,4 +117,7 @@ METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
     "AutoIAFNormal": partial(_svi, AutoIAFNormal, _trace_elbo),
     "AutoBNAFNormal": partial(_svi, AutoBNAFNormal, _trace_elbo),
     "SteinVI": _stein,
+    "AutoImplicit, Stein": partial(_svi, AutoImplicit, lambda: _published(estimator=stein())),
+    "AutoImplicit, SSGE": partial(_svi, AutoImplicit, lambda: _published(estimator=ssge())),
+    "AutoImplicit, nu": partial(_svi, AutoImplicit, lambda: _published(estimator=nu_method())),
 }

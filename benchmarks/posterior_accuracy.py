@@ -1,4 +1,4 @@
-"""Posteriors by this library with default settings, by NumPyro's guides and by SteinVI.
+"""Posteriors by this library's defaults, NumPyro's guides, SteinVI and published estimators.
 
     python -m benchmarks.posterior_accuracy --cache FOLDER --csv FILE [--data PATH] [--quick]
         [--targets banana ...] [--methods AutoImplicit ...] [--seeds 0 1 ...] [--figure FILE]
@@ -47,7 +47,9 @@ FLOOR = "reference again"  # the column of independent reference draws
 OURS = "AutoImplicit"
 STYLES = {
     OURS: "ko", "AutoNormal": "C0v", "AutoMultivariateNormal": "C1s", "AutoIAFNormal": "C2^",
-    "AutoBNAFNormal": "C3D", "SteinVI": "C4x", FLOOR: "C7|",
+    "AutoBNAFNormal": "C3D", "SteinVI": "C4x", "AutoImplicit, Stein": "C5<",
+    "AutoImplicit, SSGE": "C6>",
+    "AutoImplicit, nu": "C8o", FLOOR: "C7|",
 }  # fmt: skip
 # What a good fit is: the largest error of a mean, and the range of ratios of spreads.
 MEAN_LIMIT, SPREAD_LIMITS = 0.15, (0.9, 1.1)
