@@ -29,7 +29,8 @@ if not __package__:
 from examples import functional_toys as toys
 from examples.cells import Row, fill
 from examples.functional_data import Split, load, split
-from examples.functional_methods import METHODS, Settings, fit, hyperparameters
+from examples.functional_fit import Settings
+from examples.functional_methods import METHODS, fit, hyperparameters
 from examples.functional_metrics import COLUMNS, measure_fit
 
 
@@ -43,19 +44,15 @@ def make_parser() -> ArgumentParser:
                         "the target last, openml:ID, or diabetes")  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1, help="how many splits")
-    parser.add_argument("--steps", type=int, help="3000 or 6000 for toys, 1000 for diabetes, "
-                        "else four times the rows, between 2000 and 4000")  # fmt: skip
-    parser.add_argument("--batch", type=int, default=100, help="rows a step")
-    parser.add_argument("--points", type=int, default=25, help="other inputs a step")
-    parser.add_argument("--particles", type=int, default=200, help="functions a step")
+    parser.add_argument("--steps", type=int, help="3000 or 12 000 for toys, 3000 for diabetes, "
+                        "else 20 000")  # fmt: skip
+    parser.add_argument("--step-size", type=float, default=3e-3, help="of Adam, the first")
+    parser.add_argument("--batch", type=int, default=20, help="rows a step")
+    parser.add_argument("--points", type=int, default=5, help="other inputs a step")
+    parser.add_argument("--particles", type=int, default=100, help="functions a step")
     parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
     parser.add_argument("--figure", type=Path, default=Path("functional_bnn.png"))
     return parser
-
-
-def default_steps(name: str, rows: int) -> int:
-    """Steps of a fit: about 400 passes over small data, in sets of 100 rows."""
-    return 1000 if name == "diabetes" else min(max(4 * rows, 2000), 4000)
 
 
 def regress(options: Namespace) -> list[Row]:
@@ -64,16 +61,16 @@ def regress(options: Namespace) -> list[Row]:
     tables = {short: load(name)[1:] for short, name in paths.items()}
     cells = [
         {"data": name, "seed": seed, "method": method,
-         "steps": options.steps or default_steps(name, len(tables[name][1])),
-         "batch": options.batch, "points": options.points, "particles": options.particles}
+         "steps": options.steps or (3000 if name == "diabetes" else 20_000),
+         "step_size": options.step_size, "batch": options.batch, "points": options.points,
+         "particles": options.particles}
         for seed in range(options.seeds) for name in tables for method in options.methods
     ]  # fmt: skip
 
-    def compute(
-        data: str, seed: int, method: str, steps: int, batch: int, points: int, particles: int
-    ) -> dict[str, Any]:
+    def compute(data: str, seed: int, method: str, steps: int, **rest: Any) -> dict[str, Any]:
         parts, given = prepared(data, seed)
-        settings = Settings(steps, 5e-3, batch, points, particles)
+        sizes = {f"num_{name}": rest[name] for name in ("points", "particles")}
+        settings = Settings(steps, rest["step_size"], rest["batch"], **sizes)
         return measure_fit(fit(method, parts.x, parts.y, settings, seed, given), parts)
 
     # One split after another: the methods of one share its Gaussian process.

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 import optax
 from jax import Array, lax
+from scipy.linalg import cho_solve, cholesky, solve_triangular
 from tinygp import GaussianProcess, kernels, transforms
 
 # The least noise of observations, in standardised units.
@@ -75,3 +77,67 @@ def exact_posterior(
     process = GaussianProcess(found.kernel(), x, diag=found.noise**2)
     posterior = process.condition(y, points).gp
     return posterior.mean, jnp.sqrt(posterior.variance)
+
+
+def information_ratio(
+    found: Hyperparameters,
+    x: Array,
+    y: Array,
+    pool: Array,
+    batch_size: int,
+    num_points: int,
+    jitter: float = JITTER,
+    num_sets: int = 16,
+    seed: int = 0,
+) -> float:
+    """How many times more the data tell of all their function values than of a set's.
+
+    The KL divergence of the exact posterior from the prior at the inputs of all data, over its
+    mean at measurement sets. Divergences of neighbouring values do not add up, so this is less
+    than N/B; it tends to 1 as sets come to determine the function.
+
+    Args:
+        found: the Gaussian process.
+        x: inputs, (N, d).
+        y: targets, (N,).
+        pool: further inputs, (K, d).
+        batch_size: B, rows of the data in a set.
+        num_points: points of the pool in a set.
+        jitter: standard deviation of the white noise in the values of a set.
+        num_sets: how many are averaged over.
+        seed: of the sets.
+
+    Cost: O(N³), in float64: the covariance of neighbours is singular in float32.
+    """
+    rng = np.random.default_rng(seed)
+    variance, kernel = float(found.noise) ** 2, found.kernel()
+    targets = np.asarray(y, float)
+    joint = np.asarray(kernel(x, x), float) + variance * np.eye(len(x))
+    root = cholesky(joint, lower=True, overwrite_a=True, check_finite=False)
+    weights = cho_solve((root, True), targets)
+    inverse = solve_triangular(root, np.eye(len(x)), lower=True, overwrite_b=True)
+    # With K the prior's covariance, A = K + σ², μ = K A⁻¹ y: the posterior's is σ² K A⁻¹, so K
+    # need not be inverted.
+    of_all = 0.5 * (
+        variance * np.sum(inverse**2)
+        - len(x)
+        + targets @ weights
+        - variance * weights @ weights
+        + 2 * np.sum(np.log(np.diag(root)))
+        - len(x) * np.log(variance)
+    )
+
+    def of_set(points: Array) -> float:
+        prior = np.asarray(kernel(points, points), float) + jitter**2 * np.eye(len(points))
+        across = np.asarray(kernel(x, points), float)
+        half = inverse @ across
+        posterior, mean = prior - half.T @ half, across.T @ weights
+        trace, square = np.trace(np.linalg.solve(prior, posterior)), np.linalg.solve(prior, mean)
+        log_dets = np.linalg.slogdet(prior)[1] - np.linalg.slogdet(posterior)[1]
+        return float(0.5 * (trace - len(points) + mean @ square + log_dets))
+
+    def drawn() -> Array:
+        rows = rng.choice(len(x), batch_size, replace=False)
+        return jnp.concatenate([x[rows], pool[rng.choice(len(pool), num_points, replace=False)]])
+
+    return float(of_all / np.mean([of_set(drawn()) for _ in range(num_sets)]))

@@ -9,7 +9,7 @@ from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
 from examples.functional_data import Split
-from examples.functional_methods import Fitted
+from examples.functional_fit import Fitted
 
 # Test inputs so many times further from the centre are out of the distribution.
 FAR = 3.0
