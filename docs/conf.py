@@ -38,7 +38,7 @@ _SOURCE = b"".join(
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(BUILD / "cells" / hashlib.sha256(_SOURCE).hexdigest()[:12])
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300
+nb_execution_timeout = 900  # of a cell: a busy machine is no error
 nb_execution_show_tb = True
 # Kernels inherit these. What several pages need is compiled once; no page depends on what
 # accelerator is at hand.

@@ -17,7 +17,7 @@ def static(**kwargs: Any) -> Any:
     """A dataclass field that is part of the pytree's structure (hashable, not traced).
 
     Args:
-        **kwargs: of :func:`dataclasses.field`, such as ``default``.
+        **kwargs: of ``dataclasses.field``, such as ``default``.
 
     Returns:
         The field.
