@@ -1,5 +1,7 @@
 """Implicit variational inference for NumPyro by nonparametric score estimation."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from numpyro_kscore._pytree import pytree, static
 from numpyro_kscore.arviz_io import to_arviz
 from numpyro_kscore.autoguide import AutoImplicit, AutoSemiImplicit
@@ -126,4 +128,8 @@ __all__ = [
     "weight_ess",
 ]
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("numpyro-kscore")
+except PackageNotFoundError:
+    # A source tree that was never installed.
+    __version__ = "0+unknown"
