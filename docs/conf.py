@@ -43,6 +43,8 @@ nb_execution_show_tb = True
 # Kernels inherit these. What several pages need is compiled once; no page depends on what
 # accelerator is at hand.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# tqdm misses a widget that no page shows.
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(BUILD / "compilations")
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
