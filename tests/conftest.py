@@ -20,9 +20,10 @@ import pytest  # noqa: E402
 def compilation_cache(tmp_path_factory):
     """Programs compiled more than once in a run, by new SVI objects or cleared caches, are kept.
 
-    The folder is this run's own: a cache that outlives it could hide a change of compiler.
+    The folder is this run's own: a cache that outlives it could hide a change of compiler. Runs
+    that belong together may share one (``benchmarks/mutation.py``).
     """
-    folder = tmp_path_factory.mktemp("compilations")
+    folder = os.environ.get("NUMPYRO_KSCORE_TEST_CACHE") or tmp_path_factory.mktemp("compilations")
     settings = {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.3,
