@@ -249,14 +249,22 @@ def _conclude(
         advice.append("look for what the model does at extreme values")
     if float(jumps.p_value) < LEVEL:
         verdict = "bad"
-        findings.append(
-            "draws moved by long jumps end up elsewhere: the guide misses a mode of the model, or "
-            "gives modes wrong shares; k̂ knows nothing of that"
-        )
-        advice.append(
-            "start several fits from other init_loc_fn values and compare their losses; widen "
-            "init_scale; more particles"
-        )
+        if int(jumps.num_modes) > 1:
+            findings.append(
+                "draws moved by long jumps end up elsewhere: the guide misses a mode of the model, "
+                "or gives modes wrong shares; k̂ knows nothing of that"
+            )
+            advice.append(
+                "start several fits from other init_loc_fn values and compare their losses; widen "
+                "init_scale; more particles"
+            )
+        else:
+            # Nowhere to jump to: what moved them are steps of several standard deviations.
+            findings.append(
+                "draws moved by long steps end up elsewhere: the guide lacks what lies far out, "
+                "though no second mode was found"
+            )
+            advice.append("more steps, then more particles or a wider network")
     if spread[0] < COLLAPSED:
         verdict = "bad"
         findings.append(

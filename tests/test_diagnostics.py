@@ -405,19 +405,22 @@ def a_khat(verdict):
 
 
 @pytest.mark.parametrize(
-    ("khat_verdict", "stein_p", "jump_p", "spread", "verdict", "words"),
+    ("khat_verdict", "stein_p", "jump_p", "num_modes", "spread", "verdict", "words"),
     [
-        ("good", 0.5, 0.5, (0.95, 1.05), "good", "nothing speaks against"),
-        ("good", 0.001, 0.5, (0.95, 1.4), "good", "weights can correct"),
-        ("good", 0.5, 0.001, (0.95, 1.05), "bad", "misses a mode"),
-        ("cannot tell", 0.001, 0.5, (0.3, 0.9), "bad", "collapsed"),
-        ("cannot tell", 0.5, 0.5, (0.95, 1.05), "cannot tell", "not known"),
-        ("bad", 0.001, 0.5, (0.7, 0.9), "bad", "too narrow"),
+        ("good", 0.5, 0.5, 1, (0.95, 1.05), "good", "nothing speaks against"),
+        ("good", 0.001, 0.5, 1, (0.95, 1.4), "good", "weights can correct"),
+        ("good", 0.5, 0.001, 2, (0.95, 1.05), "bad", "misses a mode"),
+        ("good", 0.5, 0.001, 1, (0.95, 1.05), "bad", "no second mode was found"),
+        ("cannot tell", 0.001, 0.5, 1, (0.3, 0.9), "bad", "collapsed"),
+        ("cannot tell", 0.5, 0.5, 1, (0.95, 1.05), "cannot tell", "not known"),
+        ("bad", 0.001, 0.5, 1, (0.7, 0.9), "bad", "too narrow"),
     ],
 )
-def test_words(khat_verdict, stein_p, jump_p, spread, verdict, words):
+def test_words(khat_verdict, stein_p, jump_p, num_modes, spread, verdict, words):
     stein = SteinTest(jnp.asarray(0.1), jnp.asarray(0.1), jnp.asarray(0.01), jnp.asarray(stein_p))
-    jumps = JumpTest(jnp.asarray(0.1), jnp.asarray(jump_p), jnp.asarray(0.5), jnp.asarray(2))
+    jumps = JumpTest(
+        jnp.asarray(0.1), jnp.asarray(jump_p), jnp.asarray(0.5), jnp.asarray(num_modes)
+    )
     found = _conclude(a_khat(khat_verdict), stein, jumps, spread, gaussian_draws(1.0, n=100))
     assert found[0] == verdict
     assert words in " ".join(found[1])
