@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,15 @@ import numpy as np
 from examples.cells import Row, fill
 
 ROOT = Path(__file__).parents[1]
+FILES = {
+    "kernels": "family profiles oracle_estimators selection",
+    "regularizers": "family iterations oracle_estimators selection",
+    "iterations": "iterations oracle_estimators derivatives selection",
+    "elbo": "elbo aggregate blocks entropy functions",
+}
 TESTS = {
-    "kernels": "test_family test_profiles test_oracle_estimators test_selection",
-    "regularizers": "test_family test_iterations test_oracle_estimators test_selection",
-    "iterations": "test_iterations test_oracle_estimators test_derivatives test_selection",
-    "elbo": "test_elbo test_aggregate test_blocks test_entropy test_functions",
+    module: " ".join(f"tests/test_{name}.py" for name in names.split())
+    for module, names in FILES.items()
 }
 # What an operator between values may turn into.
 OPERATORS = {"Add", "Sub", "Mul", "Div"}
@@ -82,7 +85,6 @@ def mutants(module: str) -> Iterator[tuple[str, Any]]:
                 yield f"{operator} {mutation.occurrence}", mutation
 
 
-@cache
 def sample(module: str, size: int, seed: int) -> dict[str, Any]:
     """Some of them, in random order; a larger sample begins with a smaller one."""
     every = list(mutants(module))
@@ -94,8 +96,7 @@ def judge(module: str, mutation: Any) -> Row:
     """The tests' word on one mutant, in the current folder, which is a copy."""
     from cosmic_ray.mutating import mutate_and_test
 
-    files = " ".join(f"tests/{name}.py" for name in TESTS[module].split())
-    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {files}"
+    command = f"{sys.executable} -m pytest -x -q -p no:cacheprovider {TESTS[module]}"
     start = time.perf_counter()
     result = mutate_and_test([mutation], command, TIMEOUT)
     outcome = getattr(result.test_outcome, "value", "none")
@@ -126,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ["PYTHONPATH"] = folder
         os.chdir(folder)
         for module in options.modules:
-            files = [f"tests/{name}.py" for name in TESTS[module].split()]
-            subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *files], check=True)
+            command = [sys.executable, "-m", "pytest", "-q", "-x", *TESTS[module].split()]
+            subprocess.run(command, check=True)
         cells = [{"module": module, "mutant": name} for module in chosen for name in chosen[module]]
         rows = fill(
             cells,

@@ -40,6 +40,7 @@ TEST_DRAWS = 1_000
 LEVEL = 0.01
 # Ratios of standard deviations that are called out, in the guide's worst directions.
 NARROW, WIDE, COLLAPSED = 0.8, 1.25, 0.4
+MORE_OF_ALL = "more steps, then more particles or a wider network"
 # An effect below is real, perhaps, but of no matter: squared, in standard deviations.
 SMALL_DISCREPANCY = 0.1**2
 
@@ -264,7 +265,7 @@ def _conclude(
                 "draws moved by long steps end up elsewhere: the guide lacks what lies far out, "
                 "though no second mode was found"
             )
-            advice.append("more steps, then more particles or a wider network")
+            advice.append(MORE_OF_ALL)
     if spread[0] < COLLAPSED:
         verdict = "bad"
         findings.append(
@@ -276,7 +277,7 @@ def _conclude(
         )
     elif spread[0] < NARROW:
         findings.append(f"the guide is too narrow: sd down to {spread[0]:.2f} of the model's")
-        advice.append("more steps, then more particles or a wider network")
+        advice.append(MORE_OF_ALL)
     if spread[1] > WIDE:
         findings.append(f"the guide is too wide: sd up to {spread[1]:.2f} times the model's")
         advice.append("a smaller last step size (a cosine schedule, or fit), more particles")
@@ -298,4 +299,5 @@ def _conclude(
     elif found.verdict == "bad":
         findings.append("importance weights cannot correct the guide: k̂ is too large")
         advice.append("a more flexible guide, more particles, another parameterisation; or NUTS")
-    return verdict, findings, advice
+    # Two findings may ask for the same.
+    return verdict, findings, list(dict.fromkeys(advice))

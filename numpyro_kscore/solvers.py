@@ -76,9 +76,8 @@ class Krylov(Solver):
         """Ritz pairs of ``K/n`` in the Krylov space of ``h``. Cost: num_steps products."""
         num_steps = min(num_steps, h.size)
         tiny = jnp.finfo(h.dtype).tiny
-        # Scaling by the largest entry first: squares of 1e-30 or 1e30 do not fit float32.
-        largest = jnp.max(jnp.abs(h))
-        unit = gram.laid_out(h / jnp.where(largest > 0, largest, 1.0))
+        unit, largest = _over_largest(h)
+        unit = gram.laid_out(unit)
         length = jnp.sqrt(_inner(unit, unit))
         start = unit / jnp.maximum(length, tiny)
 
@@ -119,6 +118,12 @@ class Krylov(Solver):
         self.check(regularizer)
         num_steps = self.num_steps or regularizer.krylov_steps(gram.spectral_bound)
         return apply_filter(num_steps, self, gram, h, regularizer)
+
+
+def _over_largest(h: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A vector over its largest entry, and that: squares of 1e-30 or 1e30 do not fit float32."""
+    largest = jnp.max(jnp.abs(h))
+    return h / jnp.where(largest > 0, largest, 1.0), largest
 
 
 def _inner(v: jax.Array, w: jax.Array) -> jax.Array:
@@ -171,9 +176,7 @@ class ConjugateGradient(Solver):
         self.check(regularizer)
         lam = jnp.asarray(regularizer.lam, h.dtype)  # type: ignore[attr-defined]
         tiny = jnp.finfo(h.dtype).tiny
-        # The solution is linear in h, and squares of 1e-30 or 1e30 do not fit float32.
-        largest = jnp.max(jnp.abs(h))
-        unit = h / jnp.where(largest > 0, largest, 1.0)
+        unit, largest = _over_largest(h)
         h_norm_squared = jnp.sum(unit * unit)
 
         def going(state: Any) -> jax.Array:

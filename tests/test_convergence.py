@@ -72,7 +72,10 @@ def same(a, b):
 
 
 def test_results_can_be_pickled(whole):
-    same(pickle.loads(pickle.dumps(whole)), whole)
+    restored = pickle.loads(pickle.dumps(whole))
+    same(restored, whole)
+    assert restored.info.reason == whole.info.reason
+    assert type(restored) is type(whole)
 
 
 # --- The discrepancy ------------------------------------------------------------------------------

@@ -414,6 +414,7 @@ def a_khat(verdict):
         ("cannot tell", 0.001, 0.5, 1, (0.3, 0.9), "bad", "collapsed"),
         ("cannot tell", 0.5, 0.5, 1, (0.95, 1.05), "cannot tell", "not known"),
         ("bad", 0.001, 0.5, 1, (0.7, 0.9), "bad", "too narrow"),
+        ("bad", 0.001, 0.001, 1, (0.7, 0.9), "bad", "too narrow"),
     ],
 )
 def test_words(khat_verdict, stein_p, jump_p, num_modes, spread, verdict, words):
@@ -424,4 +425,5 @@ def test_words(khat_verdict, stein_p, jump_p, num_modes, spread, verdict, words)
     found = _conclude(a_khat(khat_verdict), stein, jumps, spread, gaussian_draws(1.0, n=100))
     assert found[0] == verdict
     assert words in " ".join(found[1])
+    assert len(found[2]) == len(set(found[2]))
     assert (verdict == "good" and spread[1] < 1.2) or found[2]
