@@ -21,6 +21,7 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_kscore._pytree import check_count, check_positive, is_concrete
 from numpyro_kscore.distributions import Implicit
 from numpyro_kscore.networks import GATE_RATE, apply_network, check_network, perceptron
+from numpyro_kscore.program import find_latents
 
 __all__ = ["AutoImplicit", "AutoSemiImplicit"]
 
@@ -56,8 +57,8 @@ class AutoImplicit(AutoContinuous):
             ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
 
     Raises:
-        ValueError: for a model with local latents in subsampled plates, or a network whose
-            output has the wrong shape.
+        ValueError: for a model without latents, with discrete ones or with local ones in
+            subsampled plates, or a network whose output has the wrong shape.
 
     Example::
 
@@ -104,6 +105,7 @@ class AutoImplicit(AutoContinuous):
         )
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        self._check_latents(*args, **kwargs)
         try:
             super()._setup_prototype(*args, **kwargs)
         except ValueError as error:
@@ -123,6 +125,16 @@ class AutoImplicit(AutoContinuous):
         except ValueError:
             self.prototype_trace = None
             raise
+
+    def _check_latents(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse what NumPyro would take for latents to be summed out, which nobody does here."""
+
+        def run(key: jax.Array) -> None:
+            with handlers.block():
+                seeded = handlers.seed(self.model, key)
+                find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), type(self).__name__)
+
+        jax.eval_shape(run, random.key(0))
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""

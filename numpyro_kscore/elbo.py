@@ -171,6 +171,11 @@ class ImplicitELBO(ELBO):
                 "model's score at every draw. Leave base out, or use num_particles alone"
             )
         check_choice("debias", debias, ("jackknife", None))
+        if debias and isinstance(estimator, ScoreEstimator) and estimator.subset is not None:
+            raise ValueError(
+                "debias: expected None beside an estimator with a subset, whose halves would be "
+                f"other operators; got {debias!r}. Give ImplicitELBO debias=None"
+            )
         sharding = check_sharding(sharding)
         if sharding is not None and vectorize_particles is not True:
             raise ValueError(

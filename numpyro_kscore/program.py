@@ -20,6 +20,7 @@ from numpyro_kscore.structure import Frame, Part, Site, Structure
 __all__ = [
     "Program",
     "Traces",
+    "find_latents",
     "inspect_program",
     "is_subsampled",
     "trace_both",
@@ -226,8 +227,12 @@ def _check_subsampling(block: Block, sites: dict[str, Site]) -> None:
             )
 
 
-def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
-    """Check that the guide draws every latent of the model, and that all are continuous.
+def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
+    """The latent sites of a model, which must be there and continuous.
+
+    Args:
+        model_trace: trace of the model.
+        asker: the class that needs them, for the message.
 
     Raises:
         ValueError: naming the sites and what to do.
@@ -238,10 +243,20 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
     discrete = [name for name, site in latents.items() if site["fn"].support.is_discrete]
     if discrete:
         raise ValueError(
-            f"ImplicitELBO: expected continuous latent sites; got discrete {discrete}. Sum them "
-            "out of the model (dist.MixtureSameFamily, numpyro.contrib.funsor), or use another "
-            "objective for them"
+            f"{asker}: expected continuous latent sites; got discrete {discrete}. Sum them out "
+            "of the model (dist.MixtureSameFamily, or logsumexp in a numpyro.factor), or use "
+            "another objective for them"
         )
+    return latents
+
+
+def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
+    """Check that the guide draws every latent of the model, and that all are continuous.
+
+    Raises:
+        ValueError: naming the sites and what to do.
+    """
+    latents = find_latents(model_trace, "ImplicitELBO")
     drawn = {
         name
         for name, site in guide_trace.items()

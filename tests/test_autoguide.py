@@ -352,7 +352,28 @@ def test_local_latents_are_refused():
         with numpyro.plate("rows", 10, subsample_size=3):
             numpyro.sample("z", dist.Normal(0.0, 1.0))
 
-    with pytest.raises(ValueError, match=r"(?s)AutoImplicit.*local latent|expected.*got 'z'"):
+    with pytest.raises(
+        ValueError, match="AutoImplicit: expected .* outside subsampled plates; got"
+    ):
+        initialized(model)
+
+
+def test_discrete_latents_are_refused_before_numpyro_would_enumerate_them():
+    def model():
+        kind = numpyro.sample(
+            "kind", dist.Categorical(jnp.ones(3) / 3), infer={"enumerate": "parallel"}
+        )
+        numpyro.sample("x", dist.Normal(kind, 1.0))
+
+    with pytest.raises(ValueError, match=r"AutoImplicit: expected continuous.*discrete \['kind'\]"):
+        initialized(model)
+
+
+def test_models_without_latents_are_refused():
+    def model():
+        numpyro.sample("x", dist.Normal(0.0, 1.0), obs=0.3)
+
+    with pytest.raises(ValueError, match="model: expected at least one latent sample site; got"):
         initialized(model)
 
 
