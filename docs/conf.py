@@ -59,7 +59,7 @@ napoleon_use_ivar = True  # an "Attributes" section next to documented members, 
 napoleon_use_rtype = False
 
 html_theme = "furo"
-html_title = f"numpyro_kscore {release}"
+html_title = "numpyro_kscore " + release.partition("+")[0]  # the commit would not fit a phone
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 

@@ -69,8 +69,9 @@ class Khat(NamedTuple):
     fisher: tuple[float, float]
 
     def __str__(self) -> str:
+        equal = " (all weights are equal)" if self.value == -np.inf else ""
         return (
-            f"k̂ = {self.value:.2f}, 90 % interval {self.low:.2f} to {self.high:.2f}: "
+            f"k̂ = {self.value:.2f}{equal}, 90 % interval {self.low:.2f} to {self.high:.2f}: "
             f"{self.verdict} ({self.reason})"
         )
 

@@ -109,6 +109,9 @@ def test_equal_weights_have_no_tail():
     np.testing.assert_allclose(np.exp(smoothed), 0.01)
     assert weight_ess(np.zeros(100)) == pytest.approx(100)
     assert weight_ess(np.array([0.0, -1e9])) == pytest.approx(1)
+    perfect = khat(gaussian_draws(1.0, dim=2, n=400))
+    assert perfect.verdict == "good"
+    assert str(perfect).startswith("k̂ = -inf (all weights are equal), 90 % interval")
 
 
 def test_resampling_corrects_a_wide_guide():
