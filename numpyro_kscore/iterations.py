@@ -103,12 +103,12 @@ class Landweber(_Iteration):
     def evaluate(self, sigma: jax.Array) -> Filter:
         t = float(self._number)
         eta = jnp.asarray(self.step_size, sigma.dtype)
-        x = jnp.clip(eta * sigma, 0.0, 1.0)
+        x = eta * sigma
         # Where t x is small, 1 - (1-x)^t and then r cancel; the binomial series does not.
         small = t * x < 0.1
         safe = jnp.where(small, 0.5, x)
-        # The floor keeps log1p and its derivative finite at x = 1, where (1-x)^t is 0 anyway.
-        remainder = jnp.minimum(safe, 1.0 - jnp.finfo(x.dtype).eps)
+        # A rounding error below one at most: log1p and its slope are finite where x is one.
+        remainder = jnp.where(safe > 1.0, 1.0, safe) * (1.0 - jnp.finfo(x.dtype).eps)
         descended = -jnp.expm1(t * jnp.log1p(-remainder))
         # Σ_{k≥2} (-1)^(k-1) binom(t, k) x^(k-2) = t² Σ_k (-1)^(k-1) [binom(t, k)/t^k] (t x)^(k-2)
         series = jnp.zeros_like(x)

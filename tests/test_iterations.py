@@ -46,31 +46,3 @@ def test_the_filter_is_exact_to_rounding(steps, nu):
         double = NuMethod(steps, nu).evaluate(jnp.asarray(SIGMA, jnp.float64))
         assert relative(double.g, g) < 1e-11
         assert relative(double.r, r) < 1e-11
-
-
-def test_all_step_counts_of_a_path_at_once():
-    family = NuMethod("auto")
-    rows = family.evaluate_path(jnp.asarray(SIGMA), 0.1)
-    for k, member in enumerate(family.path(0.1)):
-        one = member.evaluate(jnp.asarray(SIGMA))
-        np.testing.assert_allclose(rows.g[k], one.g, rtol=2e-5)
-        np.testing.assert_allclose(rows.r[k], one.r, rtol=2e-4)
-        np.testing.assert_allclose(rows.g0[k], one.g0, rtol=1e-6)
-
-
-@pytest.mark.parametrize("steps", [1, 2, 30])
-def test_slopes_of_the_filter_are_those_of_the_polynomial(steps, x64):
-    """Also at both ends, where the angles of the series have none."""
-    sigma = np.array([0.0, 1e-3, 0.3, 1.0])
-
-    def filters(s):
-        found = NuMethod(steps).evaluate(s)
-        return jnp.stack([found.g, found.r])
-
-    found = jax.jvp(filters, (jnp.asarray(sigma),), (jnp.ones(4),))[1]
-    # The polynomial goes on beyond both ends: central differences exist there too.
-    h = 1e-6
-    above, below = recursion(steps, 1.0, sigma + h), recursion(steps, 1.0, sigma - h)
-    for k, part in enumerate((0, 2)):
-        slope = np.asarray((above[part] - below[part]) / (2 * h), float)
-        np.testing.assert_allclose(found[k], slope, rtol=1e-5, atol=1e-7)
