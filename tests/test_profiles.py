@@ -17,7 +17,6 @@ from numpyro_kscore import (
     Mixture,
     Profile,
     RationalQuadratic,
-    ScoreEstimator,
     multi_bandwidth,
 )
 
@@ -81,22 +80,16 @@ def test_derivatives_equal_autodiff_of_the_profile(name):
 
         @jax.jit
         def differentiate(s):
-            # Of the library's profile and of the reference: both closed forms are tied to phi.
-            towers = []
-            for function in (profile, reference.traced):
-                tower = []
-                for _ in range(5):
-                    tower.append(jax.vmap(function)(s))
-                    function = jax.grad(function)
-                towers.append(tower)
-            return towers
+            # What ties the closed forms, the library's and the reference's, to phi.
+            function, tower = reference.traced, []
+            for _ in range(5):
+                tower.append(jax.vmap(function)(s))
+                function = jax.grad(function)
+            return tower
 
-        for tower in differentiate(s):
-            for order in range(5):
-                np.testing.assert_allclose(values[order], tower[order], rtol=1e-10, atol=1e-13)
-                np.testing.assert_allclose(
-                    values[order], reference.derivative(s, order), rtol=1e-10
-                )
+        for order, expected in enumerate(differentiate(s)):
+            np.testing.assert_allclose(values[order], expected, rtol=1e-10, atol=1e-13)
+            np.testing.assert_allclose(values[order], reference.derivative(s, order), rtol=1e-10)
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -127,11 +120,11 @@ def test_terms_of_the_estimator_vanish_at_zero(name):
                 assert abs(float(phi[order]) * s ** (order - first_open + 1)) < 1e-5
 
 
-@pytest.mark.parametrize("name", PROFILES)
-@pytest.mark.parametrize("curl_free", [True, False])
+@pytest.mark.parametrize(
+    ("name", "curl_free"),
+    [("imq", True), ("matern-2.5", True), ("mixture", True), ("imq", False), ("matern-1.5", False)],
+)
 def test_kernels_equal_the_hessian_of_the_profile(name, curl_free):
-    if curl_free and name == "matern-1.5":
-        pytest.skip("the divergence of this curl-free kernel does not exist")
     profile, reference = PROFILES[name]
     kernel = CurlFree(profile) if curl_free else Diagonal(profile)
     expected = oracle.Kernel(curl_free, reference)
@@ -179,19 +172,6 @@ def test_profile_algebra():
 def test_impossible_profiles_are_refused(build):
     with pytest.raises((TypeError, ValueError), match=r"(?s)expected.*got"):
         build()
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [Matern(1.5), IMQ() + Matern(1.5), Profile(user_written, 2)],
-    ids=["matern", "sum", "user-written"],
-)
-def test_rough_profiles_are_refused_by_the_curl_free_kernel_only(profile):
-    samples = jnp.asarray([[0.0, 1.0], [1.0, 0.5], [0.3, -1.0]])
-    with pytest.raises(ValueError, match=r"(?s)expected.*got"):
-        ScoreEstimator(CurlFree(profile)).fit(samples)
-    score = ScoreEstimator(Diagonal(profile)).fit(samples)
-    assert bool(jnp.all(jnp.isfinite(score.at_samples)))
 
 
 def test_differentiability():
