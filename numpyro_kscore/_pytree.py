@@ -42,7 +42,8 @@ def pytree(cls: type[T]) -> type[T]:
         cls: a class with annotated fields.
 
     Returns:
-        The class, as a frozen dataclass.
+        The class, as a frozen dataclass. Its constructor raises ``TypeError`` for an array in a
+        static field.
 
     Example::
 
@@ -53,6 +54,15 @@ def pytree(cls: type[T]) -> type[T]:
             def __call__(self, s):
                 return (1 + s) ** -self.exponent
     """
+    check_fields = getattr(cls, "__post_init__", None)
+
+    def __post_init__(self: Any) -> None:
+        for name in meta:
+            _check_static(f"{cls.__name__}.{name}", getattr(self, name))
+        if check_fields is not None:
+            check_fields(self)
+
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True)(cls)
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     meta = [f.name for f in fields if f.metadata.get("static")]
@@ -73,6 +83,17 @@ def pytree(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return cls
+
+
+def _check_static(name: str, x: Any) -> None:
+    """Raise for an array: JAX hashes and compares what is static, and may keep a tracer."""
+    if isinstance(x, jax.Array | np.ndarray):
+        kind = "a traced one" if isinstance(x, jax.core.Tracer) else "one"
+        raise TypeError(
+            f"{name}: expected no array, since programs are compiled for this value; got {kind} "
+            f"of dtype {x.dtype} and shape {x.shape}. Give a Python number; under jit or vmap it "
+            "cannot vary"
+        )
 
 
 def is_concrete(x: Any) -> bool:
@@ -110,16 +131,16 @@ def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> ja
     """``x`` as a floating-point array of shape (n, d), checked.
 
     Raises:
-        TypeError: for a dtype that is not real floating point.
+        TypeError: for a dtype other than float32 and float64.
         ValueError: for a wrong rank or dimension, fewer than ``minimum`` rows, or, outside
             ``jit``, entries that are not finite.
     """
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(
-            f"{name}: expected a floating-point array of shape (n, d); got dtype {x.dtype}. "
-            "Convert it with .astype(float)"
+            f"{name}: expected an array of float32 or float64, of shape (n, d); got dtype "
+            f"{x.dtype}. Convert it with .astype('float32')"
         )
     if x.ndim != 2:
         raise ValueError(

@@ -23,6 +23,7 @@ from numpyro_kscore.draws import GuideDraws, constrain, evaluate_fitted, fitted_
 from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.importance import Khat
 from numpyro_kscore.importance import khat as compute_khat
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.pairwise import cancels, squared_distances
 from numpyro_kscore.program import Program
 from numpyro_kscore.selection import Median
@@ -32,6 +33,8 @@ __all__ = ["to_arviz"]
 INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 # Draws an energy is fitted to at least, whatever the number that is kept.
 ENERGY_DRAWS = 2_000
+# Share of their range by which log densities of the same draws may differ, being compiled apart.
+SAME = 1e-3
 
 
 def to_arviz(
@@ -87,7 +90,9 @@ def to_arviz(
         extra_event_dims: names of event dimensions, added to those of plates.
         index_origin: of labels that are not given.
         khat: True computes it, for ten seconds or so, from the draws that are kept and more; False
-            leaves out ``khat``, and ``log_q`` where the guide has no density.
+            leaves out ``khat``, and ``log_q`` where the guide has no density; what
+            :func:`~numpyro_kscore.khat` or ``diagnose(...).khat`` gave is taken as it is, if it is
+            of the same draws, which the same ``rng_key`` makes.
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
 
@@ -119,7 +124,7 @@ def to_arviz(
     samples = jax.device_get(constrain(program, fitted.structure, draws.samples[:kept]))
     stats = _sample_stats(draws, found, kept)
 
-    predict_key, prior_key = jax.random.split(jax.random.fold_in(key, 2))
+    predict_key, prior_key = jax.random.split(key_apart(key, 2))
     model = substitute(program.model, data=dict(program.params))
     if posterior_predictive is True:
         posterior_predictive = _posterior_predictive(predict_key, model, program, samples)
@@ -231,10 +236,16 @@ def _sample_stats(draws: GuideDraws, found: Khat | None, kept: int) -> dict[str,
     if draws.log_q is not None:
         stats["log_q"] = np.asarray(draws.log_q[:kept])
     elif found is not None:
-        log_q = np.full(kept, np.nan)
         known = found.log_q[:kept]
-        log_q[: len(known)] = known
-        stats["log_q"] = log_q
+        # What both say of the model's log density, which one of them knows up to a constant.
+        apart = known + found.log_weights[:kept] - stats["lp"][: len(known)]
+        if np.ptp(apart) > SAME * max(1.0, float(np.ptp(stats["lp"]))):
+            raise ValueError(
+                "khat: expected that of the draws that are kept; got one of other draws. Give "
+                "to_arviz the rng_key of evaluate_guide or diagnose, or khat=True"
+            )
+        stats["log_q"] = np.full(kept, np.nan)
+        stats["log_q"][: len(known)] = known
     return stats
 
 

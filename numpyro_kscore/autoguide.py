@@ -19,9 +19,9 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._pytree import check_count, check_positive, is_concrete
+from numpyro_kscore.agreement import find_latents
 from numpyro_kscore.distributions import Implicit
 from numpyro_kscore.networks import GATE_RATE, apply_network, check_network, perceptron
-from numpyro_kscore.program import find_latents
 
 __all__ = ["AutoImplicit", "AutoSemiImplicit"]
 
@@ -217,18 +217,24 @@ class AutoImplicit(AutoContinuous):
         return self._unpack_and_constrain(flat, params)
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """Medians of the latent sites, from 10 000 draws with a fixed key."""
-        return {name: value[0] for name, value in self.quantiles(params, [0.5]).items()}
+        """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
+
+        From 10 000 draws with a fixed key. Of a site of single numbers that is the median; numbers
+        that are tied to each other, as on a simplex, stay so.
+        """
+        flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
+        return self._unpack_and_constrain(jnp.median(flat, axis=0), params)
 
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
-        """Quantiles of every latent coordinate, from 10 000 draws with a fixed key.
+        """Quantiles of every number of every latent site, from 10 000 draws with a fixed key.
 
         Args:
             params: fitted parameters.
             quantiles: levels in [0, 1], shape (k,) or a scalar.
 
         Returns:
-            A dict of arrays with leading dimension k (none for a scalar).
+            A dict of arrays with leading dimension k (none for a scalar). Each number is taken by
+            itself: those of a simplex do not sum to one.
 
         Raises:
             ValueError: for levels outside [0, 1].
@@ -237,9 +243,9 @@ class AutoImplicit(AutoContinuous):
             given = np.asarray(quantiles)
             if not np.all((given >= 0) & (given <= 1)):
                 raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
-        flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
-        levels = jnp.quantile(flat, jnp.asarray(quantiles), axis=0)
-        return self._unpack_and_constrain(levels, params)
+        levels = jnp.asarray(quantiles)
+        draws = self.sample_posterior(random.key(0), params, sample_shape=(QUANTILE_DRAWS,))
+        return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 
     def get_base_dist(self) -> NoReturn:
         """Not available: the guide is no transformed distribution with a density."""

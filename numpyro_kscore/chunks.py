@@ -14,11 +14,20 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_kscore.discrepancy import evaluate_particles, masked_stein_discrepancy
 from numpyro_kscore.elbo import default_num_particles
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.particles import are_finite
-from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.program import Program, inspect_program, trace_both
+from numpyro_kscore.provenance import is_drawn
 from numpyro_kscore.structure import Structure
 
-__all__ = ["Chunk", "inspect_svi", "make_chunk", "parameter_slots", "strongly_typed"]
+__all__ = [
+    "Chunk",
+    "inspect_svi",
+    "latent_size",
+    "make_chunk",
+    "parameter_slots",
+    "strongly_typed",
+]
 
 # Fresh draws behind a discrepancy: about a tenth of the time of a hundred steps, or less.
 EVALUATION_DRAWS = 1024
@@ -87,6 +96,18 @@ def inspect_svi(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[s
         raise
 
 
+def latent_size(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many numbers the model's latent sites have, of whatever kind, at these arguments."""
+    program, found = _program(svi, state, args, kwargs), []
+
+    def run(key: jax.Array) -> None:
+        trace = trace_both(key, program).model
+        found.append(sum(jnp.size(site["value"]) for site in trace.values() if is_drawn(site)))
+
+    jax.eval_shape(run, jax.random.key(0))
+    return found[0]
+
+
 def _program(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     params = {**svi.get_params(state), **(state.mutable_state or {})}
     return Program(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs}, {})
@@ -139,8 +160,7 @@ def make_chunk(
         finite = finite & (2 * look["skipped"] <= count)
         if structure is not None:
             program = _program(svi, averaged, args, kwargs)
-            # Not the keys the next steps split from this one.
-            key = jax.random.fold_in(state.rng_key, count)
+            key = key_apart(state.rng_key, 0)
             look.update(_look_at_guide(key, svi, program, structure, forward_mode))
             finite = finite & jnp.isfinite(look["discrepancy"])
         return Chunk(state, averaged, losses, look, finite)

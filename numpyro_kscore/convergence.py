@@ -18,10 +18,12 @@ from numpyro_kscore.chunks import (
     LOSS_BLOCKS,
     Chunk,
     inspect_svi,
+    latent_size,
     make_chunk,
     parameter_slots,
     strongly_typed,
 )
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.stopping import Progress, Row, Rule, advance, step_sizes, verdict
 
 __all__ = ["Convergence", "FitResult", "fit"]
@@ -187,7 +189,7 @@ def fit(
     slots = parameter_slots(svi, state.optim_state)
     structure = None if criterion == "loss" else inspect_svi(svi, state, args, kwargs)
     num_chunks = max(1, max_steps // chunk_size)
-    dim = 1 if structure is None else structure.size
+    dim = latent_size(svi, state, args, kwargs) if structure is None else structure.size
     rule = Rule(max_steps // num_chunks, num_chunks, float(tol), patience, dim)
     settings = {**rule._asdict(), "criterion": criterion, "rng_key": _key_words(rng_key)}
     chunk = make_chunk(svi, structure, slots, args, kwargs, forward_mode_differentiation)
@@ -219,7 +221,7 @@ def _advance(run: _Run, found: Chunk, rule: Rule) -> _Run:
         progress = progress._replace(recoveries=progress.recoveries + 1)
         if progress.recoveries > MOST_RECOVERIES:
             return run._replace(progress=progress._replace(phase="done", cause="nan"))
-        key = jax.random.fold_in(run.state.rng_key, progress.recoveries)
+        key = key_apart(run.state.rng_key, progress.recoveries)
         return run._replace(state=run.state._replace(rng_key=key), progress=progress)
     look = {name: value.item() for name, value in jax.device_get(found.look).items()}
     row = Row(**{name: look.get(name, float("nan")) for name in Row._fields})

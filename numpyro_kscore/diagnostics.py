@@ -30,6 +30,7 @@ from numpyro_kscore.draws import (
     whitening,
 )
 from numpyro_kscore.importance import Khat, khat
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.pareto import GOOD_KHAT, pareto_smooth, weight_ess
 from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
 
@@ -214,8 +215,8 @@ def diagnose(
 
     some = draws.samples[:TEST_DRAWS], draws.scores[:TEST_DRAWS]
     found = khat(draws)
-    stein = ksd(*some, rng_key=jax.random.fold_in(key, 3))
-    jumps = mode_jump_test(log_density, some[0], rng_key=jax.random.fold_in(key, 4))
+    stein = ksd(*some, rng_key=key_apart(key, 3))
+    jumps = mode_jump_test(log_density, some[0], rng_key=key_apart(key, 4))
     ratios = np.asarray(spread_ratios(draws.samples, draws.scores))
     spread = float(ratios[0]), float(ratios[-1])
     smoothed = pareto_smooth(found.log_weights)[0]

@@ -17,6 +17,7 @@ from numpyro.infer.util import constrain_fn, potential_energy
 from numpyro_kscore._pytree import as_points, as_scored, check_count
 from numpyro_kscore.coordinates import Coordinates, standardize_samples
 from numpyro_kscore.discrepancy import LARGEST_WHITENED, evaluate_particles
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.particles import are_finite
 from numpyro_kscore.program import Program, inspect_program
 from numpyro_kscore.structure import Structure
@@ -208,7 +209,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         def second(pair: tuple[Array, Array]) -> Array:
             return _laplacian(*pair, factor, program, structure, key)
 
-        keys = jax.random.split(jax.random.fold_in(key, 1), num_samples)
+        keys = jax.random.split(key_apart(key, 1), num_samples)
         laplacian = lax.map(second, (sound, keys), batch_size=size)
         return found, laplacian, valid
 

@@ -19,6 +19,7 @@ from numpyro_kscore.descent import descend, put_columns
 from numpyro_kscore.estimators import ScoreEstimator
 from numpyro_kscore.following import STATE, Following, stateful_guide
 from numpyro_kscore.iterations import NuMethod
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.particles import (
     Draw,
     LogJoint,
@@ -138,12 +139,12 @@ class ImplicitELBO(ELBO):
         if aggregate is not None and not isinstance(aggregate, str):
             raise TypeError(f"aggregate: expected the name of a plate or None; got {aggregate!r}")
         if num_draws is not None:
-            check_count("num_draws", num_draws, minimum=max(2, num_particles or 2))
             if num_particles is None or aggregate is not None:
                 raise ValueError(
                     "num_draws: expected num_particles beside it, and no aggregate; got "
                     f"num_particles={num_particles}, aggregate={aggregate!r}"
                 )
+            check_count("num_draws", num_draws, minimum=num_particles)
         if estimator is None:
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
@@ -251,7 +252,7 @@ class ImplicitELBO(ELBO):
             )
         extra = None
         if self.num_draws is not None and self.num_draws > num_particles:
-            more = jax.random.split(jax.random.fold_in(rng_key, 1), self.num_draws - num_particles)
+            more = jax.random.split(key_apart(rng_key, 1), self.num_draws - num_particles)
             extra = self.vectorize_particles_fn(
                 partial(_flat, program=fixed, structure=structure), more
             )

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._pytree import (
@@ -38,6 +39,12 @@ from numpyro_kscore.solvers import Krylov, Solver
 from numpyro_kscore.subset import Subset
 
 __all__ = ["ScoreEstimator"]
+
+PARTS = (
+    ("kernel", Kernel, "kernel: expected a kernel such as CurlFree(IMQ()) or Diagonal(Gaussian())"),
+    ("regularizer", Regularizer, "regularizer: expected a filter such as NuMethod('auto')"),
+    ("solver", Solver, "solver: expected a solver such as Krylov() or Dense()"),
+)
 
 
 @pytree
@@ -198,16 +205,34 @@ class ScoreEstimator:
             )
         return context
 
-    def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
-        """The input of a fit, checked, and the configuration that is left to compile."""
-        sharding = self.sharding or sharding_of(samples)
-        samples = place(as_points("samples", samples, minimum=2), sharding)
+    def _check_parts(self) -> None:
+        """Raise for a part of another kind, a class JAX does not know, and arrays for numbers."""
         for leaf in jax.tree.leaves(self):
             if isinstance(leaf, Kernel | RadialProfile | Regularizer | Solver):
                 raise TypeError(
                     f"{type(leaf).__name__}: expected a pytree; got a class JAX does not know. "
                     "Decorate it with @numpyro_kscore.pytree"
                 )
+        for name, kind, expected in PARTS:
+            if not isinstance(part := getattr(self, name), kind):
+                raise TypeError(f"{expected}; got {part!r}")
+        if self.bandwidth is None:
+            raise ValueError("bandwidth: expected 'median', 'auto', a rule or a number; got None")
+        numbers = {"bandwidth": getattr(self.bandwidth, "factor", self.bandwidth)}
+        if not self.regularizer.is_auto:
+            numbers["regularizer"] = self.regularizer.strength()
+        for name, number in numbers.items():
+            if not isinstance(number, AutoBandwidth) and jnp.ndim(number):
+                raise ValueError(
+                    f"{name}: expected one number; got shape {jnp.shape(number)}. Several fits are "
+                    "one jax.vmap; the best of several bandwidths is AutoBandwidth(factors)"
+                )
+
+    def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
+        """The input of a fit, checked, and the configuration that is left to compile."""
+        sharding = self.sharding or sharding_of(samples)
+        samples = place(as_points("samples", samples, minimum=2), sharding)
+        self._check_parts()
         self.kernel.check()
         regularizer = self.regularizer
         if self.landmarks is not None:

@@ -113,6 +113,11 @@ class Kernel:
         return matrix
 
     def _check_smoothness(self, needed: int) -> None:
+        if not isinstance(self.profile, RadialProfile):
+            raise TypeError(
+                f"profile: expected a radial profile such as IMQ(); got {self.profile!r}. A "
+                "function of the squared distance is one as Profile(fn)"
+            )
         if self.profile.differentiability < needed:
             raise ValueError(
                 f"profile: expected at least {needed} continuous derivatives for "

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._pytree import check_count
+from numpyro_kscore.keys import key_apart
 
 __all__ = ["GOOD_KHAT", "importance_resample", "pareto_smooth", "smoother", "weight_ess"]
 
@@ -124,5 +125,5 @@ def importance_resample(
     levels = (np.arange(count) + offset) / count
     rows = np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), levels), n - 1)
     # In random order: neighbours would be copies of each other.
-    rows = np.asarray(jax.random.permutation(jax.random.fold_in(rng_key, 1), jnp.asarray(rows)))
+    rows = np.asarray(jax.random.permutation(key_apart(rng_key, 1), jnp.asarray(rows)))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], values)

@@ -14,6 +14,7 @@ from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
+from numpyro_kscore.keys import key_apart
 from numpyro_kscore.program import Program, is_subsampled, trace_both, unconstrain, values_of
 from numpyro_kscore.provenance import is_drawn
 from numpyro_kscore.structure import Structure
@@ -51,10 +52,8 @@ def draw_plates(key: jax.Array, program: Program, structure: Structure) -> dict[
     """Rows of the plates that all particles share."""
     if not structure.shared_plates:
         return {}
-    # The keys of particles are split from the same one: folding in what is no number of a
-    # particle keeps the rows apart from the noise of any of them.
-    apart = jax.random.fold_in(key, 2**31 - 1)
-    rows = values_of(trace_both(apart, program).guide, "plate")
+    # The keys of particles are split from the same one.
+    rows = values_of(trace_both(key_apart(key, 0), program).guide, "plate")
     return {name: rows[name] for name in structure.shared_plates}
 
 

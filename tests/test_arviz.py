@@ -70,14 +70,19 @@ def quiet(call, *args, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def tree():
+def found():
     svi, result = fitted(implicit_guide, ImplicitELBO())
     draws = evaluate_guide(svi, result, SIGMA, Y, num_samples=NUM * 2)
     with pytest.MonkeyPatch.context() as patch:
         # What the energy is made of is not the question here: nothing but closed forms is fitted.
         closed = tuple(family for family in FAMILIES if not family.kernel)
         patch.setattr("numpyro_kscore.importance.FAMILIES", closed)
-        found = khat(draws._replace(laplacian=None), num_bootstrap=20, num_repeats=2)
+        return khat(draws._replace(laplacian=None), num_bootstrap=20, num_repeats=2)
+
+
+@pytest.fixture(scope="module")
+def tree(found):
+    svi, result = fitted(implicit_guide, ImplicitELBO())
     return quiet(
         to_arviz,
         svi,
@@ -209,6 +214,12 @@ def test_explicit_guide_has_its_own_density():
     np.testing.assert_allclose(part["log_q"].values[0], expected, rtol=1e-4, atol=1e-4)
     assert part.attrs["log_q_normalized"] == 1
     assert "khat" not in part
+
+
+def test_energy_of_other_draws_is_refused(found):
+    svi, result = fitted(implicit_guide, ImplicitELBO())
+    with pytest.raises(ValueError, match="khat: expected that of the draws that are kept.*rng_key"):
+        to_arviz(svi, result, SIGMA, y=Y, num_samples=NUM, khat=found, rng_key=random.key(5))
 
 
 def test_wrong_use_is_named(monkeypatch):

@@ -26,6 +26,7 @@ from numpyro_kscore import (
     Tikhonov,
 )
 from numpyro_kscore.coordinates import regress_out, standardize_samples
+from numpyro_kscore.descent import descend
 from numpyro_kscore.particles import draw_particle, draw_plates
 from numpyro_kscore.program import Program, inspect_program
 
@@ -395,6 +396,28 @@ def test_extra_draws_leave_the_expected_gradient(x64):
         error = np.mean(found[name], axis=0) - mean
         standard_error = np.std(found[name], axis=0) / 10
         assert np.all(np.abs(error) < 4 * standard_error + np.abs(mean) / 100), name
+
+
+def test_extra_draws_share_no_noise_with_particles(monkeypatch):
+    """Keys of JAX are counters: one folded from a small number is that of a particle."""
+    seen = []
+
+    def spy(estimator, part, particles, *args, extra, **options):
+        seen.extend((particles, extra))
+        return descend(estimator, part, particles, *args, extra=extra, **options)
+
+    def target():
+        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+
+    def guide():
+        two = [numpyro.sample(name, dist.Normal(), infer=AUXILIARY) for name in ("a", "b")]
+        numpyro.sample("z", Implicit(jnp.stack(two), event_dim=1))
+
+    monkeypatch.setattr("numpyro_kscore.elbo.descend", spy)
+    elbo = ImplicitELBO(16, num_draws=64, estimator=GaussianScore(), debias=None)
+    elbo.loss(random.key(0), {}, target, guide)
+    numbers = np.concatenate([np.asarray(part).ravel() for part in seen])
+    assert len(numbers) == len(set(numbers)) == 2 * 64
 
 
 def test_extra_draws_lower_the_bias():

@@ -163,7 +163,7 @@ def test_discrepancy_refuses_what_it_cannot_use():
         stein_discrepancy(x[:2], x[:2])
     with pytest.raises(ValueError, match=r"scores: expected shape \(4, 2\).*got \(3, 2\)"):
         stein_discrepancy(x, x[:3])
-    with pytest.raises(TypeError, match="scores: expected a floating-point array"):
+    with pytest.raises(TypeError, match="scores: expected an array of float32 or float64"):
         stein_discrepancy(x, x.astype(int))
 
 
@@ -333,7 +333,23 @@ def test_all_chunks_are_one_program(monkeypatch):
 
     result = quiet_fit(make_svi(model=counted), KEY, DATA, criterion="loss", **QUICK)
     assert len(result.info.trace) > 10
-    assert len(runs) == 2  # to initialise, and to compile
+    assert len(runs) == 3  # to initialise, to count latents, and to compile
+
+
+@pytest.mark.parametrize("criterion", ["stein", "loss"])
+def test_what_matters_grows_with_the_latents(monkeypatch, criterion):
+    """½ d tol² nats, whatever a fit looks at."""
+
+    class SeenError(Exception):
+        pass
+
+    def see(*settings):
+        raise SeenError(Rule(*settings).least_loss)
+
+    monkeypatch.setattr("numpyro_kscore.convergence.Rule", see)
+    with pytest.raises(SeenError) as caught:
+        fit(make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
+    assert caught.value.args[0] == pytest.approx(0.5 * 2 * 0.2**2)
 
 
 def test_double_precision(x64):

@@ -344,7 +344,12 @@ def test_bad_settings_are_refused(error, settings, message):
     [
         (ValueError, np.zeros(3), None, r"samples: expected shape \(n, d\).*got shape \(3,\)"),
         (ValueError, np.zeros((1, 3)), None, "samples: expected at least 2 rows"),
-        (TypeError, np.zeros((4, 3), int), None, "samples: expected a floating-point array"),
+        (
+            TypeError,
+            np.zeros((4, 3), int),
+            None,
+            "samples: expected an array of float32 or float64",
+        ),
         (ValueError, np.full((4, 3), np.nan), None, "samples: expected finite values; got 4 row"),
         (ValueError, np.zeros((4, 3)), np.zeros((4, 3)), "expected base=None.*got base='gaussian'"),
     ],

@@ -1,0 +1,18 @@
+"""Random keys for things beside the particles of a step."""
+
+from __future__ import annotations
+
+import jax
+
+__all__ = ["key_apart"]
+
+LARGEST = 2**31 - 1
+
+
+def key_apart(key: jax.Array, number: int) -> jax.Array:
+    """A key that no split of ``key`` gives, one for each small ``number``.
+
+    JAX's default keys are counters: ``fold_in(key, i)`` is the i-th key of ``split(key, n)``, so
+    that folding in a small number would give the noise of a particle once more.
+    """
+    return jax.random.fold_in(key, LARGEST - number)
