@@ -57,10 +57,11 @@ def pytree(cls: type[T]) -> type[T]:
     check_fields = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
-        for name in meta:
-            _check_static(f"{cls.__name__}.{name}", getattr(self, name))
+        # A class may turn what it is given into something static.
         if check_fields is not None:
             check_fields(self)
+        for name in meta:
+            _check_static(f"{cls.__name__}.{name}", getattr(self, name))
 
     cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
     cls = dataclasses.dataclass(frozen=True)(cls)

@@ -236,8 +236,9 @@ def _finish(svi: SVI, run: _Run, rule: Rule, interrupted: bool) -> FitResult:
     if progress.cause == "nan" and not rows:
         raise FloatingPointError(
             f"fit: expected finite losses and gradients; got none in {MOST_RECOVERIES + 1} "
-            "attempts at the first steps. Look for a model whose density is not finite where the "
-            "guide starts, and try init_params, a smaller init_scale or a smaller step size"
+            "attempts at the first steps. Look for draws outside a latent's support, and a model "
+            "whose density is not finite where the guide starts; try init_params, a smaller "
+            "init_scale or a smaller step size"
         )
     converged, reason, warning = verdict(progress, rule, interrupted)
     if warning:

@@ -2,8 +2,9 @@
 
 A map ``x -> x~ = (x - mean) Wᵀ / h`` with W lower triangular takes samples to these coordinates;
 scores, which are gradients, go the other way by the transpose: ``s_x = Wᵀ s_x~ / h``. Whitening
-makes the whole procedure equivariant under affine maps of the samples, and it is what keeps
-estimates of strongly correlated targets right.
+keeps estimates of strongly correlated targets right. With samples enough to take their covariance
+as it is, more than two a dimension, and no base score fitted to them, it makes the whole procedure
+equivariant under affine maps; the Gaussian base, whose shrinkage knows the axes, does not.
 """
 
 from __future__ import annotations

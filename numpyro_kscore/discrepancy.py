@@ -60,7 +60,8 @@ def stein_discrepancy(samples: ArrayLike, scores: ArrayLike) -> Discrepancy:
     is their median distance. The mean of the Stein kernel over pairs of different draws is divided
     by the mean of φ over the same pairs and by the dimension: the discrepancy of a Gaussian guide
     that is right but for its means is then the mean of their squared errors, in standard
-    deviations. Affine maps of the draws leave it as it is.
+    deviations. Affine maps of the draws leave it as it is where there are more than two draws a
+    dimension; with fewer, or beyond 256 dimensions, changes of scale do.
 
     Args:
         samples: independent draws of q, (n, d) with n >= 3.

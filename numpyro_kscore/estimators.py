@@ -160,7 +160,7 @@ class ScoreEstimator:
         Args:
             samples: shape (n, d), exchangeable in their order.
             base_scores: as for :meth:`fit`.
-            debias: None or ``"jackknife"``, at 1.5 times the cost.
+            debias: None or ``"jackknife"``, at 1.5 times the operations.
             context: values drawn jointly with the samples, (n, c).
 
         Raises:

@@ -23,7 +23,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro_kscore._linalg import eigh
 from numpyro_kscore._pytree import check_count, check_positive
 from numpyro_kscore.neural import Layers, init_layers, network
-from numpyro_kscore.training import select
+from numpyro_kscore.training import make_adam, take_step
 
 __all__ = ["LearnedPrior", "LearnedPriorInfo", "draw_functions", "learn_prior"]
 
@@ -228,7 +228,7 @@ def _learn(
     batch_size: int,
     learning_rate: Any,
 ) -> LearnedPrior:
-    adam = _adam()
+    adam = make_adam("learn_prior")
     moment_key, init_key, train_key, test_key = random.split(key, 4)
     draws = draw_functions(sampler, moment_key, points, MOMENT_DRAWS)
     dtype, dim = draws.dtype, points.shape[0]
@@ -255,12 +255,7 @@ def _learn(
     def step(carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
         layers, moments = carry
         key, rate = inputs
-        loss, gradient = jax.value_and_grad(loss_of)(layers, key, batch_size)
-        change, new_moments = adam.update(gradient, moments)
-        moved = jax.tree.map(lambda w, c: w - rate * c, layers, change)
-        sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]))
-        new = select(sound, (moved, new_moments), (layers, moments))
-        return new, jnp.where(sound, loss, jnp.nan)
+        return take_step(adam, lambda at: loss_of(at, key, batch_size), layers, moments, rate)
 
     start = init_layers(init_key, (dim, *hidden_dims, 1), dtype)
     share = jnp.arange(num_steps) / num_steps
@@ -287,15 +282,3 @@ def _noisy(
     values = draw_functions(sampler, draw_key, points, count)
     noise = random.normal(noise_key, values.shape, values.dtype)
     return values + jitter * noise, noise
-
-
-def _adam() -> Any:
-    """Adam without its step size."""
-    try:
-        import optax
-    except ImportError as error:
-        raise ImportError(
-            "learn_prior: expected optax, which trains the network; got none. Install it by "
-            "pip install 'numpyro-kscore[examples]'"
-        ) from error
-    return optax.scale_by_adam()

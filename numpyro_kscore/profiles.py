@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_kscore._pytree import check_positive, pytree, static
 
@@ -151,7 +152,8 @@ class Matern(RadialProfile):
     nu: float = static(default=2.5)
 
     def __post_init__(self) -> None:
-        if self.nu not in (1.5, 2.5, 3.5):
+        is_array = isinstance(self.nu, jax.Array | np.ndarray)  # refused as such
+        if not is_array and self.nu not in (1.5, 2.5, 3.5):
             raise ValueError(f"nu: expected 1.5, 2.5 or 3.5; got {self.nu}")
 
     @property

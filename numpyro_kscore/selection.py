@@ -151,7 +151,9 @@ def choose(
         return values * (bandwidths[0] / bandwidth) ** 2
 
     # A choice has no derivative, and what it is made from is not differentiated either.
-    problem, bandwidths = lax.stop_gradient((problem, bandwidths))
+    # The dimension stays a number, which programs depend on.
+    problem = lax.stop_gradient(problem)._replace(dim=problem.dim)
+    bandwidths = lax.stop_gradient(bandwidths)
     values = lax.map(losses, bandwidths)
     # What is not finite is never chosen.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)

@@ -158,7 +158,7 @@ class SlicedScoreMatching:
             jnp.ones((), dtype),
         )
         loss = jnp.zeros((), dtype)
-        return SlicedState(layers, make_adam().init(layers), coordinates, loss)
+        return SlicedState(layers, make_adam("SlicedScoreMatching").init(layers), coordinates, loss)
 
     def update(
         self,

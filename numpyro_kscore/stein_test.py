@@ -119,7 +119,7 @@ class JumpTest(NamedTuple):
     Attributes:
         statistic: squared distance of the kernel means of the draws before and after, unbiased.
         p_value: under the hypothesis that the draws are from the model.
-        moved: share of draws that accepted at least one step of the last stage.
+        moved: share of draws whose step was accepted.
         num_modes: modes that were found and jumped between.
     """
 
@@ -232,8 +232,8 @@ def _modes(
     start = radius[:, None] * jax.random.normal(first, (MODE_STARTS, dim), dtype)
 
     def ascend(point: Array) -> tuple[Array, Array]:
-        # Steps along the sign of the gradient need no scale and shrink to nothing: coordinates are
-        # whitened, and modes need to be found, not polished.
+        # Steps of given lengths along the gradient need no scale and shrink to nothing: coordinates
+        # are whitened, and modes need to be found, not polished.
         def one(best: _Place, size: Array) -> tuple[_Place, None]:
             length = jnp.linalg.norm(best.gradient)
             unit = best.gradient / jnp.where(length > 0, length, 1.0)

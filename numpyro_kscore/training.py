@@ -1,4 +1,4 @@
-"""Training by sliced score matching: the loss, and steps of Adam on it."""
+"""Training of networks: careful steps of Adam, and the loss of sliced score matching."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax import lax, random
 
 from numpyro_kscore.neural import Layers, network
 
-__all__ = ["make_adam", "select", "sliced_loss", "train"]
+__all__ = ["make_adam", "select", "sliced_loss", "take_step", "train"]
 
 Field = Callable[[jax.Array], jax.Array]
 
@@ -42,14 +42,14 @@ def sliced_loss(
     return jnp.mean(jnp.sum(values * energy, axis=1) + curvature)
 
 
-def make_adam() -> Any:
-    """Adam without its step size, which is a leaf of the configuration and may be traced."""
+def make_adam(asker: str) -> Any:
+    """Adam without its step size, which may be traced; ``asker`` needs it, for the message."""
     try:
         import optax
     except ImportError as error:
         raise ImportError(
-            "SlicedScoreMatching: expected optax, which trains the network; got none. Install it "
-            "by pip install 'numpyro-kscore[examples]'"
+            f"{asker}: expected optax, which trains the network; got none. Install it by "
+            "pip install 'numpyro-kscore[examples]'"
         ) from error
     return optax.scale_by_adam()
 
@@ -79,7 +79,7 @@ def train(
     Returns:
         Weights and biases, moments, and the loss at every step, (k,): NaN where it was skipped.
     """
-    adam = make_adam()
+    adam = make_adam("SlicedScoreMatching")
 
     def step(carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
         layers, moments = carry
@@ -96,16 +96,27 @@ def train(
         def loss_of(layers: Layers) -> jax.Array:
             return sliced_loss(partial(network, layers), batch, directions, base)
 
-        loss, gradient = jax.value_and_grad(loss_of)(layers)
-        change, new_moments = adam.update(gradient, moments)
-        moved = jax.tree.map(lambda w, c: w - rate * c, layers, change)
-        sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]))
-        new = select(sound, (moved, new_moments), (layers, moments))
-        return new, jnp.where(sound, loss, jnp.nan)
+        return take_step(adam, loss_of, layers, moments, rate)
 
     keys = random.split(key, rates.shape[0])
     (layers, moments), losses = lax.scan(step, (layers, moments), (keys, rates))
     return layers, moments, losses
+
+
+def take_step(
+    adam: Any,
+    loss_of: Callable[[Layers], jax.Array],
+    layers: Layers,
+    moments: Any,
+    rate: jax.Array,
+) -> tuple[tuple[Layers, Any], jax.Array]:
+    """One step down a loss, and the loss before it; none, and NaN, at a gradient not finite."""
+    loss, gradient = jax.value_and_grad(loss_of)(layers)
+    change, new_moments = adam.update(gradient, moments)
+    moved = jax.tree.map(lambda w, c: w - rate * c, layers, change)
+    sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]))
+    new = select(sound, (moved, new_moments), (layers, moments))
+    return new, jnp.where(sound, loss, jnp.nan)
 
 
 def select(condition: jax.Array, new: Any, old: Any) -> Any:

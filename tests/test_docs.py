@@ -2,10 +2,12 @@
 
 import ast
 import contextlib
+import csv
 import dataclasses
 import importlib
 import inspect
 import re
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,10 +67,41 @@ def test_code_of_a_page(name, tmp_path, monkeypatch):
 
 
 def test_the_readme_shows_what_the_start_page_shows():
-    first, *more = blocks((ROOT / "README.md").read_text())
+    first, second = blocks((ROOT / "README.md").read_text())
     assert [first] == blocks(PAGES["index"])
-    for block in more:
-        ast.parse(block.code)
+    exec(compile(second.code, "README.md", "exec"), {})
+
+
+def test_the_readmes_table_is_that_of_the_benchmark():
+    """Every figure of it, from the rows that are kept in the docs."""
+    with (DOCS / "posterior_accuracy.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["seed"] == "0"]
+    exact = [row for row in rows if row["method"] != "reference again"]
+    best: dict[str, float] = {}
+    for row in exact:
+        best[row["target"]] = min(best.get(row["target"], np.inf), float(row["distance"]))
+    table = re.findall(
+        r"^\| (\w+) \| (\d+)(?: of (\d+))? \| (\d+) \| ([\d.]+) \| (\d+) s \| (?:yes|no) \|$",
+        (ROOT / "README.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    assert {line[0] for line in table} == {row["method"] for row in exact}
+    for method, right, of, near, median, seconds in table:
+        own = [row for row in exact if row["method"] == method]
+        assert len(own) == int(of or 24)
+        distances = [float(row["distance"]) for row in own]
+        is_right = [
+            float(row["mean_error"]) < 0.15
+            and 0.9 <= float(row["sd_low"])
+            and float(row["sd_high"]) <= 1.1
+            for row in own
+        ]
+        assert sum(is_right) == int(right), method
+        is_near = [float(row["distance"]) <= 1.1 * best[row["target"]] for row in own]
+        assert sum(is_near) == int(near), method
+        digits = len(median.partition(".")[2])
+        assert f"{statistics.median(distances):.{digits}f}" == median, method
+        assert f"{sum(float(row['cpu_seconds']) for row in own):.0f}" == seconds, method
 
 
 def test_blocks_are_read():
