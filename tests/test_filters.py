@@ -140,10 +140,11 @@ def test_filters_equal_the_reference(regularizer, reference):
     [
         *((NuMethod(t), oracle.nu_method(t)) for t in (1, 2, 30)),
         *((Landweber(t), oracle.landweber(t)) for t in (1, 2, 30)),
+        (SpectralCutoff(lam=0.05), oracle.spectral_cutoff(0.05)),
     ],
     ids=lambda value: "" if isinstance(value, oracle.Filter) else str(value),
 )
-def test_slopes_are_those_of_the_polynomial(regularizer, reference, x64):
+def test_slopes_are_those_of_the_filter(regularizer, reference, x64):
     """Also at both ends, where the angles of a series and the logarithm of 1 - σ have none."""
     sigma = np.array([0.0, 1e-3, 0.3, 1.0])
 
@@ -152,7 +153,7 @@ def test_slopes_are_those_of_the_polynomial(regularizer, reference, x64):
         return jax.jvp(regularizer.evaluate, (sigma,), (jnp.ones(4),))[1]
 
     found = slopes(jnp.asarray(sigma))
-    # The polynomial goes on beyond both ends: central differences exist there too.
+    # They go on beyond both ends: central differences exist there too.
     h = 1e-5
     for name in ("g", "r"):
         function = getattr(reference, name)
@@ -176,6 +177,9 @@ def test_eigenvalues_below_rounding_count_as_zero(make):
     np.testing.assert_array_equal(found.r[2:], 0.0)
     np.testing.assert_allclose(found.r[:2], found.g[:2] / sigma[:2], rtol=1e-6)
     assert float(found.g0) == 0.0
+    # So does every eigenvalue where all are zero.
+    for value in make().evaluate(jnp.zeros(2)):
+        np.testing.assert_array_equal(value, 0.0)
 
 
 @pytest.mark.parametrize(
