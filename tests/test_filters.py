@@ -150,15 +150,16 @@ def test_slopes_are_those_of_the_filter(regularizer, reference, x64):
 
     @quick_jit
     def slopes(sigma):
-        return jax.jvp(regularizer.evaluate, (sigma,), (jnp.ones(4),))[1]
+        # In reverse mode, where a branch that is not taken can spoil one that is.
+        value = lambda s, name: jnp.sum(getattr(regularizer.evaluate(s), name))  # noqa: E731
+        return {name: jax.grad(value)(sigma, name) for name in ("g", "r")}
 
-    found = slopes(jnp.asarray(sigma))
     # They go on beyond both ends: central differences exist there too.
     h = 1e-5
-    for name in ("g", "r"):
+    for name, found in slopes(jnp.asarray(sigma)).items():
         function = getattr(reference, name)
         expected = (function(sigma + h) - function(sigma - h)) / (2 * h)
-        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_landweber_beyond_its_bound_is_finite():
