@@ -193,6 +193,109 @@ def test_moments_need_more_draws_than_dimensions():
         trace(elbo(2), rows, rows)
 
 
+def test_default_numbers_of_particles():
+    """Of an aggregate the draws of all rows count."""
+
+    def rows(size):
+        def guide():
+            with numpyro.plate("rows", size):
+                numpyro.sample("z", dist.Normal(0.0, 1.0), infer={"implicit": True})
+
+        return guide
+
+    def count(fn, xs):
+        counts.append(xs.shape[0] if xs.ndim == 1 else None)
+        raise StopIteration
+
+    found = []
+    for some_model, guide, aggregate in (
+        (model, make_guide("a"), None),
+        (model, make_guide(""), None),
+        (rows(30), rows(30), None),
+        (rows(30), rows(30), "rows"),
+        (rows(200), rows(200), "rows"),
+    ):
+        counts = []
+        elbo = ImplicitELBO(
+            aggregate=aggregate, estimator=GaussianScore(), vectorize_particles=count
+        )
+        with pytest.raises(StopIteration):
+            trace(elbo, guide, some_model)
+        found += counts
+    # Rows are estimated one by one, in one dimension each.
+    assert found == [128, 128, 128, 5, 1]
+
+
+def test_a_single_particle_is_drawn_once():
+    """It has no other to take its place, so that no draw need be looked at first."""
+
+    def rows():
+        loc = numpyro.param("loc", LOC)
+        with numpyro.plate("rows", 6):
+            noise = numpyro.sample("noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
+            numpyro.sample("z", Implicit(loc[0] + noise))
+
+    def rows_model():
+        with numpyro.plate("rows", 6):
+            numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def count(fn, xs):
+        calls.append(fn)
+        return jax.vmap(fn)(xs)
+
+    for num_particles, expected in ((1, 2), (2, 3)):
+        calls = []
+        options = {"aggregate": "rows", "estimator": GaussianScore()}
+        trace(ImplicitELBO(num_particles, vectorize_particles=count, **options), rows, rows_model)
+        assert len(calls) == expected
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_particles_in_turn_are_one_at_a_time(vectorize):
+    """Least memory: the model never sees an array of all particles."""
+
+    def marked_model():
+        numpyro.factor("mark", jnp.tan(numpyro.sample("a", dist.Normal(0.0, 1.0))))
+        numpyro.sample("b", dist.Normal(0.0, 1.0))
+
+    elbo = ImplicitELBO(7, estimator=GaussianScore(), vectorize_particles=vectorize)
+    program = jax.make_jaxpr(lambda p: elbo.loss(KEY, p, marked_model, make_guide()))(PARAMS)
+    assert set(re.findall(r"f32\[(\d*)\] = tan ", str(program))) == {"7" if vectorize else ""}
+
+
+def test_aggregates_are_of_one_plate_and_depend_on_nothing():
+    def rows_model():
+        g = numpyro.sample("g", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", 6):
+            numpyro.sample("z", dist.Normal(g, 1.0))
+
+    def known():
+        with numpyro.plate("rows", 6):
+            numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def on_a_global():
+        loc = numpyro.param("loc", LOC)
+        g = numpyro.sample("g", dist.Normal(loc[0], 1.0))
+        with numpyro.plate("rows", 6):
+            noise = numpyro.sample("noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
+            numpyro.sample("z", Implicit(g + noise))
+
+    def nested():
+        with numpyro.plate("columns", 2, dim=-2), numpyro.plate("rows", 6, dim=-1):
+            numpyro.sample("z", dist.Normal(0.0, 1.0), infer={"implicit": True})
+
+    elbo = ImplicitELBO(4, aggregate="rows", estimator=GaussianScore())
+    message = r"aggregate: expected sites in plate 'rows' alone.*got \['z'\]"
+    with pytest.raises(ValueError, match=message):
+        trace(elbo, on_a_global, rows_model)
+    with pytest.raises(ValueError, match=message):
+        trace(elbo, nested, nested)
+    with pytest.raises(ValueError, match=message):
+        trace(elbo, known, known)
+    with pytest.raises(ValueError, match=r"aggregate: expected a plate.*got 'rows'.*are \[\]"):
+        trace(elbo, make_guide())
+
+
 # --------------------------------------------------------------------------------- particles
 
 
@@ -263,43 +366,6 @@ def test_parameters_of_the_model():
     assert gradient["root"] == 0
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_particles_in_turn_are_one_at_a_time(vectorize):
-    """Least memory: the model never sees an array of all particles."""
-
-    def marked_model():
-        numpyro.factor("mark", jnp.tan(numpyro.sample("a", dist.Normal(0.0, 1.0))))
-        numpyro.sample("b", dist.Normal(0.0, 1.0))
-
-    elbo = ImplicitELBO(7, estimator=GaussianScore(), vectorize_particles=vectorize)
-    program = jax.make_jaxpr(lambda p: elbo.loss(KEY, p, marked_model, make_guide()))(PARAMS)
-    assert set(re.findall(r"f32\[(\d*)\] = tan ", str(program))) == {"7" if vectorize else ""}
-
-
-def test_a_single_particle_is_drawn_once():
-    """It has no other to take its place, so that no draw need be looked at first."""
-
-    def rows():
-        loc = numpyro.param("loc", LOC)
-        with numpyro.plate("rows", 6):
-            noise = numpyro.sample("noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
-            numpyro.sample("z", Implicit(loc[0] + noise))
-
-    def rows_model():
-        with numpyro.plate("rows", 6):
-            numpyro.sample("z", dist.Normal(0.0, 1.0))
-
-    def count(fn, xs):
-        calls.append(fn)
-        return jax.vmap(fn)(xs)
-
-    for num_particles, expected in ((1, 2), (2, 3)):
-        calls = []
-        options = {"aggregate": "rows", "estimator": GaussianScore()}
-        trace(ImplicitELBO(num_particles, vectorize_particles=count, **options), rows, rows_model)
-        assert len(calls) == expected
-
-
 def test_extra_draws_and_what_stands_in_for_bad_ones():
     """They come beside the particles' own, and particles take the places of infinite ones."""
     seen = []
@@ -332,39 +398,6 @@ def test_extra_draws_and_what_stands_in_for_bad_ones():
     # One particle after the other: no draw stands in for all.
     expected = np.where(good, extra, particles[np.arange(8) % 3])
     np.testing.assert_allclose(samples[1:9], expected, rtol=1e-6)
-
-
-def test_default_numbers_of_particles():
-    """Of an aggregate the draws of all rows count."""
-
-    def rows(size):
-        def guide():
-            with numpyro.plate("rows", size):
-                numpyro.sample("z", dist.Normal(0.0, 1.0), infer={"implicit": True})
-
-        return guide
-
-    def count(fn, xs):
-        counts.append(xs.shape[0] if xs.ndim == 1 else None)
-        raise StopIteration
-
-    found = []
-    for some_model, guide, aggregate in (
-        (model, make_guide("a"), None),
-        (model, make_guide(""), None),
-        (rows(30), rows(30), None),
-        (rows(30), rows(30), "rows"),
-        (rows(200), rows(200), "rows"),
-    ):
-        counts = []
-        elbo = ImplicitELBO(
-            aggregate=aggregate, estimator=GaussianScore(), vectorize_particles=count
-        )
-        with pytest.raises(StopIteration):
-            trace(elbo, guide, some_model)
-        found += counts
-    # Rows are estimated one by one, in one dimension each.
-    assert found == [128, 128, 128, 5, 1]
 
 
 def test_mutable_values_of_particles():
@@ -455,39 +488,6 @@ def test_only_the_difference_to_the_model_is_clipped():
     clipped, *others = (np.max(np.abs(step)) for step in evaluate(PARAMS))
     assert clipped < 1e-3
     assert min(others) > 1e-2
-
-
-def test_aggregates_are_of_one_plate_and_depend_on_nothing():
-    def rows_model():
-        g = numpyro.sample("g", dist.Normal(0.0, 1.0))
-        with numpyro.plate("rows", 6):
-            numpyro.sample("z", dist.Normal(g, 1.0))
-
-    def known():
-        with numpyro.plate("rows", 6):
-            numpyro.sample("z", dist.Normal(0.0, 1.0))
-
-    def on_a_global():
-        loc = numpyro.param("loc", LOC)
-        g = numpyro.sample("g", dist.Normal(loc[0], 1.0))
-        with numpyro.plate("rows", 6):
-            noise = numpyro.sample("noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
-            numpyro.sample("z", Implicit(g + noise))
-
-    def nested():
-        with numpyro.plate("columns", 2, dim=-2), numpyro.plate("rows", 6, dim=-1):
-            numpyro.sample("z", dist.Normal(0.0, 1.0), infer={"implicit": True})
-
-    elbo = ImplicitELBO(4, aggregate="rows", estimator=GaussianScore())
-    message = r"aggregate: expected sites in plate 'rows' alone.*got \['z'\]"
-    with pytest.raises(ValueError, match=message):
-        trace(elbo, on_a_global, rows_model)
-    with pytest.raises(ValueError, match=message):
-        trace(elbo, nested, nested)
-    with pytest.raises(ValueError, match=message):
-        trace(elbo, known, known)
-    with pytest.raises(ValueError, match=r"aggregate: expected a plate.*got 'rows'.*are \[\]"):
-        trace(elbo, make_guide())
 
 
 def test_one_network_for_a_block_of_several_sites():
