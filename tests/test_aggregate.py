@@ -134,26 +134,6 @@ def test_halves_of_the_rows_are_samples_of_the_same():
         assert abs(np.mean(half[:, 0] // 2) - 49.5) < 9
 
 
-def test_default_numbers_of_particles():
-    """Forty rows of one draw each already are a sample of the aggregate."""
-    counts = {}
-    for aggregate in (None, "rows"):
-        elbo = ImplicitELBO(estimator=GaussianScore(), aggregate=aggregate)
-        drawn = []
-
-        def counted(fn, xs, drawn=drawn):
-            drawn.append(xs.shape[0] if hasattr(xs, "shape") else None)
-            return jax.vmap(fn)(xs)
-
-        elbo.vectorize_particles_fn = counted
-        params = {"slope": jnp.ones(()), "spread": jnp.ones(()), "weight": jnp.ones(())}
-        jax.eval_shape(lambda p, elbo=elbo: elbo.loss(random.key(0), p, model, guide), params)
-        counts[aggregate] = drawn[0]
-    assert counts == {None: 128, "rows": 4}
-    one = ImplicitELBO(1, aggregate="rows")
-    assert np.isfinite(quick_jit(lambda p: one.loss(random.key(0), p, model, guide))(params))
-
-
 def test_misuse_of_aggregates():
     def loss(aggregate, some_guide=guide):
         params = {"slope": jnp.ones(()), "spread": jnp.ones(()), "weight": jnp.ones(())}
