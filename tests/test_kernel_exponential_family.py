@@ -378,7 +378,7 @@ def test_svi_with_an_implicit_guide():
     [
         (ValueError, SAMPLES[0], None, r"samples: expected shape \(n, d\).*got shape \(3,\)"),
         (ValueError, SAMPLES[:1], None, r"samples: expected at least 2 rows.*got.*\(1, 3\)"),
-        (TypeError, np.arange(6).reshape(3, 2), None, "samples: expected a floating-point.*int"),
+        (TypeError, np.arange(6).reshape(3, 2), None, "samples: expected an array of float32.*int"),
         (ValueError, SAMPLES * np.nan, None, "samples: expected finite values; got"),
         (TypeError, SAMPLES, "gaussian", "estimator: expected a ScoreEstimator.*got 'gaussian'"),
         (
