@@ -183,6 +183,7 @@ def banana():
     numpyro.sample("y", dist.Normal(x**2, 0.5))
 
 
+@pytest.mark.slow
 def test_a_network_follows_the_guide():
     """Sliced score matching, one step of training for one of the guide."""
     elbo = ImplicitELBO(estimator=SlicedScoreMatching((64, 64), learning_rate=3e-3))

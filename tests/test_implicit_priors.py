@@ -43,7 +43,8 @@ def fixed_model(draws):
     numpyro.sample("y", dist.Normal(z, NOISE).to_event(1), obs=jnp.asarray(Y))
 
 
-@pytest.mark.parametrize("kind", ["fresh", pytest.param("fixed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fresh", "fixed"])
 def test_posterior_under_a_simulated_prior(kind):
     """The prior is Gaussian, which nobody is told, so the posterior is known."""
     args = ()

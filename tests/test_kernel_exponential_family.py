@@ -340,6 +340,7 @@ def test_reference_can_tell_the_studies_apart():
         TwoStudies.check(TwoStudies.first_mean, first_sd)
 
 
+@pytest.mark.slow
 def test_nuts_reproduces_the_joint_posterior():
     mcmc = MCMC(NUTS(TwoStudies.model()), num_warmup=200, num_samples=800, progress_bar=False)
     mcmc.run(KEY)

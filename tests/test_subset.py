@@ -109,6 +109,7 @@ def test_all_samples_as_subset_are_the_full_estimate(x64):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_all_samples():
     """Gaussian draws and base: the estimate is noise only. 4096 draws, 256 in the operator.
 
