@@ -10,7 +10,7 @@ from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
 from numpyro_kscore.distributions import Implicit
-from numpyro_kscore.provenance import Block, is_drawn
+from numpyro_kscore.provenance import Block, is_drawn, layers
 from numpyro_kscore.structure import Site
 
 __all__ = ["check_draws", "check_sites", "check_subsampling", "find_latents", "num_rows"]
@@ -133,11 +133,7 @@ def _is_scaled_by(scale: Any, expected: float) -> bool:
 
 
 def _is_masked(fn: Distribution) -> bool:
-    while hasattr(fn, "base_dist"):
-        if isinstance(fn, MaskedDistribution):
-            return True
-        fn = fn.base_dist
-    return False
+    return any(isinstance(layer, MaskedDistribution) for layer in layers(fn))
 
 
 def num_rows(trace: dict[str, Any], frame: Any) -> int:
@@ -158,8 +154,7 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
             "mask observed sites only: latents behind no data then follow their prior"
         )
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
+    fn = layers(fn)[-1]
     if isinstance(fn, Implicit) and site.size > jnp.size(fn.value):
         raise ValueError(
             f"guide: expected a number for each of the {site.size} coordinates of '{name}'; got "

@@ -25,7 +25,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore.distributions import Implicit
 
-__all__ = ["Block", "GuideSite", "find_blocks", "is_drawn", "trace_guide"]
+__all__ = ["Block", "GuideSite", "find_blocks", "is_drawn", "layers", "trace_guide"]
 
 # The name under which a bare random key (numpyro.prng_key) counts as a source of noise.
 KEY = "numpyro.prng_key()"
@@ -154,11 +154,17 @@ def is_drawn(site: dict[str, Any]) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
+def layers(fn: Distribution) -> list[Distribution]:
+    """A distribution and what it wraps, one in another, the innermost last."""
+    found = [fn]
+    while hasattr(found[-1], "base_dist"):
+        found.append(found[-1].base_dist)
+    return found
+
+
 def _is_given(fn: Distribution) -> bool:
     """Whether a distribution is a value, maybe transformed or rearranged."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return isinstance(fn, Implicit | Delta)
+    return isinstance(layers(fn)[-1], Implicit | Delta)
 
 
 def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
