@@ -37,6 +37,14 @@ def compilation_cache(tmp_path_factory):
         jax.config.update(name, value)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Whether what a test runs, its fixtures too, is compiled without optimising it."""
+    quick = item.get_closest_marker("quick_compilation") is not None
+    jax.config.update("jax_disable_most_optimizations", quick)
+    return (yield)
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""

@@ -19,6 +19,8 @@ from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.structure import Part, Structure
 
+pytestmark = pytest.mark.quick_compilation
+
 AUXILIARY = {"is_auxiliary": True}
 ROWS, PICKED = 40, 10
 DATA = np.linspace(-1.5, 1.5, ROWS)

@@ -29,6 +29,8 @@ from numpyro.infer.autoguide import AutoGuideList, AutoNormal
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, ScoreEstimator, Tikhonov
 
+pytestmark = pytest.mark.quick_compilation
+
 KEY = random.key(0)
 NUM_DRAWS = 20_000
 DATA = jnp.array([0.5, -1.0, 2.0])

@@ -36,6 +36,8 @@ from numpyro_kscore.energy import FAMILIES, Target, cross_fit
 from numpyro_kscore.importance import Khat, standardized_target
 from numpyro_kscore.stein_test import JumpTest, SteinTest
 
+pytestmark = pytest.mark.quick_compilation
+
 KEY = random.key(0)
 FAMILY = {family.name: family for family in FAMILIES}
 

@@ -9,6 +9,8 @@ from scipy import special, stats
 
 from numpyro_kscore.distances import mmd_squared, sliced_wasserstein
 
+pytestmark = pytest.mark.quick_compilation
+
 KEY = random.key(0)
 
 

@@ -13,6 +13,8 @@ from numpyro_kscore.coordinates import standardize_samples
 from numpyro_kscore.entropy import entropy
 from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
 
+pytestmark = pytest.mark.quick_compilation
+
 REPETITIONS = 400
 
 

@@ -29,6 +29,8 @@ from numpyro_kscore import (
 )
 from numpyro_kscore.autoguide import AutoImplicit
 
+pytestmark = pytest.mark.quick_compilation
+
 KEY = random.key(0)
 RNG = np.random.default_rng(0)
 MIXING = np.array([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [-0.3, 0.5, 0.4]])

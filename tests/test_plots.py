@@ -17,6 +17,8 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, khat, plots, vsbc
 from numpyro_kscore.draws import GuideDraws
 
+pytestmark = pytest.mark.quick_compilation
+
 mpl.use("Agg")
 KEY = random.key(0)
 DATA = jnp.array([1.0, -1.0])

@@ -15,6 +15,8 @@ from benchmarks.guides import METHODS
 from benchmarks.posteriors import POSTERIORS, make_posterior
 from benchmarks.references import QUICK, Reference, load_reference
 
+pytestmark = pytest.mark.quick_compilation
+
 mpl.use("Agg")
 
 LOCAL = [name for name in POSTERIORS if name != "waveform"]

@@ -19,6 +19,8 @@ from numpyro.primitives import mutable
 from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState
 from numpyro_kscore.training import sliced_loss
 
+pytestmark = pytest.mark.quick_compilation
+
 KEY = random.key(0)
 SMALL = SlicedScoreMatching(hidden_dims=(8,), num_steps=20, learning_rate=1e-2)
 
