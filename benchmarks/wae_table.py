@@ -157,10 +157,10 @@ def difference(row: Row, other: Row) -> str:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The table in Markdown, one line for each row of the CSV file."""
+    """The table in Markdown, one line for each row of the CSV file; seeds but 0 are named."""
     names = (
-        "latent", "estimator", "setting", "epochs", "seed", "images", "NLL", "less ν-method's",
-        "published (1000 epochs)", "code sd", "sliced W (floor)",
+        "latent", "estimator", "epochs", "images", "NLL", "less ν-method's", "published",
+        "code sd", "sliced W",
     )  # fmt: skip
     lines = [markdown_line(names), "|---" * len(names) + "|"]
     order = list(ESTIMATORS)
@@ -175,16 +175,18 @@ def table(rows: Sequence[Row]) -> list[str]:
             place = PUBLISHED_DIMS.index(row["latent_dim"])
             published = f"{PUBLISHED[row['estimator']][place]:.2f}"
         what = ESTIMATORS[row["estimator"]][1]
-        setting = f"{what} {row['value']:g}" if what else ""
+        named = row["estimator"]
+        named += f", {what} {row['value']:g}" if what else ""
+        named += f", seed {row['seed']}" if row["seed"] else ""
         entries = (
-            *(row[name] for name in ("latent_dim", "estimator")),
-            setting,
-            *(row[name] for name in ("epochs", "seed", "images")),
+            row["latent_dim"],
+            named,
+            *(row[name] for name in ("epochs", "images")),
             f"{row['nll']:.1f} ± {row['nll_error']:.1f}",
             apart,
             published,
             f"{row['sd']:.2f}",
-            f"{row['distance']:.3f} ({row['distance_floor']:.3f})",
+            f"{row['distance']:.3f}",
         )
         lines.append(markdown_line(entries))
     return lines
