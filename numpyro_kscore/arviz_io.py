@@ -129,12 +129,9 @@ def to_arviz(
     if posterior_predictive is True:
         posterior_predictive = _posterior_predictive(predict_key, model, program, samples)
     if prior is True:
-        free = _Unobserved(model)
-        prior = Predictive(free, num_samples=num_samples)(
-            prior_key, *program.args, **program.kwargs
-        )
+        prior = _prior(prior_key, model, program, num_samples)
     if constant_data is None:
-        constant_data = _constant_data(program)
+        constant_data = _constant_data(model, program, samples)
     groups = {
         "prior": prior or None,
         "posterior_predictive": _one_chain(posterior_predictive or None),
@@ -290,23 +287,41 @@ class _Unobserved(Messenger):
             msg["is_observed"], msg["value"] = False, None
 
 
+def _prior(
+    key: Array, model: Callable[..., Any], program: Program, num_samples: int
+) -> dict[str, Any]:
+    predictive = Predictive(_Unobserved(model), num_samples=num_samples)
+    try:
+        return predictive(key, *program.args, **program.kwargs)
+    except NotImplementedError as error:
+        raise ValueError(
+            "prior: expected a model whose sites can all be drawn from; got one that cannot, such "
+            "as ImproperUniform. Leave prior out, or pass draws"
+        ) from error
+
+
+def _at_first(
+    key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Sites of the model at the first of the samples."""
+    given = substitute(model, data={name: values[0] for name, values in samples.items()})
+    return trace(seed(given, key)).get_trace(*program.args, **program.kwargs)
+
+
 def _posterior_predictive(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-    seen = trace(seed(substitute(model, data={k: v[0] for k, v in samples.items()}), key))
-    observed = [
-        name
-        for name, site in seen.get_trace(*program.args, **program.kwargs).items()
-        if _is_data(site)
-    ]
+    sites = _at_first(key, model, program, samples)
+    observed = [name for name, site in sites.items() if _is_data(site)]
     predictive = Predictive(_Unobserved(model), samples, return_sites=observed)
     return predictive(key, *program.args, **program.kwargs)
 
 
-def _constant_data(program: Program) -> dict[str, np.ndarray]:
+def _constant_data(
+    model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Arrays among the model's arguments that are no observed values."""
-    given = seed(substitute(program.model, data=dict(program.params)), jax.random.key(0))
-    sites = trace(given).get_trace(*program.args, **program.kwargs)
+    sites = _at_first(jax.random.key(0), model, program, samples)
     observed = [
         np.asarray(site["value"])
         for site in sites.values()

@@ -131,7 +131,10 @@ class AutoImplicit(AutoContinuous):
 
         def run(key: jax.Array) -> None:
             with handlers.block():
-                seeded = handlers.seed(self.model, key)
+                # From where NumPyro starts: an improper prior cannot be drawn from.
+                seeded = handlers.substitute(
+                    handlers.seed(self.model, key), substitute_fn=self.init_loc_fn
+                )
                 find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), type(self).__name__)
 
         jax.eval_shape(run, random.key(0))

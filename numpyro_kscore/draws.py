@@ -19,7 +19,7 @@ from numpyro_kscore.coordinates import Coordinates, standardize_samples
 from numpyro_kscore.discrepancy import LARGEST_WHITENED, evaluate_particles
 from numpyro_kscore.keys import key_apart
 from numpyro_kscore.particles import are_finite
-from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore.program import Program, inspect_program, trace_both
 from numpyro_kscore.structure import Structure
 
 __all__ = [
@@ -140,8 +140,8 @@ def _check_observed(program: Program) -> None:
     seen: dict[str, Any] = {}
 
     def run(key: Array) -> None:
-        model = handlers.substitute(handlers.seed(program.model, key), data=program.params)
-        seen.update(handlers.trace(model).get_trace(*program.args, **program.kwargs))
+        # At draws of the guide: an improper prior has none.
+        seen.update(trace_both(key, program).model)
 
     jax.eval_shape(run, jax.random.key(0))
     if not any(site["type"] == "sample" and site["is_observed"] for site in seen.values()):

@@ -165,6 +165,28 @@ def test_statistics_work_on_it(tree):
         assert np.isfinite(corrected.elpd)
 
 
+def test_improper_priors():
+    """Sites that cannot be drawn from: all but the prior's own draws is there."""
+
+    def model(sigma, y=None):
+        mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.sample("obs", dist.Normal(mu, sigma).to_event(1), obs=y)
+
+    def guide(sigma, y=None):
+        numpyro.sample("mu", dist.Normal(0.5, numpyro.param("scale", jnp.ones(()))))
+
+    svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    result = SVIRunResult(
+        {"scale": jnp.ones(())}, SVIState(None, None, random.key(0)), jnp.zeros(3)
+    )
+    options = {"num_samples": NUM, "khat": False}
+    tree = quiet(to_arviz, svi, result, SIGMA, Y, posterior_predictive=True, **options)
+    np.testing.assert_array_equal(dataset(tree, "constant_data")["sigma"], SIGMA)
+    assert dataset(tree, "posterior_predictive")["obs"].shape == (1, NUM, 4)
+    with pytest.raises(ValueError, match="prior: expected a model whose sites can all be drawn"):
+        to_arviz(svi, result, SIGMA, Y, prior=True, **options)
+
+
 @pytest.mark.parametrize("kind", ["netcdf", "zarr"])
 def test_round_trip(tree, kind, tmp_path):
     path = str(tmp_path / "fit")
