@@ -173,6 +173,8 @@ def test_explicit_encoders_can_be_aggregated():
         best = scipy.optimize.minimize(
             lambda v: float(objective({"slope": v[0], "weight": v[1], "spread": 0.3})), [0.5, 0.8]
         ).x
+    # Bias more than noise: over five keys the slope was .026 to .031 short, the weight .024 to .032
+    # over.
     assert abs(result.params["slope"] / best[0] - 1) < 0.1
     assert abs(result.params["weight"] / best[1] - 1) < 0.1
 
@@ -197,6 +199,8 @@ def test_a_network_follows_the_guide():
     x, y = np.asarray(draws["x"]), np.asarray(draws["y"])
     assert np.isfinite(result.losses[-1])
     # Truth: sd 1, mean of y 1, correlation of y and x² by their variances 2 and 2.25.
+    # 4000 draws scatter the sd of x by .011 and the mean of y by .024; the fit scatters more. Over
+    # five keys the sd was within .072, the mean within .136.
     assert abs(np.std(x) - 1) < 0.15
     assert abs(np.mean(y) - 1) < 0.2
     assert np.corrcoef(x**2, y)[0, 1] > 0.85

@@ -332,7 +332,9 @@ def test_dynamic_supports_hold_in_the_guide_and_in_its_draws():
         # Quartiles, since a log-normal's moments scatter too much; theirs is 1.4 sd/√n or so.
         first, second = (np.quantile(d[name], [0.25, 0.5, 0.75]) for d in (drawn, called))
         spread = first[2] - first[0]
-        assert np.all(np.abs(first - second) < 0.1 * spread), name
+        # Of two sets that is .02 of the spread, .04 at a log-normal's upper quartile; the largest
+        # of nine was .02 with this key, and .01 to .09 over twenty.
+        assert np.all(np.abs(first - second) < 0.12 * spread), name
 
 
 def plated_model():
@@ -370,6 +372,23 @@ def test_local_latents_are_refused():
         ValueError, match="AutoImplicit: expected .* outside subsampled plates; got"
     ):
         initialized(model)
+
+
+def test_improper_priors():
+    """What cannot be drawn from starts where NumPyro starts it."""
+
+    def model(y):
+        place = numpyro.sample("place", dist.ImproperUniform(constraints.real_vector, (), (2,)))
+        width = numpyro.sample("width", dist.ImproperUniform(constraints.positive, (), ()))
+        numpyro.sample("y", dist.Normal(place, width).to_event(1), obs=y)
+
+    guide = AutoImplicit(model, hidden_dims=(4,), init_loc_fn=init_to_value(values={"width": 2.0}))
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(8))
+    state, loss = svi.update(svi.init(KEY, jnp.ones(2)), jnp.ones(2))
+    assert np.isfinite(loss)
+    draws = guide.sample_posterior(KEY, svi.get_params(state), jnp.ones(2), sample_shape=(50,))
+    assert draws["place"].shape == (50, 2)
+    assert abs(np.mean(draws["width"]) - 2.0) < 0.2
 
 
 def test_discrete_latents_are_refused_before_numpyro_would_enumerate_them():
@@ -496,7 +515,9 @@ def test_fewer_noise_than_latents_in_a_mixture():
     result = svi.run(random.key(0), 1500, progress_bar=False)
     draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(20_000,))["z"]
     sd = np.sqrt(np.diag(FACTOR_COVARIANCE))
-    assert np.all(np.abs(np.mean(draws, axis=0) - np.arange(5.0)) < 0.1 * sd)
+    # 20 000 draws scatter a mean by .007 sd and an sd by .005 of itself; the rest is the fit's.
+    # Over five keys means were within .02 sd, sds .01 to .04 short, correlations within .026.
+    assert np.all(np.abs(np.mean(draws, axis=0) - np.arange(5.0)) < 0.04 * sd)
     assert np.all(np.abs(np.std(draws, axis=0) / sd - 1) < 0.07)
     expected = FACTOR_COVARIANCE / np.outer(sd, sd)
     assert np.all(np.abs(np.corrcoef(draws.T) - expected) < 0.07)

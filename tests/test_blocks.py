@@ -275,9 +275,11 @@ def test_sites_inside_plates_are_fitted_row_by_row():
         log_density = -0.5 * (grid / 3) ** 2 - 0.5 * (grid**2 - centre**2) ** 2
         weights = np.exp(log_density - log_density.max())
         second = np.sum(weights * grid**2) / np.sum(weights)
-        # The family is not exact; both modes and their distance are what is asked for.
-        assert abs(np.mean(draws[:, row])) < 0.2 * np.sqrt(second)
-        assert abs(np.mean(draws[:, row] ** 2) / second - 1) < 0.15
+        # The family is not exact; both modes and their distance are what is asked for. 4000 draws
+        # scatter the mean by .016 of the root and the second moment by .014 of itself at most; over
+        # five keys they were within .027 and .032.
+        assert abs(np.mean(draws[:, row])) < 0.06 * np.sqrt(second)
+        assert abs(np.mean(draws[:, row] ** 2) / second - 1) < 0.07
 
 
 # --------------------------------------------------------------------------- conditional scores
@@ -332,21 +334,29 @@ def test_conditional_estimates_equal_their_definition(x64):
     assert oracle.relative_error(found.scores, base + expected) < 1e-9
 
 
-@pytest.mark.parametrize("kernel", [CurlFree(), Diagonal()], ids=["curl-free", "diagonal"])
-def test_conditional_scores_of_a_gaussian(kernel):
+@pytest.mark.parametrize(
+    ("kernel", "largest"), [(CurlFree(), 0.3), (Diagonal(), 0.15)], ids=["curl-free", "diagonal"]
+)
+def test_conditional_scores_of_a_gaussian(kernel, largest):
     """A correlation of .9 with the context, at which marginal scores are five times too small."""
-    keys = random.split(random.key(3), 2)
-    w = random.normal(keys[0], (400, 1))
-    x = 0.9 * w + np.sqrt(1 - 0.81) * random.normal(keys[1], (400, 1))
-    truth = -(x - 0.9 * w) / (1 - 0.81)
     estimator = ScoreEstimator(kernel, NuMethod(6), bandwidth=Median(0.8), base=None)
-    found, marginal = (
-        estimator.at_samples(x, context=context).scores for context in (w, jnp.zeros_like(w))
-    )
-    errors = [np.mean((scores - truth) ** 2) / np.mean(truth**2) for scores in (found, marginal)]
+
+    @quick_jit
+    @jax.vmap
+    def errors(key):
+        keys = random.split(key, 2)
+        w = random.normal(keys[0], (400, 1))
+        x = 0.9 * w + np.sqrt(1 - 0.81) * random.normal(keys[1], (400, 1))
+        truth = -(x - 0.9 * w) / (1 - 0.81)
+        estimates = (estimator.at_samples(x, context=c).scores for c in (w, jnp.zeros_like(w)))
+        return [jnp.mean((scores - truth) ** 2) / jnp.mean(truth**2) for scores in estimates]
+
+    found, marginal = (np.mean(error) for error in errors(random.split(random.key(3), 8)))
     # A constant says nothing: what is left is the marginal score, at an error of .81 at least.
-    assert errors[1] > 0.8
-    assert errors[0] < 0.3
+    assert marginal > 0.8
+    # Means over four times eight keys were .23 to .26 and .09 to .11; single ones scatter by .05
+    # and .02.
+    assert found < largest
 
 
 def test_conditional_estimates_are_equivariant(x64):
@@ -367,7 +377,8 @@ def test_what_a_regression_leaves():
     w = np.asarray(standardize_samples(jnp.asarray(w), "full").to_kernel(jnp.asarray(w)))
     x = w @ np.array([[1.0], [2.0], [-1.0]]) + 0.1 * rng.normal(size=(500, 1))
     left = np.asarray(regress_out(jnp.asarray(x), jnp.asarray(w)))
-    # All but the share c/(n + c) of what the context explains.
+    # All but the share c/(n + c) of what the context explains. 500 draws scatter the noise's sd of
+    # .1 by .003; over five seeds .094 to .104 was left.
     assert np.std(left) < 0.12
     few = np.asarray(regress_out(jnp.asarray(x[:3]), jnp.asarray(w[:3])))
     assert np.all(np.abs(few) > 0)

@@ -220,8 +220,9 @@ def test_skewed_guides_have_the_tail_of_their_weights(x64):
         name: np.std(np.asarray(cross_fit(target, order, FAMILY[name]).log_weights) - exact)
         for name in ("Gaussian", "skewed")
     }
-    # The tail of e^-x is not within the family: a fifth of the error is left.
-    assert errors["skewed"] < 0.3 * errors["Gaussian"]
+    # The tail of e^-x is not within the family: over twenty sets of draws .18 to .38 of the error
+    # was left, with these the least.
+    assert errors["skewed"] < 0.45 * errors["Gaussian"]
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +238,9 @@ def test_khat_agrees_with_the_exact_one_where_the_density_is_hidden(hidden):
     assert exact.energy == "exact"
     assert exact.energy_error == 0.0
     # The draws are the same, and the sampling error of the shape with them. What is left is the
-    # energy's: 5 to 6 numbers from 450 draws, .11 nats, where log weights vary by 1.3.
-    assert abs(found.value - exact.value) < 0.25
+    # energy's: 5 to 6 numbers from 450 draws, .11 nats, where log weights vary by .83. With these
+    # draws .12; over twenty sets .02 to .26.
+    assert abs(found.value - exact.value) < 0.3
     assert found.low <= found.value <= found.high
     assert found.verdict != {"good": "bad", "bad": "good"}.get(exact.verdict)
     truth = np.asarray(draws.log_density - draws.log_q)

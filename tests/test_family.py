@@ -315,6 +315,7 @@ def test_error_of_landmarks_shrinks_with_samples_and_landmarks():
         assert bool(score.info.converged)
         assert score.expansion.points.shape == (m, 2)
         errors[n, m] = oracle.relative_error(quick_jit(Score.__call__)(score, points), -points)
+    # Over five sets of draws the ratios were .25 to .41 and .62 to .80, the error .28 to .37.
     assert errors[1600, 32] < 0.5 * errors[100, 32]
     assert errors[1600, 32] < 0.85 * errors[1600, 8]
     assert errors[1600, 32] < 0.45

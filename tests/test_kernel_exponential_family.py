@@ -128,11 +128,12 @@ def test_error_on_gaussian_draws_shrinks_with_their_number():
         values = log_prob(density, jnp.asarray(fresh, jnp.float32))
         spreads.append(np.std(np.asarray(values) - exact.logpdf(fresh)))
     assert spreads[0] > 3 * spreads[1]
+    # Over five sets of draws .23 to .30.
     assert spreads[1] < 0.4
 
 
 def test_skewed_prior_beats_the_gaussian_one(x64):
-    """Posteriors by quadrature: total variation from the exact one, for three observations."""
+    """Posteriors by quadrature: total variation from the exact ones, mean of three observations."""
     draws = np.log(np.random.default_rng(2).gamma(1.5, size=(2000, 1)))
     density = fit(draws, FIFTY_STEPS)
     grid = np.linspace(-8.0, 4.0, 2401)
@@ -145,13 +146,13 @@ def test_skewed_prior_beats_the_gaussian_one(x64):
         weights = np.exp(log_joint - log_joint.max())
         return weights / weights.sum()
 
-    def distance(log_prior, observed):
-        both = posterior(log_prior, observed) - posterior(exact, observed)
-        return 0.5 * np.abs(both).sum()
+    def distance(log_prior):
+        differences = (posterior(log_prior, y) - posterior(exact, y) for y in (-2.0, 0.0, 2.0))
+        return np.mean([0.5 * np.abs(difference).sum() for difference in differences])
 
-    for observed in (-2.0, 0.0, 2.0):
-        assert distance(kernel, observed) < 0.03
-        assert distance(normal, observed) > 0.08
+    # Over sixteen sets of draws .02 to .05 and .10 to .11.
+    assert distance(kernel) < 0.06
+    assert distance(normal) > 0.09
 
 
 def test_tails_are_gaussian():
@@ -332,6 +333,7 @@ class TwoStudies:
 
         The first study alone is off by 0.8 sd and 25 %, the second alone by 1.6 sd and 70 %.
         """
+        # Over five keys and sets of draws, of all three fits: means within .14, sds within .11.
         np.testing.assert_allclose((np.asarray(mean) - cls.mean) / cls.sd, 0.0, atol=0.3)
         np.testing.assert_allclose(np.asarray(sd) / cls.sd, 1.0, atol=0.17)
 
@@ -350,6 +352,7 @@ def test_nuts_reproduces_the_joint_posterior():
     TwoStudies.check(draws.mean(axis=0), draws.std(axis=0))
     correlation = np.corrcoef(draws.T)[0, 1]
     exact = TwoStudies.covariance[0, 1] / TwoStudies.sd.prod()
+    # 800 independent draws would scatter it by .03; over five keys and sets of draws within .071.
     assert abs(correlation - exact) < 0.2
 
 

@@ -106,6 +106,7 @@ def test_recovers_the_score_of_a_gaussian():
     fitted = estimator.fit(KEY, jnp.asarray(draws, jnp.float32))
     points, score = gaussian_draws(1000, 1)
     points = jnp.asarray(points, jnp.float32)
+    # Over five keys and sets of draws .009 to .021.
     assert squared_error(fitted(points), score) < 0.04
     assert squared_error(fitted(points) - fitted.residual(points), score) > 0.7
     precision = np.linalg.inv(np.cov(draws.T))
@@ -121,6 +122,7 @@ def test_recovers_the_score_of_a_banana_and_the_loss_falls():
     fitted = estimator.fit(KEY, jnp.asarray(draws, jnp.float32))
     points, score = banana_draws(1000, 1)
     points = jnp.asarray(points, jnp.float32)
+    # With this key .16; over five keys and sets of draws .03 to .16.
     assert squared_error(fitted(points), score) < 0.3
     assert squared_error(fitted(points) - fitted.residual(points), score) > 0.8
     losses = np.asarray(fitted.info.losses)
@@ -174,6 +176,7 @@ def test_values_of_a_base_score():
     estimator = SlicedScoreMatching((32,), 300, 1e-2, standardize="none", base=None)
     fitted = estimator.fit(KEY, draws, 0.5 * score)
     # Squared relative error of the sum: 0.25 at the start, 0.011 measured after training.
+    # Over five keys and sets of draws .010 to .021.
     assert squared_error(fitted.at_samples, score) < 0.04
     np.testing.assert_allclose(
         fitted.at_samples, 0.5 * score + fitted.residual(draws), rtol=1e-4, atol=1e-4
@@ -233,30 +236,35 @@ def test_samples_that_do_not_vary_give_finite_values():
 
 
 def test_follows_a_drifting_target():
-    """A banana that moves by ten and triples in size while two steps are taken for each new set.
-
-    The squared relative error at the end was 0.34 and 0.35 with two keys; 0.92 for the Gaussian.
-    """
+    """A banana that moves by ten and triples in size while two steps are taken for each new set."""
     estimator = SlicedScoreMatching((32, 32), learning_rate=5e-3)
-    num_sets = 800
+    num_sets, num_keys = 800, 8
 
-    def one(state, t):
-        key = random.fold_in(KEY, t)
+    def one(carry, t):
+        state, run_key = carry
+        key = random.fold_in(run_key, t)
         z = random.normal(key, (128, 2))
         draws = jnp.stack([z[:, 0], z[:, 0] ** 2 + 0.5 * z[:, 1]], axis=1)
         progress = t / num_sets
         samples = (1 + 2 * progress) * draws + 10 * progress
-        return estimator.update(state, random.fold_in(key, 1), samples, num_steps=2), None
+        state = estimator.update(state, random.fold_in(key, 1), samples, num_steps=2)
+        return (state, run_key), None
 
-    start = estimator.init(random.key(1), 2)
-    state, _ = jax.jit(lambda s: lax.scan(one, s, jnp.arange(num_sets)))(start)
-    assert jax.tree.structure(state) == jax.tree.structure(start)
+    @jax.jit
+    @jax.vmap
+    def follow(key):
+        start = estimator.init(random.fold_in(key, num_sets), 2)
+        (state, _), _ = lax.scan(one, (start, key), jnp.arange(num_sets))
+        return estimator.score(state, points), estimator.residual(state, points)
+
     points, score = banana_draws(1000, 1)
     points = jnp.asarray(3 * points + 10, jnp.float32)
-    estimate = estimator.score(state, points)
-    assert squared_error(estimate, score / 3) < 0.5
-    gaussian = estimate - estimator.residual(state, points)
-    assert squared_error(gaussian, score / 3) > 0.8
+    estimates, residuals = follow(random.split(KEY, num_keys))
+    errors = [squared_error(estimate, score / 3) for estimate in estimates]
+    # .3 to .7 with one of 32 keys, .40 to .44 in the mean over eight; .92 to .95 for the Gaussian.
+    assert np.mean(errors) < 0.55
+    for estimate, residual in zip(estimates, residuals, strict=True):
+        assert squared_error(estimate - residual, score / 3) > 0.85
 
 
 def test_update_is_pure_and_takes_the_steps_asked_for():
