@@ -382,11 +382,10 @@ def test_improper_priors():
         width = numpyro.sample("width", dist.ImproperUniform(constraints.positive, (), ()))
         numpyro.sample("y", dist.Normal(place, width).to_event(1), obs=y)
 
-    guide = AutoImplicit(model, hidden_dims=(4,), init_loc_fn=init_to_value(values={"width": 2.0}))
-    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(8))
-    state, loss = svi.update(svi.init(KEY, jnp.ones(2)), jnp.ones(2))
-    assert np.isfinite(loss)
-    draws = guide.sample_posterior(KEY, svi.get_params(state), jnp.ones(2), sample_shape=(50,))
+    start = init_to_value(values={"width": 2.0})
+    guide, svi, state, params = initialized(model, jnp.ones(2), init_loc_fn=start)
+    assert np.isfinite(svi.evaluate(state, jnp.ones(2)))
+    draws = guide.sample_posterior(KEY, params, jnp.ones(2), sample_shape=(50,))
     assert draws["place"].shape == (50, 2)
     assert abs(np.mean(draws["width"]) - 2.0) < 0.2
 

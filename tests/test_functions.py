@@ -620,6 +620,8 @@ def test_data_from_a_file(tmp_path):
         functional_data.load(str(path))
 
 
+# tinygp's distribution, not ours, calls a deprecated name of NumPyro when it draws.
+@pytest.mark.filterwarnings("ignore:Please use numpyro.util.is_prng_key:DeprecationWarning")
 @pytest.mark.slow
 def test_functional_network_matches_the_exact_posterior():
     """The wanted figures: means within .1 posterior sd, sd within 10 % inside and 20 % beyond."""
