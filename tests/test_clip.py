@@ -70,7 +70,8 @@ def test_a_short_direction_is_left_alone():
     assert clipped_loss == loss
     for name in ("loc", "sd"):
         assert np.all(free[name] != 0)
-        np.testing.assert_array_equal(clipped[name], free[name])
+        # One times it; what is around the product may be fused, and rounded, in another way.
+        np.testing.assert_allclose(clipped[name], free[name], rtol=1e-6)
 
 
 def test_a_direction_whose_square_overflows():
