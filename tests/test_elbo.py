@@ -36,6 +36,8 @@ from numpyro_kscore import (
     Tikhonov,
 )
 
+pytestmark = pytest.mark.quick_compilation
+
 KEY = random.key(0)
 # Plumbing runs at this size and in one dimension, un-jitted, so that the estimator compiles once.
 FEW = 16
