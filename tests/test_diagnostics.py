@@ -209,20 +209,24 @@ def test_closed_form_minimises_the_loss(x64, name):
 
 def test_skewed_guides_have_the_tail_of_their_weights(x64):
     """Gumbel draws for a Gaussian model: energies without skew say .2 where .8 is right."""
-    x = np.random.default_rng(0).gumbel(size=(1_000, 2))
-    target = Target(
-        jnp.asarray(x), jnp.asarray(-0.3 * np.sum(x**2, axis=1)), jnp.asarray(-0.6 * x),
-        jnp.full(1_000, -1.2),
-    )  # fmt: skip
-    exact = np.asarray(target.log_density) + np.sum(x + np.exp(-x), axis=1)
-    order = jnp.asarray(np.random.default_rng(0).permutation(1_000))
-    errors = {
-        name: np.std(np.asarray(cross_fit(target, order, FAMILY[name]).log_weights) - exact)
-        for name in ("Gaussian", "skewed")
-    }
-    # The tail of e^-x is not within the family: over twenty sets of draws .18 to .38 of the error
-    # was left, with these the least.
-    assert errors["skewed"] < 0.45 * errors["Gaussian"]
+
+    def share_left(seed):
+        x = np.random.default_rng(seed).gumbel(size=(1_000, 2))
+        target = Target(
+            jnp.asarray(x), jnp.asarray(-0.3 * np.sum(x**2, axis=1)), jnp.asarray(-0.6 * x),
+            jnp.full(1_000, -1.2),
+        )  # fmt: skip
+        exact = np.asarray(target.log_density) + np.sum(x + np.exp(-x), axis=1)
+        order = jnp.asarray(np.random.default_rng(seed).permutation(1_000))
+        gaussian, skewed = (
+            np.std(np.asarray(cross_fit(target, order, FAMILY[name]).log_weights) - exact)
+            for name in ("Gaussian", "skewed")
+        )
+        return skewed / gaussian
+
+    # The tail of e^-x is not within the family: of 24 sets of draws .18 to .38 of the error was
+    # left, in means over six .25 to .28.
+    assert np.mean([share_left(seed) for seed in range(6)]) < 0.3
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +244,7 @@ def test_khat_agrees_with_the_exact_one_where_the_density_is_hidden(hidden):
     # The draws are the same, and the sampling error of the shape with them. What is left is the
     # energy's: 5 to 6 numbers from 450 draws, .11 nats, where log weights vary by .83. With these
     # draws .12; over twenty sets .02 to .26.
-    assert abs(found.value - exact.value) < 0.3
+    assert abs(found.value - exact.value) < 0.25
     assert found.low <= found.value <= found.high
     assert found.verdict != {"good": "bad", "bad": "good"}.get(exact.verdict)
     truth = np.asarray(draws.log_density - draws.log_q)

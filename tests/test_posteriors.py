@@ -15,8 +15,6 @@ from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 
-pytestmark = pytest.mark.quick_compilation
-
 KEY = random.key(0)
 
 REGRESSORS = jnp.array([[1.0, 0.2], [1.0, 0.9], [1.0, 1.4], [1.0, 2.5]])

@@ -240,21 +240,20 @@ def test_follows_a_drifting_target():
     estimator = SlicedScoreMatching((32, 32), learning_rate=5e-3)
     num_sets, num_keys = 800, 8
 
-    def one(carry, t):
-        state, run_key = carry
-        key = random.fold_in(run_key, t)
-        z = random.normal(key, (128, 2))
-        draws = jnp.stack([z[:, 0], z[:, 0] ** 2 + 0.5 * z[:, 1]], axis=1)
-        progress = t / num_sets
-        samples = (1 + 2 * progress) * draws + 10 * progress
-        state = estimator.update(state, random.fold_in(key, 1), samples, num_steps=2)
-        return (state, run_key), None
-
     @jax.jit
     @jax.vmap
-    def follow(key):
-        start = estimator.init(random.fold_in(key, num_sets), 2)
-        (state, _), _ = lax.scan(one, (start, key), jnp.arange(num_sets))
+    def follow(run_key):
+        def one(state, t):
+            key = random.fold_in(run_key, t)
+            z = random.normal(key, (128, 2))
+            draws = jnp.stack([z[:, 0], z[:, 0] ** 2 + 0.5 * z[:, 1]], axis=1)
+            progress = t / num_sets
+            samples = (1 + 2 * progress) * draws + 10 * progress
+            return estimator.update(state, random.fold_in(key, 1), samples, num_steps=2), None
+
+        start = estimator.init(random.fold_in(run_key, num_sets), 2)
+        state, _ = lax.scan(one, start, jnp.arange(num_sets))
+        assert jax.tree.structure(state) == jax.tree.structure(start)
         return estimator.score(state, points), estimator.residual(state, points)
 
     points, score = banana_draws(1000, 1)
@@ -262,7 +261,7 @@ def test_follows_a_drifting_target():
     estimates, residuals = follow(random.split(KEY, num_keys))
     errors = [squared_error(estimate, score / 3) for estimate in estimates]
     # .3 to .7 with one of 32 keys, .40 to .44 in the mean over eight; .92 to .95 for the Gaussian.
-    assert np.mean(errors) < 0.55
+    assert np.mean(errors) < 0.5
     for estimate, residual in zip(estimates, residuals, strict=True):
         assert squared_error(estimate - residual, score / 3) > 0.85
 
