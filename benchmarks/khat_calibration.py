@@ -244,8 +244,7 @@ def make_draws(case: str, seed: int, n: int, d: int) -> GuideDraws:
 def evaluate(log_density: Callable[[Array], Array], x: Array, log_q: Array) -> GuideDraws:
     """The model at the draws, its Laplacian in coordinates whitened by them."""
     coordinates = whitening(x)
-    eye = jnp.eye(x.shape[1]) if coordinates.cholesky is None else coordinates.cholesky
-    factor = coordinates.scale[:, None] * eye
+    factor = coordinates.root()
 
     def laplacian(point: Array) -> Array:
         return jnp.sum(factor * (jax.hessian(log_density)(point) @ factor))

@@ -9,18 +9,34 @@ equivariant under affine maps; the Gaussian base, whose shrinkage knows the axes
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._linalg import cholesky, solve_lower, solve_lower_transposed
+from numpyro_kscore._linalg import cholesky, invert_lower
 from numpyro_kscore._pytree import pytree
 
-__all__ = ["Coordinates", "median_distance", "regress_out", "standardize_samples"]
+__all__ = [
+    "Coordinates",
+    "Whitening",
+    "median_distance",
+    "regress_out",
+    "standardize_samples",
+    "whiten",
+]
 
 STANDARDIZE_CHOICES = ("full", "diagonal", "none")
 # Points from which distances to all others are looked at.
 MEDIAN_POINTS = 64
+
+
+class Whitening(NamedTuple):
+    """A lower triangular factor of a correlation matrix, with its inverse: both (d, d)."""
+
+    factor: jax.Array
+    inverse: jax.Array
 
 
 @pytree
@@ -30,13 +46,13 @@ class Coordinates:
     Attributes:
         mean: (d,).
         scale: standard deviations (d,), the diagonal part of the map; ones if not standardised.
-        cholesky: Cholesky factor of the correlation matrix, (d, d), or None if not whitened.
+        whitening: a factor of the correlation matrix and its inverse, or None if not whitened.
         bandwidth: h, a scalar, in standardised units.
     """
 
     mean: jax.Array
     scale: jax.Array
-    cholesky: jax.Array | None
+    whitening: Whitening | None
     bandwidth: jax.Array
 
     def to_kernel(self, x: jax.Array) -> jax.Array:
@@ -47,29 +63,33 @@ class Coordinates:
     def scores_to_kernel(self, s: jax.Array) -> jax.Array:
         """Scores (m, d) in the original coordinates to kernel coordinates."""
         s = s * self.scale
-        return self.bandwidth * (s if self.cholesky is None else s @ self.cholesky)
+        return self.bandwidth * (s if self.whitening is None else _times(s, self.whitening.factor))
 
     def scores_from_kernel(self, s: jax.Array) -> jax.Array:
         """Scores (m, d) in kernel coordinates to the original ones."""
-        if self.cholesky is not None:
-            s = solve_lower_transposed(self.cholesky, s.T).T
+        if self.whitening is not None:
+            s = _times(s, self.whitening.inverse)
         return s / (self.scale * self.bandwidth)
 
     def factor(self) -> jax.Array:
         """F, (d, d), with ``div_x s = tr(F Fᵀ ∇~ s~)``: the linear part of :meth:`to_kernel`."""
         return self._whiten(jnp.diag(1.0 / self.scale)).T / self.bandwidth
 
+    def root(self) -> jax.Array:
+        """L, (d, d), with ``x = mean + L x~`` for whitened x~: of covariance ``L Lᵀ``."""
+        if self.whitening is None:
+            return jnp.diag(self.scale)
+        return self.scale[:, None] * self.whitening.factor
+
     def log_det(self) -> jax.Array:
         """log |det| of the standardising map's inverse: of ``x`` against whitened, not ``h``."""
         total = jnp.sum(jnp.log(self.scale))
-        if self.cholesky is not None:
-            total = total + jnp.sum(jnp.log(jnp.diag(self.cholesky)))
+        if self.whitening is not None:
+            total = total + jnp.sum(jnp.log(jnp.diag(self.whitening.factor)))
         return total
 
     def _whiten(self, x: jax.Array) -> jax.Array:
-        if self.cholesky is None:
-            return x
-        return solve_lower(self.cholesky, x.T).T
+        return x if self.whitening is None else _times(x, self.whitening.inverse.T)
 
 
 def standardize_samples(x: jax.Array, how: str) -> Coordinates:
@@ -119,7 +139,12 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     floor = 10 * dim * eps
     is_sound = jnp.min(jnp.diag(cholesky(lax.stop_gradient(matrix)))) ** 2 > floor
     factor = cholesky(jnp.where(is_sound, matrix, (1.0 - floor) * correlation + floor * eye))
-    return Coordinates(mean, scale, factor, jnp.ones((), x.dtype))
+    return Coordinates(mean, scale, whiten(factor), jnp.ones((), x.dtype))
+
+
+def whiten(factor: jax.Array) -> Whitening:
+    """What :class:`Coordinates` need of a lower triangular factor, (d, d). Cost: O(d³)."""
+    return Whitening(factor, invert_lower(factor))
 
 
 def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
@@ -166,6 +191,11 @@ def median_distance(s: jax.Array) -> jax.Array:
     median = 0.5 * (jnp.sqrt(lower) + jnp.sqrt(upper))
     distance = jnp.where(median > 0, median, jnp.sum(jnp.sqrt(values)) / pairs)
     return jnp.where(distance > 0, distance, 1.0)
+
+
+def _times(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    # Coordinates cancel where a guide is stiff; on a GPU products are coarse unless told.
+    return jnp.matmul(x, matrix, precision="highest")
 
 
 def _order_statistic(values: jax.Array, rank: int) -> jax.Array:

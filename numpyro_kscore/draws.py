@@ -204,7 +204,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         found = jax.tree.map(lambda a: a[:num_samples], found)
         valid = are_finite(found.log_density, found.flat, found.scores, found.guide_log_density)
         sound = jnp.where(valid[:, None], found.flat, found.flat[jnp.argmax(valid)])
-        factor = _factor(whitening(sound))
+        factor = whitening(sound).root()
 
         def second(pair: tuple[Array, Array]) -> Array:
             return _laplacian(*pair, factor, program, structure, key)
@@ -229,13 +229,6 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         log_q=jnp.asarray(found.guide_log_density[valid]) if is_explicit else None,
         num_lost=int(num_samples - np.sum(valid)),
     )
-
-
-def _factor(coordinates: Coordinates) -> Array:
-    """L with ``x = mean + L z``, (d, d)."""
-    if coordinates.cholesky is None:
-        return jnp.diag(coordinates.scale)
-    return coordinates.scale[:, None] * coordinates.cholesky
 
 
 def log_joint(flat: Array, program: Program, structure: Structure, key: Array) -> Array:

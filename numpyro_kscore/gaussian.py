@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._linalg import cholesky, eigh, qr, solve_lower_transposed
-from numpyro_kscore.coordinates import Coordinates, standardize_samples
+from numpyro_kscore._linalg import cholesky, eigh, invert_lower, qr
+from numpyro_kscore.coordinates import Coordinates, standardize_samples, whiten
 from numpyro_kscore.precision import full_precision
 
 __all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
@@ -104,7 +104,7 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     coordinates = dataclasses.replace(
         diagonal,
         scale=jnp.where(varies, diagonal.scale / jnp.sqrt(sharpness), diagonal.scale),
-        cholesky=None if dim == 1 else cholesky(shrunk),
+        whitening=None if dim == 1 else whiten(cholesky(shrunk)),
     )
     # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
     whole = (1.0 - share) * larger + share
@@ -140,7 +140,8 @@ def moment_scores(samples: jax.Array, context: jax.Array | None = None) -> jax.A
     floor = 10 * jnp.finfo(z.dtype).eps * n
     safe = jnp.where(pivots < 0, -1.0, 1.0) * jnp.maximum(jnp.abs(pivots), floor)
     factor = factor + jnp.diag(safe - pivots)
-    return -n * solve_lower_transposed(factor.T, basis.T).T / diagonal.scale
+    inverse = invert_lower(factor.T)
+    return -n * jnp.matmul(basis, inverse, precision="highest") / diagonal.scale
 
 
 def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

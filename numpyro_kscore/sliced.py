@@ -20,7 +20,7 @@ from numpyro_kscore._pytree import (
     pytree,
     static,
 )
-from numpyro_kscore.coordinates import STANDARDIZE_CHOICES, Coordinates, standardize_samples
+from numpyro_kscore.coordinates import STANDARDIZE_CHOICES, Coordinates, standardize_samples, whiten
 from numpyro_kscore.neural import (
     Layers,
     NeuralInfo,
@@ -154,7 +154,7 @@ class SlicedScoreMatching:
         coordinates = Coordinates(
             jnp.zeros(dim, dtype),
             jnp.ones(dim, dtype),
-            jnp.eye(dim, dtype=dtype) if whitened else None,
+            whiten(jnp.eye(dim, dtype=dtype)) if whitened else None,
             jnp.ones((), dtype),
         )
         loss = jnp.zeros((), dtype)

@@ -176,13 +176,12 @@ def _mode_jump_test(
     # where it went are not quite exchangeable, and 7 % were rejected at a level of 5.
     known = max(x.shape[0] // 4, 2)
     coordinates = whitening(x[:known])
+    root = coordinates.root()
     z = coordinates.to_kernel(x[known:])
     n, dim = z.shape
 
     def target(point: Array) -> Array:
-        # Back from whitened coordinates: x = mean + L z.
-        step = point if coordinates.cholesky is None else coordinates.cholesky @ point
-        value = log_density(coordinates.mean + coordinates.scale * step)
+        value = log_density(coordinates.mean + root @ point)
         return jnp.where(jnp.isfinite(value), value, -jnp.inf)
 
     keys = jax.random.split(key, 6)

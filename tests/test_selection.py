@@ -204,7 +204,7 @@ def test_gaussian_of_more_coordinates_than_samples(x64):
     np.testing.assert_allclose(alone.held_out, fitted.held_out, rtol=1e-9)
     _, rho, sharpness = oracle.held_out_parameters(varying)
     assert float(fitted.shrinkage) == pytest.approx(rho)
-    root = np.delete(np.asarray(fitted.coordinates.cholesky), 3, axis=0)
+    root = np.delete(np.asarray(fitted.coordinates.whitening.factor), 3, axis=0)
     np.testing.assert_allclose(
         oracle.relative_error(
             np.delete(z, 3, axis=1)
