@@ -261,21 +261,18 @@ class ImplicitELBO(ELBO):
             structure, aggregated, drawn, lax.stop_gradient(draws), joint, extra
         )
 
-        # A function that is linear in the parameters and has the wanted gradient: neither the
-        # fit nor the model is differentiated a second time. Exact densities are differentiated.
-        surrogate = jnp.sum(direction * jnp.where(valid[:, None], draws.flat, 0.0))
-        log_density = jnp.where(valid, draws.log_density, 0.0)
-        surrogate = surrogate + jnp.sum(log_density) / jnp.maximum(jnp.sum(valid), 1)
-        for name, gradient in joint.param_gradient.items():
-            products = jax.tree.map(
-                lambda g, p: jnp.sum(jnp.where(jnp.isfinite(g), g, 0.0) * p),
-                gradient,
-                param_map[name],
-            )
-            surrogate = surrogate - sum(jax.tree.leaves(products))
+        # Neither the fit nor the model is differentiated a second time: their gradients are known.
+        # Exact densities are differentiated.
+        share = valid / jnp.maximum(jnp.sum(valid), 1)
+        moved = (draws.flat, draws.log_density, {k: param_map[k] for k in joint.param_gradient})
+        gradient = (
+            jnp.where(valid[:, None], direction, 0.0),
+            share.astype(direction.dtype),
+            jax.tree.map(lambda g: -jnp.where(jnp.isfinite(g), g, 0.0), joint.param_gradient),
+        )
         nelbo = jnp.mean(draws.log_density - joint.log_density) - guide_entropy
         nelbo = lax.stop_gradient(jnp.where(jnp.all(valid), nelbo, jnp.nan))
-        loss = nelbo + surrogate - lax.stop_gradient(surrogate)
+        loss = _with_gradient(nelbo, moved, gradient)
         mutable = jax.tree.map(_reduce_particles, draws.mutable)
         if networks:
             mutable = {**mutable, STATE: networks}
@@ -394,6 +391,24 @@ class ImplicitELBO(ELBO):
         if all(part.sites[0] in aggregated for part in implicit) and implicit:
             return -(-count // min(part.rows.shape[0] for part in implicit))
         return count
+
+
+@jax.custom_jvp
+def _with_gradient(value: jax.Array, moved: Any, gradient: Any) -> jax.Array:
+    """``value``, with the derivative ``gradient`` in ``moved``: exactly that, and nothing more."""
+    return value
+
+
+@_with_gradient.defjvp
+def _with_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    value, _, gradient = primals
+    # A gradient of zero asks for nothing, whatever the tangent: also where that is NaN.
+    products = jax.tree.map(
+        lambda g, t: jnp.sum(g * jnp.where(g == 0, 0.0, t)).astype(value.dtype),
+        gradient,
+        tangents[1],
+    )
+    return value, sum(jax.tree.leaves(products), jnp.zeros((), value.dtype))
 
 
 def _flat(key: jax.Array, program: Program, structure: Structure) -> jax.Array:

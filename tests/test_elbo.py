@@ -356,6 +356,26 @@ def guide_with_stax():
     numpyro.sample("z", Implicit(network(draw_noise(2)), event_dim=1))
 
 
+def test_large_parameters_cost_the_reported_loss_no_digits():
+    def model(weight):
+        numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
+        w = numpyro.param("w", jnp.asarray(weight))
+        # Nothing but a gradient of one.
+        numpyro.factor("f", w - lax.stop_gradient(w))
+
+    losses = []
+    for weight in (0.0, 1e8):
+        loss, gradient = loss_and_gradient(
+            lambda weight=weight: model(weight),
+            affine_guide(),
+            {**AFFINE, "w": jnp.asarray(weight)},
+            ImplicitELBO(FEW),
+        )
+        assert float(gradient["w"]) == pytest.approx(-1.0)
+        losses.append(float(loss))
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("guide", [guide_with_flax, guide_with_stax])
 def test_network_parameters_in_the_guide_are_learned(guide):
     svi = SVI(standard_model(), guide, optax.sgd(0.1), ImplicitELBO(FEW))
