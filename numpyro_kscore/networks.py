@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,38 +22,41 @@ __all__ = ["GATE_RATE", "apply_network", "check_network", "perceptron"]
 GAIN = 2.0
 GATE_RATE = 0.25
 
-Layers = list[tuple[jax.Array, jax.Array]]
-
 
 def perceptron(name: str, x: jax.Array, hidden_dims: Sequence[int], size: int) -> jax.Array:
     """A perceptron on ``x`` (k,) with ``size`` outputs, zero at the start.
 
-    Hidden layers start at unit gain, the last one at zero. Its weights are the parameter ``name``.
+    Hidden layers start at unit gain, the last one at zero. All its numbers are one vector, the
+    parameter ``name``: NumPyro's ``scan`` asks every value of a guide for its shape, and an
+    optimizer has one array to go through.
     """
-    widths = (x.shape[-1], *hidden_dims)
-    return _evaluate(numpyro.param(name, lambda key: _init_layers(key, widths, size)), x)
+    widths = (x.shape[-1], *hidden_dims, size)
+    return _evaluate(numpyro.param(name, lambda key: _init_layers(key, widths)), x, widths)
 
 
 # NumPyro runs a guide for the first time operation by operation, each a compilation of its own:
 # what is one here takes a tenth of the time. Within a compiled step it changes nothing.
-@partial(jax.jit, static_argnames=("widths", "size"))
-def _init_layers(key: jax.Array, widths: tuple[int, ...], size: int) -> Layers:
-    layers = []
-    keys = random.split(key, len(widths) - 1)
-    for one_key, fan_in, fan_out in zip(keys, widths[:-1], widths[1:], strict=True):
+@partial(jax.jit, static_argnames="widths")
+def _init_layers(key: jax.Array, widths: tuple[int, ...]) -> jax.Array:
+    parts = []
+    keys = random.split(key, len(widths) - 2)
+    for one_key, fan_in, fan_out in zip(keys, widths[:-2], widths[1:-1], strict=True):
         weight = random.normal(one_key, (fan_in, fan_out)) / GAIN
-        layers.append((weight, jnp.zeros(fan_out)))
-    layers.append((jnp.zeros((widths[-1], size)), jnp.zeros(size)))
-    return layers
+        parts += [weight.ravel(), jnp.zeros(fan_out)]
+    return jnp.concatenate([*parts, jnp.zeros((widths[-2] + 1) * widths[-1])])
 
 
-@jax.jit
-def _evaluate(layers: Layers, x: jax.Array) -> jax.Array:
-    for weight, bias in layers[:-1]:
-        fan_in = weight.shape[0]
-        x = jax.nn.gelu(GAIN * (x @ weight * (2.0 / fan_in) ** 0.5 + bias))
-    weight, bias = layers[-1]
-    return GAIN * (x @ weight / weight.shape[0] ** 0.5 + bias)
+@partial(jax.jit, static_argnames="widths")
+def _evaluate(layers: jax.Array, x: jax.Array, widths: tuple[int, ...]) -> jax.Array:
+    start = 0
+    for number, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+        middle, end = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
+        weight, bias = layers[start:middle].reshape(fan_in, fan_out), layers[middle:end]
+        is_last = number == len(widths) - 2
+        x = x @ weight * ((1.0 if is_last else 2.0) / fan_in) ** 0.5 + bias
+        x = GAIN * x if is_last else jax.nn.gelu(GAIN * x)
+        start = end
+    return x
 
 
 def apply_network(name: str, network: Callable[..., Any] | Any, noise: jax.Array) -> jax.Array:

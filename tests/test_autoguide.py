@@ -14,6 +14,7 @@ import pytest
 from compiling import quick_jit
 from jax import lax, random
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.distributions import constraints
 from numpyro.infer import (
     SVI,
@@ -432,6 +433,27 @@ def test_models_with_loops_are_initialised_in_forward_mode():
     update = functools.partial(svi.update, forward_mode_differentiation=True)
     state, loss = quick_jit(update)(state, 1.0)
     assert np.isfinite(loss)
+
+
+@pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+def test_state_space_models(kind):
+    """NumPyro's `scan` replays every value of a guide, its parameters too."""
+
+    def model(data):
+        def step(x, y):
+            x = numpyro.sample("x", dist.Normal(x, 0.5))
+            numpyro.sample("y", dist.Normal(x, 1.0), obs=y)
+            return x, None
+
+        scan(step, numpyro.sample("start", dist.Normal(0.0, 1.0)), data)
+
+    data = jnp.arange(5.0)
+    guide, svi, state, params = initialized(model, data, guide=kind(model))
+    after, loss = quick_jit(svi.update)(state, data)
+    assert np.isfinite(loss)
+    assert np.any(svi.get_params(after)["auto_loc"] != params["auto_loc"])
+    draws = guide.sample_posterior(KEY, params, sample_shape=(3,))
+    assert shapes_of(draws) == {"start": (3,), "x": (3, 5)}
 
 
 def test_blocked_models_in_a_list_of_guides():
