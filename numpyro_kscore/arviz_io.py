@@ -304,7 +304,8 @@ def _at_first(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Sites of the model at the first of the samples."""
-    given = substitute(model, data={name: values[0] for name, values in samples.items()})
+    # As arrays of JAX: within a `scan`, NumPyro takes one after another by a traced index.
+    given = substitute(model, data={name: jnp.asarray(v[0]) for name, v in samples.items()})
     return trace(seed(given, key)).get_trace(*program.args, **program.kwargs)
 
 

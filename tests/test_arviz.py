@@ -11,8 +11,10 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult, SVIState
+from scipy import stats
 
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide, khat, to_arviz
 from numpyro_kscore.energy import FAMILIES
@@ -185,6 +187,39 @@ def test_improper_priors():
     assert dataset(tree, "posterior_predictive")["obs"].shape == (1, NUM, 4)
     with pytest.raises(ValueError, match="prior: expected a model whose sites can all be drawn"):
         to_arviz(svi, result, SIGMA, Y, prior=True, **options)
+
+
+def test_state_space_models():
+    """NumPyro's `scan` takes what is substituted one after another, by a traced index."""
+    y = jnp.array([0.5, -1.0, 2.0])
+
+    def walk(y):
+        def step(x, value):
+            x = numpyro.sample("x", dist.Normal(x, 0.5))
+            numpyro.sample("y", dist.Normal(x, 1.5), obs=value)
+            return x, None
+
+        scan(step, 0.0, y)
+
+    def guide(y):
+        noise = numpyro.sample(
+            "noise", dist.Normal(jnp.zeros(3), 1.0).to_event(1), infer={"is_auxiliary": True}
+        )
+        numpyro.sample("x", Implicit(noise))
+
+    svi = SVI(walk, guide, optax.adam(1e-2), ImplicitELBO())
+    result = SVIRunResult({}, SVIState(None, None, random.key(0)), jnp.zeros(1))
+    tree = quiet(
+        to_arviz, svi, result, y, num_samples=NUM, khat=False,
+        log_likelihood=True, posterior_predictive=True,
+    )  # fmt: skip
+    x = np.asarray(dataset(tree, "posterior")["x"])
+    assert x.shape == (1, NUM, 3)
+    expected = stats.norm.logpdf(np.asarray(y), x, 1.5)
+    np.testing.assert_allclose(dataset(tree, "log_likelihood")["y"], expected, rtol=1e-5)
+    # Drawn, not the data: around x, with a standard deviation of 1.5, to four standard errors.
+    away = np.asarray(dataset(tree, "posterior_predictive")["y"]) - x
+    assert np.mean(away**2) / 1.5**2 == pytest.approx(1.0, abs=4 * (2 / away.size) ** 0.5)
 
 
 @pytest.mark.parametrize("kind", ["netcdf", "zarr"])
