@@ -169,6 +169,10 @@ def fit(
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    if not isinstance(rng_key, jax.Array | np.ndarray):
+        raise TypeError(
+            f"rng_key: expected a random key such as jax.random.key(0); got {rng_key!r}"
+        )
     check_count("max_steps", max_steps, minimum=LOSS_BLOCKS)
     check_count("patience", patience)
     check_count("chunk_size", chunk_size, minimum=LOSS_BLOCKS)

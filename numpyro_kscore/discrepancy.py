@@ -175,6 +175,6 @@ def evaluate_particles(
         return Evaluation(draws.flat, joint.log_density, joint.scores, draws.log_density)
 
     count = math.ceil(num_particles / batch_size)
-    keys = jax.random.split(key, count * batch_size).reshape(count, batch_size)
+    keys = jax.random.split(key, (count, batch_size))
     found = lax.map(batch, keys)
     return jax.tree.map(lambda a: a.reshape(count * batch_size, *a.shape[2:]), found)

@@ -310,6 +310,13 @@ def test_fit_stops_early_at_the_posterior(whole):
     info.raise_if_failed()
 
 
+def test_old_style_keys_are_taken(whole):
+    """As most NumPyro programs have them: words, with an axis of their own."""
+    result = fit(make_svi(), random.PRNGKey(0), DATA, **QUICK)
+    np.testing.assert_array_equal(result.losses, whole.losses)
+    assert repr(result.info) == repr(whole.info)
+
+
 def test_the_state_holds_the_parameters_and_goes_on(whole):
     svi = make_svi()
     result = quiet_fit(svi, KEY, DATA, init_state=whole.state, **{**QUICK, "max_steps": 20})
@@ -594,6 +601,8 @@ def test_an_aggregate_needs_the_loss_as_its_criterion():
 def test_what_is_no_svi_is_refused():
     with pytest.raises(TypeError, match="svi: expected an SVI of numpyro.infer; got 'svi'"):
         fit("svi", KEY, DATA)
+    with pytest.raises(TypeError, match=r"rng_key: expected a random key such as .*; got 0"):
+        fit(make_svi(), 0, DATA)
     svi = SVI(model, guide, numpyro.optim.Minimize(), Trace_ELBO())
     with pytest.raises(TypeError, match="state holds the parameters.*got Minimize"):
         fit(svi, KEY, DATA)
