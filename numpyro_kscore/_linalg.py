@@ -15,6 +15,7 @@ by blocks here; eigenproblems of 25; Cholesky factors of about 200.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import sequential_vmap
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import block_diag, solve_triangular
 
 __all__ = ["cholesky", "eigh", "inverse_root", "invert_lower", "qr"]
 
@@ -72,13 +73,22 @@ def invert_lower(factor: jax.Array) -> jax.Array:
     over threads is matrix products, by XLA.
     """
     dim = factor.shape[0]
-    if dim <= BLOCK:
-        return _invert_block(factor)
-    half = (dim + 1) // 2
-    first, last = invert_lower(factor[:half, :half]), invert_lower(factor[half:, half:])
-    across = jnp.matmul(factor[half:, :half], first, precision="highest")
-    across = -jnp.matmul(last, across, precision="highest")
-    return jnp.block([[first, jnp.zeros_like(across.T)], [across, last]])
+    count = 2 ** max(0, math.ceil(math.log2(dim / BLOCK)))
+    size = -(-dim // count)
+    padding = count * size - dim
+    padded = block_diag(factor, jnp.eye(padding, dtype=factor.dtype))
+
+    inverses = jax.vmap(_invert_block)(_along_diagonal(padded, size))
+    while count > 1:
+        count //= 2
+        first, last = inverses[0::2], inverses[1::2]
+        below = _along_diagonal(padded, 2 * size)[:, size:, :size]
+        across = jnp.matmul(below, first, precision="highest")
+        across = -jnp.matmul(last, across, precision="highest")
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=2)
+        inverses = jnp.concatenate([upper, jnp.concatenate([across, last], axis=2)], axis=1)
+        size *= 2
+    return inverses[0, :dim, :dim]
 
 
 @invert_lower.defjvp
@@ -86,6 +96,13 @@ def _invert_lower_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
     inverse = invert_lower(*primals)
     change = jnp.matmul(jnp.tril(tangents[0]), inverse, precision="highest")
     return inverse, -jnp.matmul(inverse, change, precision="highest")
+
+
+def _along_diagonal(matrix: jax.Array, size: int) -> jax.Array:
+    """Square blocks along the diagonal, (count, size, size)."""
+    count = matrix.shape[0] // size
+    blocks = matrix.reshape(count, size, count, size)
+    return jnp.moveaxis(jnp.diagonal(blocks, axis1=0, axis2=2), -1, 0)
 
 
 @sequential_vmap
