@@ -143,6 +143,10 @@ class AutoImplicit(AutoContinuous):
         """Draw every latent site of the model once."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
+        elif self._has_loc():
+            # Takes of the random stream what the set-up took, and only where parameters are made:
+            # a second fit by the same guide and key starts from the same weights.
+            numpyro.param(f"{self.prefix}_loc", lambda key: self._init_latent)
         unconstrained = self._unpack_latent(self._sample_latent(*args, **kwargs))
         values = {}
         if self._dynamic:
@@ -185,6 +189,9 @@ class AutoImplicit(AutoContinuous):
                 f"unconstrained coordinate; got {jnp.shape(out)}"
             )
         return out
+
+    def _has_loc(self) -> bool:
+        return self.network is None
 
     def _affine(self) -> tuple[jax.Array, jax.Array]:
         """Location and scale of the Gaussian a guide starts from."""
@@ -326,6 +333,9 @@ class AutoSemiImplicit(AutoImplicit):
 
     def _check_noise(self) -> None:
         """Any number of noise dimensions leaves a density."""
+
+    def _has_loc(self) -> bool:
+        return True
 
     def _push(self, noise: jax.Array) -> jax.Array:
         dim = self.latent_dim

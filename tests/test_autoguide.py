@@ -224,6 +224,14 @@ def test_initial_values_follow_the_strategy(init_loc_fn, low, high):
     assert low == high or len(np.unique(values)) == 3
 
 
+@pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+def test_a_guide_that_is_used_again_starts_from_the_same_weights(kind):
+    svi = SVI(normal_model, kind(normal_model), optax.adam(1e-2), ImplicitELBO(4))
+    first, again, other = (svi.get_params(svi.init(key)) for key in (KEY, KEY, random.key(1)))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert np.any(first["auto_layers"] != other["auto_layers"])
+
+
 def test_prefix_names_parameters_and_noise():
     _, svi, state, params = initialized(normal_model, prefix="mine")
     assert params
