@@ -155,8 +155,8 @@ def fit(
             settled far from the posterior.
 
     Raises:
-        TypeError: for anything but an ``SVI``, and for an optimiser whose state does not hold the
-            parameters.
+        TypeError: for anything but an ``SVI`` and a random key, and for an optimiser whose state
+            does not hold the parameters.
         ValueError: for a setting out of range, a guide the criterion cannot look at, and a
             checkpoint that is damaged or of another fit.
         FloatingPointError: if not a single chunk gave finite numbers.
