@@ -17,12 +17,11 @@ import jax
 import numpy as np
 from jax import Array, random
 
-from benchmarks.wae_table import markdown_line, state_file
+from benchmarks.wae_table import load_trained, markdown_line
 from examples.cells import Row, fill
 from examples.wae_ais import Annealing, sandwich
 from examples.wae_metrics import log_likelihood_of
-from examples.wae_training import ESTIMATORS, Autoencoder, Settings
-from numpyro_kscore.checkpoint import load_checkpoint
+from examples.wae_training import ESTIMATORS
 
 COLUMNS = ("epochs", "lower", "gap", "gap_error", "largest", "acceptance")
 MNIST = (28, 28, 1)
@@ -30,10 +29,7 @@ MNIST = (28, 28, 1)
 
 def compute(cache: Path, cell: Row) -> Row:
     """Bounds for images that one decoder made."""
-    settings = Settings(cell["estimator"], cell["value"], cell["latent_dim"], seed=cell["seed"])
-    autoencoder = Autoencoder(settings, MNIST)
-    state, _, series = load_checkpoint(cache / state_file(cell), autoencoder.init())
-    params = autoencoder.svi.get_params(state)
+    autoencoder, params, epochs = load_trained(cache, cell, MNIST)
 
     def simulate(key: Array, z: Array) -> Array:
         white = random.bernoulli(key, jax.nn.sigmoid(autoencoder.decode(params, z[None])[0]))
@@ -50,7 +46,7 @@ def compute(cache: Path, cell: Row) -> Row:
     gap = upper.log_likelihood - lower.log_likelihood
     jax.clear_caches()
     return {
-        "epochs": series.shape[1],
+        "epochs": epochs,
         "lower": round(float(lower.log_likelihood.mean()), 2),
         "gap": round(float(gap.mean()), 3),
         "gap_error": round(float(gap.std(ddof=1) / np.sqrt(len(gap))), 3),

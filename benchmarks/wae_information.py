@@ -17,12 +17,11 @@ import jax
 import numpyro.distributions as dist
 from jax import random
 
-from benchmarks.wae_table import markdown_line, state_file
+from benchmarks.wae_table import load_trained, markdown_line
 from examples.cells import Row, fill
 from examples.wae_data import Images, load_images
-from examples.wae_metrics import draw_codes, held_out_batch
-from examples.wae_training import ESTIMATORS, Autoencoder, Settings, reconstruction_cost
-from numpyro_kscore.checkpoint import load_checkpoint
+from examples.wae_metrics import held_out_batch
+from examples.wae_training import ESTIMATORS, reconstruction_cost
 
 COLUMNS = ("epochs", "cost", "divergence", "sd_of_means", "noise")
 NUM_IMAGES = 5_000
@@ -30,18 +29,15 @@ NUM_IMAGES = 5_000
 
 def compute(images: Images, cache: Path, cell: Row) -> Row:
     """The figures of one encoder on test images."""
-    settings = Settings(cell["estimator"], cell["value"], cell["latent_dim"], seed=cell["seed"])
-    autoencoder = Autoencoder(settings, images.shape)
-    state, _, series = load_checkpoint(cache / state_file(cell), autoencoder.init())
-    params = autoencoder.svi.get_params(state)
+    autoencoder, params, epochs = load_trained(cache, cell, images.shape)
     x = held_out_batch(images, NUM_IMAGES)
     mean, sd = autoencoder.encode(params, x)
-    codes = draw_codes(random.key(2), autoencoder, params, x)
-    cost = reconstruction_cost(settings.cost, x, autoencoder.decode(params, codes))
+    codes = mean + sd * random.normal(random.key(2), mean.shape)
+    cost = reconstruction_cost(autoencoder.settings.cost, x, autoencoder.decode(params, codes))
     divergence = dist.kl_divergence(dist.Normal(mean, sd), dist.Normal(0.0, 1.0)).sum(1)
     jax.clear_caches()
     return {
-        "epochs": series.shape[1],
+        "epochs": epochs,
         "cost": round(float(cost.mean()), 3),
         "divergence": round(float(divergence.mean()), 1),
         "sd_of_means": round(float(mean.std(0).mean()), 3),

@@ -43,6 +43,7 @@ from examples.wae_training import (
     reconstruction_cost,
     train,
 )
+from numpyro_kscore.checkpoint import load_checkpoint
 
 COLUMNS = (
     "nll", "nll_error", "mean", "sd", "distance", "distance_floor", "mmd", "cost", "acceptance",
@@ -65,6 +66,16 @@ PUBLISHED_DIMS = (8, 32, 64, 128)
 def state_file(cell: Row) -> str:
     """Name of the training state of a row in the cache folder."""
     return f"{cell['estimator']}-{cell['value']:g}-{cell['latent_dim']}-{cell['seed']}.npz"
+
+
+def load_trained(
+    cache: Path, cell: Row, shape: tuple[int, int, int]
+) -> tuple[Autoencoder, dict[str, Any], int]:
+    """The autoencoder of a row, its parameters in the cache folder, and epochs it has trained."""
+    settings = Settings(cell["estimator"], cell["value"], cell["latent_dim"], seed=cell["seed"])
+    autoencoder = Autoencoder(settings, shape)
+    state, _, series = load_checkpoint(cache / state_file(cell), autoencoder.init())
+    return autoencoder, autoencoder.svi.get_params(state), series.shape[1]
 
 
 def compute(images: Images, cache: Path, cell: Row) -> Row:

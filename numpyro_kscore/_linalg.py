@@ -25,6 +25,8 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jax.scipy.linalg import block_diag, solve_triangular
 
+from numpyro_kscore.precision import full_precision
+
 __all__ = ["cholesky", "eigh", "inverse_root", "invert_lower", "qr"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,6 +68,7 @@ def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @jax.custom_jvp
+@full_precision
 def invert_lower(factor: jax.Array) -> jax.Array:
     """The inverse of a lower triangular matrix (d, d), by blocks: d³/3 multiplications.
 
@@ -83,8 +86,7 @@ def invert_lower(factor: jax.Array) -> jax.Array:
         count //= 2
         first, last = inverses[0::2], inverses[1::2]
         below = _along_diagonal(padded, 2 * size)[:, size:, :size]
-        across = jnp.matmul(below, first, precision="highest")
-        across = -jnp.matmul(last, across, precision="highest")
+        across = -last @ (below @ first)
         upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=2)
         inverses = jnp.concatenate([upper, jnp.concatenate([across, last], axis=2)], axis=1)
         size *= 2
@@ -92,10 +94,10 @@ def invert_lower(factor: jax.Array) -> jax.Array:
 
 
 @invert_lower.defjvp
+@full_precision
 def _invert_lower_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     inverse = invert_lower(*primals)
-    change = jnp.matmul(jnp.tril(tangents[0]), inverse, precision="highest")
-    return inverse, -jnp.matmul(inverse, change, precision="highest")
+    return inverse, -inverse @ (jnp.tril(tangents[0]) @ inverse)
 
 
 def _along_diagonal(matrix: jax.Array, size: int) -> jax.Array:

@@ -17,6 +17,7 @@ from jax import lax
 
 from numpyro_kscore._linalg import cholesky, invert_lower
 from numpyro_kscore._pytree import pytree
+from numpyro_kscore.precision import full_precision
 
 __all__ = [
     "Coordinates",
@@ -60,15 +61,17 @@ class Coordinates:
         # Centre before dividing: uncentred data at mean 1e3 lose five digits in float32.
         return self._whiten((x - self.mean) / self.scale) / self.bandwidth
 
+    @full_precision
     def scores_to_kernel(self, s: jax.Array) -> jax.Array:
         """Scores (m, d) in the original coordinates to kernel coordinates."""
         s = s * self.scale
-        return self.bandwidth * (s if self.whitening is None else _times(s, self.whitening.factor))
+        return self.bandwidth * (s if self.whitening is None else s @ self.whitening.factor)
 
+    @full_precision
     def scores_from_kernel(self, s: jax.Array) -> jax.Array:
         """Scores (m, d) in kernel coordinates to the original ones."""
         if self.whitening is not None:
-            s = _times(s, self.whitening.inverse)
+            s = s @ self.whitening.inverse
         return s / (self.scale * self.bandwidth)
 
     def factor(self) -> jax.Array:
@@ -88,8 +91,9 @@ class Coordinates:
             total = total + jnp.sum(jnp.log(jnp.diag(self.whitening.factor)))
         return total
 
+    @full_precision
     def _whiten(self, x: jax.Array) -> jax.Array:
-        return x if self.whitening is None else _times(x, self.whitening.inverse.T)
+        return x if self.whitening is None else x @ self.whitening.inverse.T
 
 
 def standardize_samples(x: jax.Array, how: str) -> Coordinates:
@@ -191,11 +195,6 @@ def median_distance(s: jax.Array) -> jax.Array:
     median = 0.5 * (jnp.sqrt(lower) + jnp.sqrt(upper))
     distance = jnp.where(median > 0, median, jnp.sum(jnp.sqrt(values)) / pairs)
     return jnp.where(distance > 0, distance, 1.0)
-
-
-def _times(x: jax.Array, matrix: jax.Array) -> jax.Array:
-    # Coordinates cancel where a guide is stiff; on a GPU products are coarse unless told.
-    return jnp.matmul(x, matrix, precision="highest")
 
 
 def _order_statistic(values: jax.Array, rank: int) -> jax.Array:

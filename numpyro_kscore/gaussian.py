@@ -111,6 +111,7 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), share, evening)
 
 
+@full_precision
 def moment_scores(samples: jax.Array, context: jax.Array | None = None) -> jax.Array:
     """Scores at samples of the Gaussian with exactly their mean and covariance S: -S⁻¹ (x - mean).
 
@@ -140,8 +141,7 @@ def moment_scores(samples: jax.Array, context: jax.Array | None = None) -> jax.A
     floor = 10 * jnp.finfo(z.dtype).eps * n
     safe = jnp.where(pivots < 0, -1.0, 1.0) * jnp.maximum(jnp.abs(pivots), floor)
     factor = factor + jnp.diag(safe - pivots)
-    inverse = invert_lower(factor.T)
-    return -n * jnp.matmul(basis, inverse, precision="highest") / diagonal.scale
+    return -n * (basis @ invert_lower(factor.T)) / diagonal.scale
 
 
 def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
