@@ -147,6 +147,9 @@ class AutoImplicit(AutoContinuous):
             # Takes of the random stream what the set-up took, and only where parameters are made:
             # a second fit by the same guide and key starts from the same weights.
             numpyro.param(f"{self.prefix}_loc", lambda key: self._init_latent)
+        else:
+            # A network of the user may make its parameters anywhere: the same, at every call.
+            numpyro.prng_key()
         unconstrained = self._unpack_latent(self._sample_latent(*args, **kwargs))
         values = {}
         if self._dynamic:

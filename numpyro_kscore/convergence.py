@@ -23,7 +23,7 @@ from numpyro_kscore.chunks import (
     parameter_slots,
     strongly_typed,
 )
-from numpyro_kscore.keys import key_apart
+from numpyro_kscore.keys import check_key, key_apart
 from numpyro_kscore.stopping import Progress, Row, Rule, advance, step_sizes, verdict
 
 __all__ = ["Convergence", "FitResult", "fit"]
@@ -169,10 +169,7 @@ def fit(
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
-    if not isinstance(rng_key, jax.Array | np.ndarray):
-        raise TypeError(
-            f"rng_key: expected a random key such as jax.random.key(0); got {rng_key!r}"
-        )
+    check_key(rng_key)
     check_count("max_steps", max_steps, minimum=LOSS_BLOCKS)
     check_count("patience", patience)
     check_count("chunk_size", chunk_size, minimum=LOSS_BLOCKS)

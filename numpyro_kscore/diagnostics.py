@@ -30,7 +30,7 @@ from numpyro_kscore.draws import (
     whitening,
 )
 from numpyro_kscore.importance import Khat, khat
-from numpyro_kscore.keys import key_apart
+from numpyro_kscore.keys import check_key, key_apart
 from numpyro_kscore.pareto import GOOD_KHAT, pareto_smooth, weight_ess
 from numpyro_kscore.stein_test import JumpTest, SteinTest, ksd, mode_jump_test
 
@@ -165,10 +165,11 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
         NumPyro's ``VSBCResult``.
 
     Raises:
-        TypeError: for anything but an ``SVI``.
+        TypeError: for anything but an ``SVI`` and a random key.
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    check_key(rng_key)
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         # NumPyro 0.22 reshapes the words of its keys, which typed ones do not show.
         rng_key = jax.random.key_data(rng_key)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import jax
+from typing import Any
 
-__all__ = ["key_apart"]
+import jax
+import numpy as np
+
+__all__ = ["check_key", "key_apart"]
 
 LARGEST = 2**31 - 1
 
@@ -16,3 +19,9 @@ def key_apart(key: jax.Array, number: int) -> jax.Array:
     that folding in a small number would give the noise of a particle once more.
     """
     return jax.random.fold_in(key, LARGEST - number)
+
+
+def check_key(key: Any) -> None:
+    """Refuse what is no random key: a seed, as other libraries take it, most of all."""
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise TypeError(f"rng_key: expected a random key such as jax.random.key(0); got {key!r}")

@@ -224,12 +224,15 @@ def test_initial_values_follow_the_strategy(init_loc_fn, low, high):
     assert low == high or len(np.unique(values)) == 3
 
 
+@pytest.mark.parametrize("with_network", [False, True])
 @pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
-def test_a_guide_that_is_used_again_starts_from_the_same_weights(kind):
-    svi = SVI(normal_model, kind(normal_model), optax.adam(1e-2), ImplicitELBO(4))
+def test_a_guide_that_is_used_again_starts_from_the_same_weights(kind, with_network):
+    guide = kind(normal_model, network=Linen() if with_network else None)
+    svi = SVI(normal_model, guide, optax.adam(1e-2), ImplicitELBO(4))
     first, again, other = (svi.get_params(svi.init(key)) for key in (KEY, KEY, random.key(1)))
     jax.tree.map(np.testing.assert_array_equal, first, again)
-    assert np.any(first["auto_layers"] != other["auto_layers"])
+    differs = jax.tree.map(lambda a, b: bool(np.any(a != b)), first, other)
+    assert any(jax.tree.leaves(differs))
 
 
 def test_prefix_names_parameters_and_noise():
