@@ -13,7 +13,6 @@ import numpyro.distributions as dist
 import oracle
 import pytest
 from compiling import quick_jit
-from test_family import nystrom
 
 from numpyro_kscore import (
     CurlFree,
@@ -101,7 +100,7 @@ def reference(estimator, filt, samples, base):
     kernel = oracle.Kernel(estimator.kernel.has_potential, oracle.imq(), float(estimator.bandwidth))
     if estimator.landmarks is not None:
         centred = samples - np.mean(samples, axis=0)
-        fitted = nystrom(kernel.normalized(D), centred, [0, 1, 2], filt)
+        fitted = oracle.nystrom(kernel.normalized(D), centred, [0, 1, 2], filt)
         return fitted.residual(centred), fitted.residual(POINTS - np.mean(samples, axis=0))
     fitted = oracle.estimate(kernel, samples, filt, base, normalize=estimator.normalize)
     return fitted.in_sample, fitted.residual(POINTS)

@@ -25,6 +25,7 @@ from .coordinates import (
     whitener,
 )
 from .estimators import estimate, literal_nu_steps
+from .extensions import Refit, nystrom
 from .filters import (
     Filter,
     cutoff_for_share,
@@ -42,6 +43,7 @@ from .profiles import gaussian, imq, matern, mixture, rational_quadratic, shifte
 __all__ = [
     "Filter",
     "Kernel",
+    "Refit",
     "cutoff_for_share",
     "estimate",
     "gaussian",
@@ -58,6 +60,7 @@ __all__ = [
     "nu_exact",
     "nu_method",
     "nu_residual_jacobi",
+    "nystrom",
     "rational_quadratic",
     "relative_error",
     "shifted_exponential",

@@ -52,10 +52,11 @@ class Kernel:
             -4 * self._d(s, 2)[..., None, None] * outer - 2 * self._d(s, 1)[..., None, None] * eye
         )
 
-    def gram(self, x: Array) -> Array:
-        """The (n d, n d) matrix of K over the rows of x, points major."""
-        n, d = x.shape
-        return self.matrix(x, x).transpose(0, 2, 1, 3).reshape(n * d, n * d)
+    def gram(self, x: Array, y: Array | None = None) -> Array:
+        """The (m d, n d) matrix of K over the rows of x and of y, points major; y is x if None."""
+        y = x if y is None else y
+        d = x.shape[1]
+        return self.matrix(x, y).transpose(0, 2, 1, 3).reshape(len(x) * d, len(y) * d)
 
     def apply(self, x: Array, y: Array, c: Array) -> Array:
         """sum_j K(x_i, y_j) c_j."""
