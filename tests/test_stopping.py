@@ -1,0 +1,129 @@
+"""When a fit stops: the rule, on traces made by hand."""
+
+import numpy as np
+import pytest
+
+from numpyro_kscore.stopping import Progress, Row, Rule, advance, step_sizes, verdict, window_gain
+
+RULE = Rule(chunk_size=10, num_chunks=100, tol=0.1, patience=3, dim=2)
+
+
+def follow(discrepancies, losses=None, rule=RULE, error=1e-3, rng=None):
+    """Take in a trace with noise until the fit is done or the trace is."""
+    rng = rng or np.random.default_rng(0)
+    losses = np.zeros(len(discrepancies)) if losses is None else losses
+    progress = Progress()
+    for smoothed, loss in zip(discrepancies, losses, strict=True):
+        if progress.phase == "done":
+            break
+        smoothed, loss = smoothed + error * rng.normal(), loss + error * rng.normal()
+        progress = advance(progress, Row(smoothed, error, loss, error, 0, 1, 0, 0), rule)
+    return progress
+
+
+@pytest.mark.parametrize("flat_from", [5, 10, 20])
+@pytest.mark.parametrize("signal", ["discrepancy", "loss"])
+def test_the_search_ends_soon_after_the_trace_is_flat(flat_from, signal):
+    falling = np.maximum(1 - np.arange(40) / flat_from, 0) + 0.5
+    level = np.full(40, 0.5)
+    both = (falling, None) if signal == "discrepancy" else (level, falling)
+    progress = follow(*both)
+    assert progress.cause == "plateau"
+    assert flat_from <= progress.settle_from <= 1.6 * flat_from + 8
+    assert progress.settle_length == progress.settle_from
+
+
+def test_the_search_goes_on_while_either_signal_falls():
+    progress = follow(np.full(100, 0.5), 100 - np.arange(100.0))
+    assert (progress.cause, progress.settle_from, progress.settle_length) == ("budget", 40, 60)
+    assert progress.phase == "done"
+    converged, reason, advice = verdict(progress, RULE, interrupted=False)
+    assert not converged
+    assert "still improving" in reason
+    assert "max_steps" in advice
+
+
+def test_changes_too_small_to_matter_do_not_prolong_the_search():
+    loss = np.linspace(0, -0.5 * RULE.dim * RULE.tol**2, 40)  # over the whole trace, not a window
+    assert follow(np.full(40, 0.5), loss, error=1e-6).settle_from == 8
+
+
+def test_below_tol_settles_once_the_loss_is_flat():
+    low = np.full(100, RULE.tol**2 / 4)
+    progress = follow(low)
+    assert (progress.cause, progress.settle_from, progress.settle_length) == ("tol", 6, 6)
+    assert (progress.phase, len(progress.rows)) == ("done", 12)
+    assert follow(low, 100 - np.arange(100.0)).cause == "budget"
+    # An error as large as tol² proves nothing.
+    assert follow(low, error=RULE.tol**2).cause == "plateau"
+
+
+def test_noise_alone_stops_within_a_few_looks():
+    starts = [
+        follow(np.full(100, 0.5), error=0.3, rng=np.random.default_rng(seed)).settle_from
+        for seed in range(50)
+    ]
+    assert np.median(starts) <= 12
+
+
+def test_window_gain_against_plain_formulas():
+    rng = np.random.default_rng(1)
+    values, errors = rng.normal(size=9), np.full(9, 0.5)
+    gain = window_gain(values, errors, 4)
+    before, after = values[1:5], values[5:]
+    np.testing.assert_allclose(gain.value, before.mean() - after.mean())
+    # Scattered more than their errors say, they are as good as their scatter.
+    wide = 10 * values
+    gain = window_gain(wide, errors, 4)
+    expected = np.sqrt((wide[1:5].var(ddof=1) + wide[5:].var(ddof=1)) / 4)
+    np.testing.assert_allclose(gain.standard_error, expected)
+    # One that is known to nothing changes nothing.
+    broken, unsure = values.copy(), errors.copy()
+    broken[6], unsure[6] = 1e6, 1e9
+    kept = np.delete(values[5:], 1).mean()
+    np.testing.assert_allclose(
+        window_gain(broken, unsure, 4).value, before.mean() - kept, rtol=1e-6
+    )
+
+
+def test_step_sizes_fall_to_zero_along_a_cosine():
+    progress = Progress(rows=(None,) * 4, phase="settle", settle_from=4, settle_length=2)
+    first = step_sizes(progress, RULE)
+    second = step_sizes(progress._replace(rows=(None,) * 5), RULE)
+    expected = 0.5 * (1 + np.cos(np.pi * np.arange(20) / 20))
+    np.testing.assert_allclose(np.concatenate([first, second]), expected)
+    np.testing.assert_array_equal(step_sizes(Progress(recoveries=2), RULE), 0.25)
+
+
+def test_a_run_away_is_called_and_the_state_before_it_kept():
+    def row(spread, log_density, loss):
+        return Row(0.5, 0.01, loss, 0.01, log_density, 0.1, spread, 0)
+
+    good = [row(0.0, -1.0, 5.0 - k) for k in range(4)]
+    progress = Progress()
+    for look in [*good, *(row(0.5 * k, -5.0 * k, 3.0 + k) for k in range(1, 9))]:
+        progress = advance(progress, look, RULE)
+        if progress.phase == "done":
+            break
+    assert (progress.cause, progress.best, len(progress.rows)) == ("runaway", 3, 7)
+    assert "ran away" in verdict(progress, RULE, interrupted=False)[1]
+    # A guide that starts narrow grows too, and the density at it falls, but not in vain.
+    progress = Progress()
+    for k in range(8):
+        progress = advance(progress, row(0.5 * k, -5.0 * k, -k), RULE)
+    assert progress.phase == "search"
+
+
+@pytest.mark.parametrize(
+    ("smoothed", "error", "words"),
+    [(0.25, 0.01, "0.5 sd from the model"), (0.25, 0.08, "too noisy to tell"), (0.1, 0.01, None)],
+)
+def test_a_doubtful_end_is_reported(smoothed, error, words):
+    looks = [Row(smoothed, error, 0.0, 0.1, 0, 1, 0, 0)] * 100
+    progress = Progress()
+    while progress.phase != "done":
+        progress = advance(progress, looks[0], RULE)
+    converged, reason, advice = verdict(progress, RULE, interrupted=False)
+    assert converged
+    assert bool(advice) == (words is not None)
+    assert words is None or words in reason
