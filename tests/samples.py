@@ -18,6 +18,14 @@ def make_data(n, d, m, seed=0):
     return draw(n), draw(m)
 
 
+def make_scaled(n, d, seed=0):
+    """Skewed, correlated samples off the origin, of different scales."""
+    rng = np.random.default_rng(seed)
+    mixing = np.diag(np.linspace(0.5, 1.5, d)) + 0.4 * np.tril(rng.normal(size=(d, d)), -1)
+    z = rng.normal(size=(n, d))
+    return (z + 0.3 * z**2) @ mixing.T + np.linspace(1.0, -2.0, d)
+
+
 def base_function(x):
     """A score that is neither linear nor fitted; works on NumPy and JAX arrays."""
     xp = jnp if isinstance(x, jax.Array) else np
