@@ -5,7 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
+from compiling import quick_jit
 
 from numpyro_kscore import (
     CurlFree,
@@ -21,8 +23,6 @@ from numpyro_kscore import (
     Tikhonov,
 )
 from numpyro_kscore.score import Score
-from tests import oracle
-from tests.compiling import quick_jit
 
 N, D, M, BANDWIDTH = 15, 3, 6, 1.7
 ROWS = np.array([3, 11, 0, 7, 8])
