@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from numpyro_kscore.agreement import check_draws, check_sites, check_subsampling
 from numpyro_kscore.distributions import Implicit
 from numpyro_kscore.provenance import Block, find_blocks, is_drawn, trace_guide
 from numpyro_kscore.structure import Frame, Part, Site, Structure
+from numpyro_kscore.supports import free_axes, support_sources
 
 __all__ = [
     "Program",
@@ -102,34 +104,58 @@ def inspect_program(key: jax.Array, program: Program) -> Structure:
         traces = trace_both(key, program)
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
-        sites = trace_guide(program.guide, program.args, program.kwargs, params, key)
-        latents = {name for name, site in traces.model.items() if is_drawn(site)}
-        used = {n: site for n, site in sites.items() if n in latents or not site.is_latent}
-        found.append(_lay_out(traces, find_blocks(used)))
+        sites = _sites(traces)
+        drawn = trace_guide(program.guide, program.args, program.kwargs, params, key)
+        used = {n: site for n, site in drawn.items() if n in sites or not site.is_latent}
+        for name, site in sites.items():
+            plates = used[name].plates & {frame.name for frame in site.frames}
+            used[name] = dataclasses.replace(used[name], plates=plates)
+        blocks = find_blocks(used)
+        # A block alone has no other to depend on, and spares the model a trace.
+        if len(blocks) > 1:
+            for name, sources in _supports(traces, sites, program, key).items():
+                used[name] = dataclasses.replace(used[name], support=sources)
+            blocks = find_blocks(used)
+        found.append(_lay_out(traces, sites, blocks))
 
     jax.eval_shape(run, key)
     return found[0]
 
 
-def _lay_out(traces: Traces, blocks: tuple[Block, ...]) -> Structure:
-    sites: list[Site] = []
+def _sites(traces: Traces) -> dict[str, Site]:
+    """Where the latents live in a particle, in the order of the model."""
+    sites: dict[str, Site] = {}
     start = 0
     for name, site in traces.model.items():
         if not is_drawn(site):
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
-        sites.append(Site(name, tuple(shape), start, _frames(traces.guide, name)))
+        frames = _frames(traces.guide, name)
+        free = tuple(frame for frame in frames if frame.axis < free_axes(site))
+        sites[name] = Site(name, tuple(shape), start, free)
         start += math.prod(shape)
-    by_name = {site.name: site for site in sites}
-    found = (_part(block, by_name, traces) for block in blocks)
+    return sites
+
+
+def _supports(
+    traces: Traces, sites: dict[str, Site], program: Program, key: jax.Array
+) -> dict[str, frozenset[str]]:
+    """The latents that the supports of others are computed from."""
+    latents = {name: traces.model[name]["value"] for name in sites}
+    data = {**program.params, **traces.mutable, **values_of(traces.guide, "plate")}
+    return support_sources(program.model, program.args, program.kwargs, data, latents, key)
+
+
+def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Structure:
+    found = (_part(block, sites, traces) for block in blocks)
     # Latents of no size have no entropy.
     parts = tuple(part for part in found if part.rows.size)
     shared = {
         frame.name
         for part in parts
         for name in part.sites
-        for frame in by_name[name].frames
+        for frame in sites[name].frames
         if part.is_implicit and frame.size != frame.full_size
     }
     # Latents computed from a minibatch are draws of one distribution only if it is the same one.
@@ -137,7 +163,7 @@ def _lay_out(traces: Traces, blocks: tuple[Block, ...]) -> Structure:
         if block.is_implicit:
             shared |= {name for name in block.rows if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
-    return Structure(tuple(sites), parts, names, tuple(sorted(shared)))
+    return Structure(tuple(sites.values()), parts, names, tuple(sorted(shared)))
 
 
 def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:

@@ -48,6 +48,8 @@ class GuideSite:
         is_latent: whether it is a latent of the model; otherwise it is noise.
         is_drawn: whether it adds noise of its own; not for a value given as it is.
         override: what ``infer={"implicit": …}`` says, or None.
+        support: latents its support in the model is computed from, and with it its unconstrained
+            coordinates.
     """
 
     name: str
@@ -57,6 +59,7 @@ class GuideSite:
     is_latent: bool
     is_drawn: bool
     override: bool | None = None
+    support: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,10 +190,20 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
     groups = [{name} for name in latents]
     for source in {s for name in latents for s in hidden[name]}:
         groups = _merged(groups, [g for g in groups if any(source in hidden[n] for n in g)])
+    # An estimate is one of coordinates, which move with the support; a density that is known is
+    # one of the site itself, unless a circle makes it part of an estimate.
+    while True:
+        for name in implicit:
+            parents[name] |= sites[name].support
+        groups = _in_order(groups, parents)
+        estimated = implicit.union(*(group for group in groups if len(group) > 1))
+        if estimated == implicit:
+            break
+        implicit = estimated
     blocks = []
-    for group in _in_order(groups, parents):
+    for group in groups:
         members = tuple(name for name in latents if name in group)
-        is_implicit = bool(implicit & group) or len(members) > 1
+        is_implicit = bool(implicit & group)
         if is_implicit:
             _check_no_explicit(members, sites)
         plates = frozenset.intersection(
