@@ -27,6 +27,8 @@ __all__ = ["Fields", "Switches", "Target", "Weights", "combine", "features", "so
 RIDGE = 1e-3
 # Beyond so many dimensions no coordinate has tails of its own: n d² numbers a fit.
 LARGEST_SKEWED = 32
+# Of √(d/n), so that noise has a bound where there are fewer draws than dimensions.
+LARGEST_EDGE = 0.9
 
 
 class Target(NamedTuple):
@@ -61,11 +63,13 @@ class Switches(NamedTuple):
         share: the α that is given, 0 or 1; where α is free, too, what is fitted is added to it.
         free: whether α, γ and the weights of single coordinates are fitted, 0 or 1, (3,).
         affine: whether A and b are, 0 or 1.
+        few: whether A keeps only directions in which it is beyond its noise, 0 or 1.
     """
 
     share: Array
     free: Array
     affine: Array
+    few: Array
 
 
 class Weights(NamedTuple):
@@ -147,7 +151,20 @@ def solve(target: Target, known: Fields, switches: Switches) -> Weights:
     theta = jnp.linalg.solve(system, jnp.where(free > 0, right + size * start, 0.0))
     every = jnp.concatenate([jnp.ones(1, x.dtype), theta])
     matrix = lyapunov(-jnp.eye(dim, dtype=x.dtype)) - jnp.tensordot(every, matrices, 1)
+    matrix = jnp.where(switches.few > 0, _beyond_noise(matrix, n), matrix)
     return Weights(theta, switches.affine * matrix, -switches.affine * (every @ means))
+
+
+def _beyond_noise(matrix: Array, n: int) -> Array:
+    """A with those of its eigenvalues that n draws of the posterior itself would not give.
+
+    For a Gaussian that is right it is ``I - S⁻¹`` with S the covariance of n draws, whose spectrum
+    lies within ``(1 ± √(d/n))²`` (Marchenko and Pastur 1967).
+    """
+    values, vectors = jnp.linalg.eigh(matrix)
+    edge = min((matrix.shape[0] / n) ** 0.5, LARGEST_EDGE)
+    is_noise = (values > 1 - (1 - edge) ** -2) & (values < 1 - (1 + edge) ** -2)
+    return (vectors * jnp.where(is_noise, 0.0, values)) @ vectors.T
 
 
 def combine(target: Target, known: Fields, weights: Weights, switches: Switches) -> Fields:

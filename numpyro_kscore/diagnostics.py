@@ -42,6 +42,7 @@ LEVEL = 0.01
 # Ratios of standard deviations that are called out, in the guide's worst directions.
 NARROW, WIDE, COLLAPSED = 0.8, 1.25, 0.4
 MORE_OF_ALL = "more steps, then more particles or a wider network"
+MORE_SAMPLES = "more num_samples; if that does not help, compare with NUTS on a part"
 # An effect below is real, perhaps, but of no matter: squared, in standard deviations.
 SMALL_DISCREPANCY = 0.1**2
 
@@ -287,8 +288,14 @@ def _conclude(
     if is_rejected:
         size = float(stein.u_statistic) ** 0.5
         findings.append(f"the local shape differs from the model's, by {size:.2g} sd")
-    if verdict == "good":
-        if is_rejected or spread[0] < NARROW or spread[1] > WIDE:
+    is_off = is_rejected or spread[0] < NARROW or spread[1] > WIDE
+    if verdict == "good" and is_off and found.value == -np.inf:
+        # The energy found nothing, where there is something.
+        verdict = "cannot tell"
+        findings.append("what importance weights could do is not known: the energy has none")
+        advice.append(MORE_SAMPLES)
+    elif verdict == "good":
+        if is_off:
             findings.append("importance weights can correct that")
             advice.append("importance_resample(key, draws, khat.log_weights)")
         else:
@@ -297,7 +304,7 @@ def _conclude(
         if is_rejected and not findings[:-1]:
             advice.append("a more flexible guide, more particles or more steps")
         findings.append(f"whether k̂ is below {GOOD_KHAT} is not known: {found.reason}")
-        advice.append("more num_samples; if that does not help, compare with NUTS on a part")
+        advice.append(MORE_SAMPLES)
     elif found.verdict == "bad":
         findings.append("importance weights cannot correct the guide: k̂ is too large")
         advice.append("a more flexible guide, more particles, another parameterisation; or NUTS")

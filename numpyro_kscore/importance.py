@@ -163,11 +163,11 @@ def _energy_khat(
     target = standardized_target(draws)
     part = jax.tree.map(lambda a: a[:used], target)
     orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
-    families: tuple[Family, ...] = FAMILIES
+    families = tuple(family for family in FAMILIES if family.serves(n, dim))
     few = n < DRAWS_PER_DIMENSION * dim
     if few:
         # No answer will come of it; what is cheap is fitted for the sake of log_q.
-        families = tuple(family for family in FAMILIES if not family.kernel)
+        families = tuple(family for family in families if not family.kernel)
     if draws.laplacian is None:
         families = tuple(family for family in families if family.model == "fixed")
     first = {family: cross_fit(part, orders[0], family, estimator) for family in families}
@@ -258,11 +258,9 @@ def _bootstrap(
         row = rows[rng.integers(len(rows))]
         values = centre + scale * (row - centre)
         found.append(pareto_smooth(values[rng.integers(n, size=n)])[1])
-    values = np.array(found)
-    if not np.all(np.isfinite(values)):
-        # Equal weights have no tail.
-        return np.zeros(1)
-    return values - np.mean(values)
+    # Replicates of equal weights have no tail.
+    values = np.array(found)[np.isfinite(found)]
+    return values - np.mean(values) if values.size else np.zeros(1)
 
 
 def _interval(

@@ -251,6 +251,34 @@ def test_khat_agrees_with_the_exact_one_where_the_density_is_hidden(hidden):
     assert np.corrcoef(found.log_weights, truth)[0, 1] > 0.97
 
 
+def narrow_in_one_direction(sd, dim, n):
+    """A Gaussian guide that is right but for one direction, of a standard normal model."""
+    draws = gaussian_draws(1.0, dim=dim, n=n)
+    x = draws.samples.at[:, 0].multiply(sd)
+    laplacian = jnp.full(n, -np.trace(np.cov(np.asarray(x).T, bias=True)), jnp.float32)
+    log_density = -0.5 * jnp.sum(x**2, axis=1)
+    return GuideDraws(x, log_density, -x, laplacian, log_density - 0.5 * x[:, 0] ** 2 / sd**2)
+
+
+def test_one_direction_in_many_dimensions():
+    """A whole quadratic form is all noise here: 300 numbers from 450 draws."""
+    draws = narrow_in_one_direction(0.4, dim=24, n=600)
+    found = khat(draws._replace(log_q=None), num_bootstrap=20, num_repeats=2)
+    assert found.energy == "model, affine in few directions"
+    exact = 0.5 * (0.4**-2 - 1) * np.asarray(draws.samples[:, 0]) ** 2
+    # The weight of one direction from 450 draws is known to 7 %; the 24 numbers of b add noise of
+    # (24/450)^½ = .23 nats, where log weights vary by .59.
+    assert np.corrcoef(found.log_weights, exact)[0, 1] > 0.85
+    assert found.verdict != "good"  # exactly k̂ is 1 - .4² = .84
+
+
+def test_a_right_guide_in_many_dimensions_has_equal_weights():
+    draws = gaussian_draws(1.0, dim=24, n=600)._replace(log_q=None)
+    found = khat(draws, num_bootstrap=20, num_repeats=2)
+    assert found.verdict == "good"
+    assert found.value == -np.inf
+
+
 def test_few_draws_cannot_tell():
     draws = gaussian_draws(0.9, dim=20, n=160)._replace(log_q=None, laplacian=None)
     found = khat(draws, num_bootstrap=20, num_repeats=2)
@@ -408,11 +436,17 @@ def test_spread_ratios_of_a_gaussian_guide():
 # --- Verdicts ---------------------------------------------------------------------------------
 
 
-def a_khat(verdict):
-    values = {"good": (0.2, 0.1, 0.3), "bad": (1.0, 0.9, 1.1), "cannot tell": (0.7, 0.4, 0.9)}
+def a_khat(kind):
+    verdict = "good" if kind == "equal" else kind
+    values = {
+        "good": (0.2, 0.1, 0.3),
+        "bad": (1.0, 0.9, 1.1),
+        "cannot tell": (0.7, 0.4, 0.9),
+        "equal": (-np.inf, -np.inf, -np.inf),
+    }
     nothing = np.zeros(4)
     missing = (np.nan, np.nan)
-    return Khat(*values[verdict], verdict, "why", nothing, nothing, "x", 0.1, {}, missing)
+    return Khat(*values[kind], verdict, "why", nothing, nothing, "x", 0.1, {}, missing)
 
 
 @pytest.mark.parametrize(
@@ -420,6 +454,8 @@ def a_khat(verdict):
     [
         ("good", 0.5, 0.5, 1, (0.95, 1.05), "good", "nothing speaks against"),
         ("good", 0.001, 0.5, 1, (0.95, 1.4), "good", "weights can correct"),
+        ("equal", 0.5, 0.5, 1, (0.95, 1.05), "good", "nothing speaks against"),
+        ("equal", 0.5, 0.5, 1, (0.7, 1.05), "cannot tell", "weights could do is not known"),
         ("good", 0.5, 0.001, 2, (0.95, 1.05), "bad", "misses a mode"),
         ("good", 0.5, 0.001, 1, (0.95, 1.05), "bad", "no second mode was found"),
         ("cannot tell", 0.001, 0.5, 1, (0.3, 0.9), "bad", "collapsed"),
