@@ -16,9 +16,13 @@ from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
 
 __all__ = ["entropy"]
 
-# Simulated samples behind a bias: sets of as many draws as the guide's, 32 where that is cheap.
-CALIBRATION_SETS = 32
-CALIBRATION_DRAWS = 32 * 1024
+# Simulated samples behind a bias: sets of as many draws as the guide's. Rows of a plate share one
+# bias, whose error adds up over them: where a set is cheap it is known to less than a hundredth.
+CALIBRATION_SETS = 1024
+CALIBRATION_PAIRS = 32 * 1024 * 1024
+# Where it is not, there is a single block, and 32 sets of up to 1024 draws are enough.
+FEWEST_SETS = 32
+FEWEST_DRAWS = 32 * 1024
 
 
 def entropy(
@@ -108,7 +112,9 @@ def _gaussian_bias(
     compiled = raw.lower(*shapes).compile(options)
     generator = np.random.default_rng(0)
     # At least two: the spread over sets of so many draws is small by itself.
-    num_sets = max(2, min(CALIBRATION_SETS, CALIBRATION_DRAWS // n))
+    fewest = max(2, min(FEWEST_SETS, FEWEST_DRAWS // n))
+    affordable = CALIBRATION_PAIRS // (n * num_nearest * (dim + context_size))
+    num_sets = max(fewest, min(CALIBRATION_SETS, affordable))
     draws = generator.standard_normal((num_sets, n, dim + context_size)).astype(dtype)
     estimates = [float(compiled(x[:, :dim], x[:, dim:])) for x in draws]
     return float(np.mean(estimates)) - 0.5 * dim * float(np.log(2 * np.pi * np.e))
