@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
-from numpyro_kscore._pytree import as_points, pytree, static, with_jax_leaves
+from numpyro_kscore._pytree import as_points, pytree, with_jax_leaves
 from numpyro_kscore.coordinates import Coordinates
 from numpyro_kscore.gaussian import fit_gaussian
 
@@ -78,12 +78,12 @@ class ValuesBase(Base):
 
 @pytree
 class FunctionBase(Base):
-    """A score function, (m, d) -> (m, d)."""
+    """A score function, (m, d) -> (m, d): a pytree, such as another score, or wrapped in one."""
 
-    function: Callable[[jax.Array], jax.Array] | None = static(default=None)
+    function: Any = None
 
     def score(self, x: jax.Array) -> jax.Array:
-        return as_points("base(x)", self.function(x), dim=x.shape[1])  # type: ignore[misc]
+        return as_points("base(x)", self.function(x), dim=x.shape[1])
 
     def log_density(self, x: jax.Array) -> jax.Array:
         raise ValueError(
@@ -161,7 +161,9 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         gaussian = fit_gaussian(samples)
         fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
     elif callable(base):
-        fitted = FunctionBase(function=base)
+        # What is no pytree is told from others by identity: its own equality may compare arrays.
+        is_leaf = jax.tree_util.all_leaves([base])
+        fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
             "base: expected None, 'gaussian', a score function or a NumPyro distribution; "

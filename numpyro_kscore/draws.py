@@ -20,6 +20,7 @@ from numpyro_kscore.discrepancy import LARGEST_WHITENED, evaluate_particles
 from numpyro_kscore.keys import key_apart
 from numpyro_kscore.particles import are_finite
 from numpyro_kscore.program import Program, inspect_program, trace_both
+from numpyro_kscore.provenance import is_drawn
 from numpyro_kscore.structure import Structure
 
 __all__ = [
@@ -138,15 +139,24 @@ def fitted_guide(
 
 def _check_observed(program: Program) -> None:
     seen: dict[str, Any] = {}
+    missing: list[str] = []
 
     def run(key: Array) -> None:
         # At draws of the guide: an improper prior has none.
-        seen.update(trace_both(key, program).model)
+        traces = trace_both(key, program)
+        seen.update(traces.model)
+        drawn = [name for name, site in traces.model.items() if is_drawn(site)]
+        missing.extend(name for name in drawn if name not in traces.guide)
 
     jax.eval_shape(run, jax.random.key(0))
     if not any(site["type"] == "sample" and site["is_observed"] for site in seen.values()):
         raise ValueError(
             "model: expected at least one observed site at these arguments; got none. Pass the "
+            "data the guide was fitted to, not None"
+        )
+    if missing:
+        raise ValueError(
+            f"model: expected data at {missing}, which the guide does not draw; got none. Pass the "
             "data the guide was fitted to, not None"
         )
     for name, site in seen.items():

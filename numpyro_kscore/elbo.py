@@ -106,7 +106,8 @@ class ImplicitELBO(ELBO):
 
     A particle at which the model's density or gradient is not finite contributes nothing to the
     gradient, and makes the reported loss NaN: parameters stay finite, the trouble is seen, and
-    ``stable_update=True`` skips the step.
+    ``stable_update=True`` skips the step. Where a region has no density nothing pushes particles
+    out of it, and a guide that is wholly inside moves no more: write such a bound as a support.
 
     Mutable sites: floating-point values are averaged over the particles, others taken from the
     first.

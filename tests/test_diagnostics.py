@@ -365,6 +365,19 @@ def test_missing_data_is_named(args, error, message):
         evaluate_guide(svi, result, *args)
 
 
+def test_missing_data_is_named_beside_a_factor():
+    """Which is observed, at any arguments."""
+
+    def penalised(data):
+        model(data)
+        numpyro.factor("penalty", 0.0)
+
+    svi, result = fitted(implicit_guide)
+    svi = SVI(penalised, implicit_guide, svi.optim, svi.loss)
+    with pytest.raises(ValueError, match=r"model: expected data at \['y'\].*Pass the data"):
+        evaluate_guide(svi, result, None)
+
+
 def test_wrong_objects_are_named():
     svi, result = fitted(implicit_guide)
     with pytest.raises(ValueError, match="num_samples: expected an integer of at least 100; got 9"):

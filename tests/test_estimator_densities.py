@@ -1,5 +1,7 @@
 """Potentials, log densities and divergences of estimates, with every kind of base score."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,30 @@ def test_divergence_with_a_callable_base(x64):
 
     divergence, expected = evaluate(jnp.asarray(SAMPLES), jnp.asarray(POINTS))
     assert oracle.relative_error(divergence, expected) < 1e-9
+
+
+class Around:
+    """A score function whose equality is no truth value, as that of dataclasses with arrays."""
+
+    def __init__(self, centre):
+        self.centre = np.full(SAMPLES.shape[1], centre)
+
+    def __eq__(self, other):
+        return self.centre == other.centre
+
+    def __call__(self, x):
+        return self.centre - x
+
+
+def test_a_base_is_told_from_others_without_comparing_arrays():
+    """The same kinds of bases with other numbers: scores, which are pytrees, and others."""
+    samples, points = jnp.asarray(SAMPLES, jnp.float32), jnp.asarray(POINTS, jnp.float32)
+    estimator = ScoreEstimator(regularizer=NuMethod(5))
+    scores = [estimator.fit(samples), estimator.fit(2 * samples + 1)]
+    for base in (*scores, Around(0.0), Around(1.0)):
+        score = dataclasses.replace(estimator, base=base).fit(samples)
+        expected = base(points) + score.residual(points)
+        np.testing.assert_allclose(score(points), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_given_base_scores_leave_only_the_residual():
