@@ -157,7 +157,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
                 "Use .to_event(1) on a batch of scalars"
             )
         fitted = DistributionBase(distribution=with_jax_leaves(base))
-    elif base == "gaussian":
+    elif isinstance(base, str) and base == "gaussian":
         gaussian = fit_gaussian(samples)
         fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
     elif callable(base):

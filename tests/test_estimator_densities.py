@@ -112,7 +112,7 @@ class Around:
         self.centre = np.full(SAMPLES.shape[1], centre)
 
     def __eq__(self, other):
-        return self.centre == other.centre
+        return self.centre == getattr(other, "centre", 0.0)
 
     def __call__(self, x):
         return self.centre - x
