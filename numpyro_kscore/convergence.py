@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_kscore._pytree import check_choice, check_count, check_positive
+from numpyro_kscore._pytree import check_choice, check_count, check_positive, is_concrete
 from numpyro_kscore.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore.chunks import (
     LOSS_BLOCKS,
@@ -155,8 +155,8 @@ def fit(
             settled far from the posterior.
 
     Raises:
-        TypeError: for anything but an ``SVI`` and a random key, and for an optimiser whose state
-            does not hold the parameters.
+        TypeError: for anything but an ``SVI`` and a random key, inside ``jit`` or ``vmap``, and
+            for an optimiser whose state does not hold the parameters.
         ValueError: for a setting out of range, a guide the criterion cannot look at, and a
             checkpoint that is damaged or of another fit.
         FloatingPointError: if not a single chunk gave finite numbers.
@@ -170,6 +170,11 @@ def fit(
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
     check_key(rng_key)
+    if not is_concrete(rng_key):
+        raise TypeError(
+            "fit: expected a call outside of jit and vmap, since it looks at what it finds; got a "
+            "traced rng_key. Use svi.run there"
+        )
     check_count("max_steps", max_steps, minimum=LOSS_BLOCKS)
     check_count("patience", patience)
     check_count("chunk_size", chunk_size, minimum=LOSS_BLOCKS)

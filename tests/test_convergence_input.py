@@ -1,5 +1,6 @@
 """What ``fit`` refuses."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -55,3 +56,5 @@ def test_what_is_no_svi_is_refused():
     svi = SVI(model, guide, numpyro.optim.Minimize(), Trace_ELBO())
     with pytest.raises(TypeError, match="state holds the parameters.*got Minimize"):
         fit(svi, KEY, DATA)
+    with pytest.raises(TypeError, match="outside of jit and vmap.*Use svi.run there"):
+        jax.vmap(lambda key: fit(make_svi(), key, DATA).losses)(jax.random.split(KEY, 2))
