@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 __all__ = ["Fields", "Switches", "Target", "Weights", "combine", "features", "solve"]
 
@@ -151,7 +151,8 @@ def solve(target: Target, known: Fields, switches: Switches) -> Weights:
     theta = jnp.linalg.solve(system, jnp.where(free > 0, right + size * start, 0.0))
     every = jnp.concatenate([jnp.ones(1, x.dtype), theta])
     matrix = lyapunov(-jnp.eye(dim, dtype=x.dtype)) - jnp.tensordot(every, matrices, 1)
-    matrix = jnp.where(switches.few > 0, _beyond_noise(matrix, n), matrix)
+    # A branch: the other families need no spectrum.
+    matrix = lax.cond(switches.few > 0, lambda a: _beyond_noise(a, n), lambda a: a, matrix)
     return Weights(theta, switches.affine * matrix, -switches.affine * (every @ means))
 
 

@@ -14,7 +14,7 @@ Everything here is read off traces without computing a number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -25,15 +25,24 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore.distributions import Implicit
 
-__all__ = ["Block", "GuideSite", "find_blocks", "is_drawn", "layers", "trace_guide"]
+__all__ = [
+    "Block",
+    "GuideSite",
+    "find_blocks",
+    "is_drawn",
+    "layers",
+    "seeded",
+    "sources_of",
+    "trace_guide",
+]
 
 # The name under which a bare random key (numpyro.prng_key) counts as a source of noise.
 KEY = "numpyro.prng_key()"
 # What is no noise although a key may be behind its first value: rows that a plate draws,
 # parameters and mutable state. Given, they are not traced back to the key.
 GIVEN = ("plate", "param", "mutable")
-# Keeps names of sites apart from those of arguments.
-SITE = "site "
+# Keeps names of values apart from those of arguments.
+VALUE = "value "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +106,7 @@ def trace_guide(
     plates: set[str] = set()
 
     def values(key: jax.Array) -> dict[str, Any]:
-        trace = handlers.trace(_seeded(guide, key, params)).get_trace(*args, **kwargs)
+        trace = handlers.trace(seeded(guide, key, params)).get_trace(*args, **kwargs)
         # Nothing traced is kept: it would leak.
         sites.update({name: _described(site) for name, site in trace.items() if is_drawn(site)})
         plates.update(name for name, site in trace.items() if site["type"] == "plate")
@@ -107,20 +116,19 @@ def trace_guide(
             if (name in sites or site["type"] in GIVEN) and site["value"] is not None
         }
 
-    def distributions(**given: Any) -> dict[str, list[Any]]:
-        key, data = given.pop(KEY), {name.removeprefix(SITE): v for name, v in given.items()}
-        substituted = _seeded(guide, key, {**params, **data})
+    def distributions(given: dict[str, Any]) -> dict[str, list[Any]]:
+        substituted = seeded(guide, given.pop(KEY), {**params, **given})
         trace = handlers.trace(substituted).get_trace(*args, **kwargs)
         return {name: _leaves(trace[name]["fn"]) for name in sites}
 
-    drawn = {SITE + name: value for name, value in jax.eval_shape(values, key).items()}
-    found = eval_provenance(distributions, **{KEY: key, **drawn})
-    sources = {name: {s.removeprefix(SITE) for s in set().union(*found[name])} for name in sites}
+    drawn = jax.eval_shape(values, key)
+    found = sources_of(distributions, {KEY: key, **drawn})
+    sources = {name: frozenset[str]().union(*found[name]) for name in sites}
     return {
         name: dataclasses.replace(
             site,
-            direct=frozenset(sources[name] & ({*sites, KEY} - {name})),
-            rows=frozenset(sources[name] & plates),
+            direct=sources[name] & ({*sites, KEY} - {name}),
+            rows=sources[name] & plates,
         )
         for name, site in sites.items()
     }
@@ -146,10 +154,26 @@ def _described(site: dict[str, Any]) -> GuideSite:
     )
 
 
-def _seeded(guide: Any, key: jax.Array, data: dict[str, Any]) -> Any:
-    # New containers: a guide may change nested mutable state in place.
+def seeded(program: Any, key: jax.Array, data: dict[str, Any]) -> Any:
+    """A guide or model with a random key, and values of some of its sites."""
+    # New containers: it may change nested mutable state in place.
     data = jax.tree.map(lambda leaf: leaf, data)
-    return handlers.substitute(handlers.seed(guide, key), data=data)
+    return handlers.substitute(handlers.seed(program, key), data=data)
+
+
+def sources_of(function: Callable[[dict[str, Any]], Any], values: dict[str, Any]) -> Any:
+    """For each array that a function returns, which of some named values it is computed from.
+
+    Args:
+        function: from a dict of values to a pytree of arrays.
+        values: arrays by name; only shapes matter.
+    """
+
+    def prefixed(**given: Any) -> Any:
+        return function({name.removeprefix(VALUE): value for name, value in given.items()})
+
+    found = eval_provenance(prefixed, **{VALUE + name: value for name, value in values.items()})
+    return jax.tree.map(lambda sources: frozenset(s.removeprefix(VALUE) for s in sources), found)
 
 
 def is_drawn(site: dict[str, Any]) -> bool:

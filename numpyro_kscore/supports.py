@@ -15,12 +15,10 @@ import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import helpful_support_errors
-from numpyro.ops.provenance import eval_provenance
+
+from numpyro_kscore.provenance import seeded, sources_of
 
 __all__ = ["free_axes", "support_sources"]
-
-# Keeps names of latents apart from those of arguments.
-LATENT = "latent "
 
 
 def free_axes(model_site: dict[str, Any]) -> int:
@@ -53,23 +51,16 @@ def support_sources(
         key: a random key; no number depends on it.
     """
 
-    def images(**given: Any) -> dict[str, jax.Array]:
-        values = {name.removeprefix(LATENT): value for name, value in given.items()}
-        # New containers: a model may change nested mutable state in place.
-        known = jax.tree.map(lambda leaf: leaf, data)
-        substituted = handlers.substitute(handlers.seed(model, key), data={**known, **values})
+    def images(given: dict[str, Any]) -> dict[str, jax.Array]:
+        substituted = seeded(model, key, {**data, **given})
         trace = handlers.trace(substituted).get_trace(*args, **kwargs)
         return {name: _image_of_zeros(trace[name]) for name in latents}
 
     shapes = {
-        LATENT + name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+        name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
         for name, value in latents.items()
     }
-    found = eval_provenance(images, **shapes)
-    return {
-        name: frozenset(source.removeprefix(LATENT) for source in found[name]) - {name}
-        for name in latents
-    }
+    return {name: found - {name} for name, found in sources_of(images, shapes).items()}
 
 
 def _image_of_zeros(site: dict[str, Any]) -> jax.Array:

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def make_data(n, d, m, seed=0):
+def make_data(n, d, m, seed=0, scales=1.0):
     """Skewed, correlated samples off the origin, and new points among and around them."""
     rng = np.random.default_rng(seed)
-    mixing = np.eye(d) + 0.4 * np.tril(rng.normal(size=(d, d)), -1)
+    mixing = scales * np.eye(d) + 0.4 * np.tril(rng.normal(size=(d, d)), -1)
     shift = np.linspace(1.0, -2.0, d)
 
     def draw(size):
@@ -19,11 +19,8 @@ def make_data(n, d, m, seed=0):
 
 
 def make_scaled(n, d, seed=0):
-    """Skewed, correlated samples off the origin, of different scales."""
-    rng = np.random.default_rng(seed)
-    mixing = np.diag(np.linspace(0.5, 1.5, d)) + 0.4 * np.tril(rng.normal(size=(d, d)), -1)
-    z = rng.normal(size=(n, d))
-    return (z + 0.3 * z**2) @ mixing.T + np.linspace(1.0, -2.0, d)
+    """Samples of the same kind, of different scales."""
+    return make_data(n, d, 0, seed, scales=np.linspace(0.5, 1.5, d))[0]
 
 
 def base_function(x):
