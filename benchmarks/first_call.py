@@ -49,13 +49,13 @@ def measure(name: str) -> Row:
         guide, loss = GUIDES[name](schools)
         svi = SVI(schools, guide, optax.adam(1e-2), loss)
         state = svi.init(jax.random.key(0), effects, errors)
-        initialised = time.perf_counter()
+        initialized = time.perf_counter()
         jax.block_until_ready(jax.jit(svi.update)(state, effects, errors))
         end = time.perf_counter()
     return {
         "guide": name,
-        "init, s": initialised - start,
-        "first update, s": end - initialised,
+        "init, s": initialized - start,
+        "first update, s": end - initialized,
         "together, s": end - start,
         "compilations": len(compiled),
     }

@@ -22,9 +22,12 @@ import numpy as np
 from jax import Array, random
 
 from benchmarks.measuring import Row, iterated, minimum_seconds, run_table, temporary_megabytes
-from numpyro_kscore import CurlFree, NuMethod, Recursion, ScoreEstimator
-from numpyro_kscore.gram import is_cached, make_gram
-from numpyro_kscore.pairwise import squared_distances
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree
+from numpyro_kscore.kernels._gram import is_cached, make_gram
+from numpyro_kscore.kernels._pairwise import squared_distances
+from numpyro_kscore.regularizers import NuMethod
+from numpyro_kscore.solvers import Recursion
 
 SIZES = (
     *((64, 8), (64, 128), (128, 128), (512, 16), (512, 128)),

@@ -25,7 +25,9 @@ from benchmarks.measuring import (
     temporary_megabytes,
     write_table,
 )
-from numpyro_kscore import NuMethod, ScoreEstimator, Subset
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Subset
+from numpyro_kscore.regularizers import NuMethod
 
 SAMPLES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 DIMENSIONS = (2, 4, 8, 16, 32, 64, 128, 256)

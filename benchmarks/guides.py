@@ -28,7 +28,8 @@ from numpyro.infer.autoguide import (
 from numpyro.optim import Adagrad
 
 from benchmarks.posteriors import Posterior
-from numpyro_kscore import AutoImplicit, ImplicitELBO, nu_method, ssge, stein
+from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore.estimators import nu_method, ssge, stein
 
 __all__ = ["METHODS", "Fit"]
 
@@ -44,7 +45,7 @@ class Fit(NamedTuple):
     """What a fit gives.
 
     Attributes:
-        draws: of the guide, as the posterior summarises them, (n, k).
+        draws: of the guide, as the posterior summarizes them, (n, k).
         seconds: of fitting, compilation included, by the clock.
         cpu_seconds: the same on all cores together; what others do on the machine is not in it.
     """
@@ -77,7 +78,7 @@ def _svi(
         lambda: svi.run(run_key, num_steps, *target.args, progress_bar=False).params
     )
     draws = guide.sample_posterior(draw_key, result, *target.args, sample_shape=(num_draws,))
-    return Fit(posterior.summarise(draws), *seconds)
+    return Fit(posterior.summarize(draws), *seconds)
 
 
 def _origin_of_improper(site: dict[str, Any]) -> Array | None:
@@ -103,11 +104,11 @@ def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> F
     )(result, keys)
     mixed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
     order = random.permutation(draw_key, share * stein.num_stein_particles)[:num_draws]
-    return Fit(posterior.summarise(jax.tree.map(lambda x: x[order], mixed)), *seconds)
+    return Fit(posterior.summarize(jax.tree.map(lambda x: x[order], mixed)), *seconds)
 
 
 _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
-# Implicit inference as published: the guide's score by itself, shrunk towards zero.
+# Implicit inference as published: the guide's score by itself, shrunk toward zero.
 _published = partial(ImplicitELBO, base=None, debias=None)
 
 METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {

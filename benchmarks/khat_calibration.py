@@ -33,9 +33,10 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoIAFNormal
 
 from examples.cells import Row, fill, make_parser
-from numpyro_kscore.draws import GuideDraws, whitening
-from numpyro_kscore.importance import khat
-from numpyro_kscore.pareto import GOOD_KHAT, pareto_smooth
+from numpyro_kscore import khat
+from numpyro_kscore.diagnostics import GuideDraws, pareto_smooth
+from numpyro_kscore.diagnostics._draws import whitening
+from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
 
 COLUMNS = ("exact", "value", "low", "high", "verdict", "energy_error", "correlation")
 VERDICTS = ("good", "bad", "cannot tell")

@@ -5,7 +5,7 @@
 
 Level 5 %. False alarms on exact draws should be 3 to 7 % (of 200 runs, 95 % of the time 2 to 8 %);
 power against a standard deviation of 0.8 and a dropped mode at least 90 %. ``dropped 4`` has
-lost one of two unit Gaussians whose centres are 4 apart; from 6 apart on the kernel Stein
+lost one of two unit Gaussians whose centers are 4 apart; from 6 apart on the kernel Stein
 discrepancy is blind to it, as any function of scores at the draws must be, and the jumps are not.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, random
 
 from examples.cells import Row, fill, make_parser
-from numpyro_kscore import ksd, mode_jump_test
+from numpyro_kscore.diagnostics import ksd, mode_jump_test
 
 DIM = 2
 LEVEL = 0.05
@@ -43,8 +43,8 @@ def standard(x: Array) -> Array:
 
 def pair(gap: float) -> Callable[[Array], Array]:
     """Two unit Gaussians with equal weights, ``gap`` apart."""
-    centre = jnp.array([gap / 2, 0.0])
-    return lambda x: jnp.logaddexp(standard(x - centre), standard(x + centre))
+    center = jnp.array([gap / 2, 0.0])
+    return lambda x: jnp.logaddexp(standard(x - center), standard(x + center))
 
 
 def both_modes(gap: float, share: float) -> Callable[[Array, int], Array]:

@@ -25,14 +25,16 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from benchmarks.measuring import Row, write_table
-from numpyro_kscore import Landmarks, NuMethod, ScoreEstimator, Subset
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Landmarks, Subset
+from numpyro_kscore.regularizers import NuMethod
 
 CURVATURE = 0.5
 TEST_POINTS = 1000
 DIMENSIONS = (2, 8, 16)
 NUM_STEPS = (30, 100)
 SUBSETS = (512, 2048)
-# More would be factorised in minutes: the matrix has m d rows.
+# More would be factorized in minutes: the matrix has m d rows.
 LANDMARKS = {2: (64, 256), 8: (64, 256), 16: (64,)}
 RESIDENT_DIM = 16
 RESIDENT = {

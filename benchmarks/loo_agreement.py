@@ -2,7 +2,7 @@
 
     python -m benchmarks.loo_agreement [--seeds 3] [--quick]
 
-Eight schools, non-centred, and a Poisson regression. The difference of the two sums over
+Eight schools, non-centered, and a Poisson regression. The difference of the two sums over
 observations must be below two of its standard errors: that of the pointwise differences, and the
 Monte-Carlo error of each side, from blocks of consecutive draws. ``weighted`` is the difference
 after the guide's draws are weighted by the model's density over the energy, as
@@ -27,7 +27,7 @@ from numpyro.infer import MCMC, NUTS, SVI, log_likelihood
 
 from examples.cells import make_parser
 from numpyro_kscore import AutoImplicit, ImplicitELBO, to_arviz
-from numpyro_kscore.pareto import pareto_smooth
+from numpyro_kscore.diagnostics import pareto_smooth
 
 
 def eight_schools(sigma: jax.Array, y: jax.Array | None = None) -> None:

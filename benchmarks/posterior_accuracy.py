@@ -40,7 +40,7 @@ from benchmarks.guides import METHODS, NUM_STEPS
 from benchmarks.posteriors import POSTERIORS, Posterior, make_posterior
 from benchmarks.references import QUICK, Reference, Sizes, load_reference
 from examples.cells import Row, fill
-from numpyro_kscore.distances import sliced_wasserstein
+from numpyro_kscore.diagnostics import sliced_wasserstein
 
 COLUMNS = ("dim", "finite", "distance", "mean_error", "sd_low", "sd_high", "seconds", "cpu_seconds")
 FLOOR = "reference again"  # the column of independent reference draws
@@ -84,13 +84,13 @@ def measure(draws: Array, reference: Reference, heavy_tails: bool, num_pairs: in
         return {"dim": dim, "finite": 0} | dict.fromkeys(COLUMNS[2:6], np.nan)
     location, spread = location_and_spread(reference.truth, heavy_tails)
     standard = [(x - location) / spread for x in (draws, reference.truth, reference.other)]
-    centre, scale = location_and_spread(standard[0], heavy_tails)
+    center, scale = location_and_spread(standard[0], heavy_tails)
     floor = mean_distance(standard[2], standard[1], num_pairs)
     return {
         "dim": dim,
         "finite": 1,
         "distance": mean_distance(standard[0], standard[1], num_pairs) / floor,
-        "mean_error": float(jnp.abs(centre).max()),
+        "mean_error": float(jnp.abs(center).max()),
         "sd_low": float(scale.min()),
         "sd_high": float(scale.max()),
     }

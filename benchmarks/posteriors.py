@@ -1,7 +1,7 @@
 """Posteriors that guides are compared on: the toys of ``targets`` and the models people have.
 
 Data are simulated with fixed seeds or come with scikit-learn; only waveform needs a file. Draws
-are exact where the posterior can be sampled, otherwise NUTS on a parametrisation that suits it.
+are exact where the posterior can be sampled, otherwise NUTS on a parametrization that suits it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Posterior:
     heavy_tails: bool = False
     thinning: int = 2
 
-    def summarise(self, draws: Draws) -> Array:
+    def summarize(self, draws: Draws) -> Array:
         """What is compared, (n, k), from draws of the model's sites."""
         return self.target.unconstrained(draws) if self.summary is None else self.summary(draws)
 
@@ -209,7 +209,7 @@ def _diffusion() -> Target:
         numpyro.sample("seen", dist.Normal(path[4::5], 0.1), obs=seen)
 
     def nuts_model(seen: Array) -> None:
-        # Neighbours on a path are all but equal; its increments are nearly independent.
+        # Neighbors on a path are all but equal; its increments are nearly independent.
         increments = numpyro.sample("increments", dist.Normal(0, 1).expand([100]).to_event(1))
         numpyro.sample("seen", dist.Normal(_path(increments)[4::5], 0.1), obs=seen)
 
@@ -255,7 +255,7 @@ _FACTORIES: dict[str, Callable[[], Posterior | Target]] = {
     "gaussian30": _known("gaussian30"),
     "funnel": lambda: Posterior(_funnel(), heavy_tails=True),
     "eight_schools": _known("eight_schools"),
-    "eight_schools_centred": _known("eight_schools_centred"),
+    "eight_schools_centered": _known("eight_schools_centered"),
     "varying_slopes": regressions.varying_slopes,
     "poisson_mixed": regressions.poisson_mixed,
     "negative_binomial": regressions.negative_binomial,

@@ -21,8 +21,9 @@ from jax import Array, lax, random
 
 from benchmarks.large_n import bananas, score_of_bananas
 from benchmarks.measuring import Row, write_table
-from numpyro_kscore import NuMethod, ScoreEstimator
-from numpyro_kscore.gram import Gram
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels._gram import Gram
+from numpyro_kscore.regularizers import NuMethod
 
 SIZES = ((128, 2), (128, 10), (512, 16), (1024, 64))
 NUM_STEPS = (30, 50, 100)

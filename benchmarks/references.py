@@ -46,7 +46,7 @@ QUICK = Sizes(num_draws=200, num_pairs=1, num_warmup=100)
 
 @dataclass(frozen=True)
 class Reference:
-    """Draws from the true posterior, as the posterior summarises them.
+    """Draws from the true posterior, as the posterior summarizes them.
 
     Attributes:
         truth: what guides are compared with, (num_pairs · num_draws, k).
@@ -120,7 +120,7 @@ def _draw(posterior: Posterior, sizes: Sizes) -> tuple[Array, Array, float, floa
         progress_bar=False,
     )
     mcmc.run(run_key, *target.args)
-    draws = posterior.summarise(target.from_nuts(mcmc.get_samples()))
+    draws = posterior.summarize(target.from_nuts(mcmc.get_samples()))
     chains = np.asarray(draws, np.float64).reshape(_NUM_CHAINS, total // _NUM_CHAINS, -1)
     rhat = float(np.max(split_gelman_rubin(chains)))
     ess = float(np.min(effective_sample_size(chains)))

@@ -116,7 +116,7 @@ def negative_binomial() -> Target:
 
 
 def varying_slopes() -> Target:
-    """Eight groups with correlated intercepts and slopes, in the non-centred form."""
+    """Eight groups with correlated intercepts and slopes, in the non-centered form."""
     rng = np.random.default_rng(13)
     groups = np.repeat(np.arange(8), 6)
     x = rng.normal(size=48)
@@ -125,12 +125,12 @@ def varying_slopes() -> Target:
     y = lines[groups, 0] + lines[groups, 1] * x + 0.5 * rng.normal(size=48)
 
     def model(x: Array, groups: Array, y: Array) -> None:
-        centre = numpyro.sample("centre", dist.Normal(0, 3).expand([2]).to_event(1))
+        center = numpyro.sample("center", dist.Normal(0, 3).expand([2]).to_event(1))
         scales = numpyro.sample("scales", dist.HalfNormal(1).expand([2]).to_event(1))
         factor = numpyro.sample("factor", dist.LKJCholesky(2, 2.0))
         with numpyro.plate("groups", 8):
             z = numpyro.sample("z", dist.Normal(0, 1).expand([2]).to_event(1))
-        lines = centre + z @ (scales[:, None] * factor).T
+        lines = center + z @ (scales[:, None] * factor).T
         noise = numpyro.sample("noise", dist.HalfNormal(1))
         numpyro.sample("y", dist.Normal(lines[groups, 0] + lines[groups, 1] * x, noise), obs=y)
 

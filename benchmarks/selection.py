@@ -1,4 +1,4 @@
-"""The automatic choice of the regularisation: error against hindsight, and time.
+"""The automatic choice of the regularization: error against hindsight, and time.
 
     python -m benchmarks.selection [--dims 2 8 32 64] [--samples 128] [--seeds 8]
 
@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from numpyro_kscore import NuMethod, Regularizer, ScoreEstimator, Tikhonov
-from numpyro_kscore.selection import Chosen
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators._selection import PathMember
+from numpyro_kscore.regularizers import NuMethod, Regularizer, Tikhonov
 
 TEST_POINTS = 512
 
@@ -119,7 +120,7 @@ def _errors(samples: Array, points: Array, scores: Array) -> tuple[Array, Array]
         return jnp.mean(jnp.square(estimator.fit(samples)(points) - scores))
 
     family, dim = NuMethod("auto"), samples.shape[1]
-    path = Chosen(family, jnp.asarray(0), 1.0 / dim)
+    path = PathMember(family, jnp.asarray(0), 1.0 / dim)
     members = jnp.arange(len(family.path(path.bound)) + 1)
     fixed = lax.map(lambda k: error(dataclasses.replace(path, index=k)), members)
     return fixed, error(family)

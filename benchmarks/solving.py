@@ -1,10 +1,10 @@
-"""Whole solves: one Krylov space against the published iterations and dense factorisations.
+"""Whole solves: one Krylov space against the published iterations and dense factorizations.
 
     python -m benchmarks.solving [--csv FILE] [--quick]
 
 * 100 steps of the ν-method: a Krylov space against the recursion, each product of which is this
   library's own.
-* KEF: conjugate gradients and a Krylov space against a Cholesky factorisation of the (n d, n d)
+* KEF: conjugate gradients and a Krylov space against a Cholesky factorization of the (n d, n d)
   matrix, formed from its blocks or by automatic differentiation of the kernel (a Hessian for each
   pair).
 * A path of nine λ from one Krylov space, against one λ.
@@ -30,16 +30,10 @@ from benchmarks.measuring import (
     minimum_seconds,
     run_table,
 )
-from numpyro_kscore import (
-    IMQ,
-    ConjugateGradient,
-    CurlFree,
-    Krylov,
-    NuMethod,
-    Recursion,
-    ScoreEstimator,
-    Tikhonov,
-)
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import IMQ, CurlFree
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import ConjugateGradient, Krylov, Recursion
 
 NU_SIZES = ((64, 20), (512, 16), (512, 128))
 KEF_SIZES = ((512, 16), (64, 128))
@@ -133,7 +127,7 @@ def dense_kef(form: Callable[[Array], Array], lam: float, x: Array) -> Array:
 
 
 def kef_rows(n: int, dim: int, budget: float) -> Iterator[Row]:
-    """Conjugate gradients against two dense factorisations."""
+    """Conjugate gradients against two dense factorizations."""
     x = draws(n, dim)
     estimator = plain(Tikhonov(LAM), ConjugateGradient(200, 1e-5), dim)
     for name, form in (("blocks", blocks), ("autodiff", hessians)):

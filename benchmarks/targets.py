@@ -121,7 +121,7 @@ def _multimodal() -> Target:
 
 
 def _x_shape() -> Target:
-    """Two centred Gaussians with variances 2 and covariances ±1.8."""
+    """Two centered Gaussians with variances 2 and covariances ±1.8."""
     covariances = np.array([[[2, 1.8], [1.8, 2]], [[2, -1.8], [-1.8, 2]]])
     return _from_distribution("x_shape", _gaussian_mixture(np.zeros((2, 2)), covariances))
 
@@ -167,7 +167,7 @@ def _correlated_gaussian(dim: int, condition: float = 1e4) -> Target:
     generator = np.random.default_rng(dim)
     rotation, _ = np.linalg.qr(generator.normal(size=(dim, dim)))
     eigenvalues = np.geomspace(condition**-0.5, condition**0.5, dim)
-    # Factorised in float64: in float32 the smallest eigenvalues would be mostly rounding.
+    # Factorized in float64: in float32 the smallest eigenvalues would be mostly rounding.
     scale_tril = np.linalg.cholesky(rotation * eigenvalues @ rotation.T)
     gaussian = dist.MultivariateNormal(jnp.zeros(dim), scale_tril=jnp.asarray(scale_tril))
     return _from_distribution(f"gaussian{dim}", gaussian)
@@ -208,7 +208,7 @@ _EFFECTS = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 _STANDARD_ERRORS = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
-def _eight_schools_centred() -> None:
+def _eight_schools_centered() -> None:
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
     with numpyro.plate("schools", 8):
@@ -216,7 +216,7 @@ def _eight_schools_centred() -> None:
         numpyro.sample("effects", dist.Normal(theta, _STANDARD_ERRORS), obs=_EFFECTS)
 
 
-def _eight_schools_non_centred() -> None:
+def _eight_schools_non_centered() -> None:
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
     with numpyro.plate("schools", 8):
@@ -224,7 +224,7 @@ def _eight_schools_non_centred() -> None:
         numpyro.sample("effects", dist.Normal(mu + tau * eta, _STANDARD_ERRORS), obs=_EFFECTS)
 
 
-def _centre(draws: Draws) -> Draws:
+def _center(draws: Draws) -> Draws:
     theta = draws["mu"][:, None] + draws["tau"][:, None] * draws["eta"]
     return {"mu": draws["mu"], "tau": draws["tau"], "theta": theta}
 
@@ -237,13 +237,13 @@ _FACTORIES: dict[str, Callable[[], Target]] = {
     "ring": _ring,
     "gaussian30": lambda: _correlated_gaussian(30),
     "gaussian100": lambda: _correlated_gaussian(100),
-    "eight_schools": lambda: Target("eight_schools", _eight_schools_non_centred),
-    # NUTS misses the neck of the centred funnel, so its reference comes from the other form.
-    "eight_schools_centred": lambda: Target(
-        "eight_schools_centred",
-        _eight_schools_centred,
-        nuts_model=_eight_schools_non_centred,
-        from_nuts=_centre,
+    "eight_schools": lambda: Target("eight_schools", _eight_schools_non_centered),
+    # NUTS misses the neck of the centered funnel, so its reference comes from the other form.
+    "eight_schools_centered": lambda: Target(
+        "eight_schools_centered",
+        _eight_schools_centered,
+        nuts_model=_eight_schools_non_centered,
+        from_nuts=_center,
     ),
 }
 EXACT_TARGETS = (

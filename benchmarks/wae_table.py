@@ -5,11 +5,11 @@
     python -m benchmarks.wae_table --data FOLDER --csv FILE --times
     python -m benchmarks.wae_table --csv FILE --print
 
-Networks, optimiser, batches and binarisation are the paper's; nothing is searched over, and the
+Networks, optimizer, batches and binarization are the paper's; nothing is searched over, and the
 number each estimator is given stands beside its result. Training states are in the cache folder
 and go on where they were, also for more epochs; a row is in the CSV file as soon as it is known.
 
-NLL is that of the Bernoulli decoder on the first test images, binarised once, by annealed
+NLL is that of the Bernoulli decoder on the first test images, binarized once, by annealed
 importance sampling. All rows of one table see the same images and the same random numbers, so
 differences between them are known far better than each by itself.
 
@@ -43,7 +43,7 @@ from examples.wae_training import (
     reconstruction_cost,
     train,
 )
-from numpyro_kscore.checkpoint import load_checkpoint
+from numpyro_kscore._fit.checkpoint import load_checkpoint
 
 COLUMNS = (
     "nll", "nll_error", "mean", "sd", "distance", "distance_floor", "mmd", "cost", "acceptance",

@@ -112,7 +112,7 @@ nitpick_ignore_regex = [
 ]
 # A type variable of a decorator's signature.
 nitpick_ignore = [
-    ("py:class", "numpyro_kscore._pytree.T"),
+    ("py:class", "numpyro_kscore._util.checks.T"),
     # What jax.sharding exports is defined without a module of its own.
     ("py:class", "NamedSharding"),
 ]

@@ -23,9 +23,10 @@ from jax import Array, random
 
 from examples.cells import Row, fill, make_parser
 from examples.grid import draw
-from numpyro_kscore import Krylov, kef_cg
-from numpyro_kscore.gram import Gram, make_gram
-from numpyro_kscore.pairwise import squared_distances
+from numpyro_kscore.estimators import kef_cg
+from numpyro_kscore.kernels._gram import Gram, make_gram
+from numpyro_kscore.kernels._pairwise import squared_distances
+from numpyro_kscore.solvers import Krylov
 
 DIMS = (2, 4, 8, 16, 32, 64, 128)
 DISTRIBUTIONS = ("normal", "grid")
@@ -101,15 +102,15 @@ def ratio(row: Row, num_samples: int) -> float:
 def plot(path: Path, rows: Sequence[Row], options: argparse.Namespace) -> None:
     """Steps, ratio and share over the dimension."""
     figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
-    for distribution, colour in zip(DISTRIBUTIONS, ("C0", "C1"), strict=True):
+    for distribution, color in zip(DISTRIBUTIONS, ("C0", "C1"), strict=True):
         found = [row for row in rows if row["distribution"] == distribution]
         dims = [row["dim"] for row in found]
         steps, errors = ([row[name] for row in found] for name in ("steps", "steps_error"))
         panels[0].errorbar(
-            dims, steps, errors, fmt=colour + "o-", ms=4, capsize=2, label=distribution
+            dims, steps, errors, fmt=color + "o-", ms=4, capsize=2, label=distribution
         )
-        panels[1].plot(dims, [ratio(row, options.num_samples) for row in found], colour + "o-")
-        panels[2].plot(dims, [row["largest_share"] for row in found], colour + "o-")
+        panels[1].plot(dims, [ratio(row, options.num_samples) for row in found], color + "o-")
+        panels[2].plot(dims, [row["largest_share"] for row in found], color + "o-")
     panels[0].set_title(f"CG steps to {options.tol:g} (λ = {options.lam:g})")
     panels[1].set_title("largest / smallest eigenvalue")
     panels[2].set_title("largest eigenvalue / trace")

@@ -1,4 +1,4 @@
-"""How fast estimates converge, and where a regulariser saturates: Theorem 4.1 of the paper.
+"""How fast estimates converge, and where a regularizer saturates: Theorem 4.1 of the paper.
 
 Zhou, Shi and Zhu (2020): if the score is ``L^r f`` with f in the kernel's space H and the filter
 has qualification q, then with ``λ = M^(-1/(2r+2))`` the error after M samples is
@@ -28,18 +28,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from jax import Array, lax, random
 
-from examples.cells import Row, fill, make_parser
-from numpyro_kscore import (
-    CurlFree,
-    Dense,
-    Krylov,
-    Matern,
-    NuMethod,
-    Regularizer,
-    ScoreEstimator,
-    SpectralCutoff,
-    Tikhonov,
-)
+from examples.cells import Look, fill, make_parser
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Matern
+from numpyro_kscore.regularizers import NuMethod, Regularizer, SpectralCutoff, Tikhonov
+from numpyro_kscore.solvers import Dense, Krylov
 
 # A rough kernel has eigenvalues that fall like a power; a small one makes λ small, and the step
 # counts of the ν-method so large that rounding them to integers does not show.
@@ -57,7 +50,7 @@ COLUMNS = ("l2", "l2_error", "h", "h_error")
 
 
 class Method(NamedTuple):
-    """A family of filters: λ to a regulariser, the solver, the qualification."""
+    """A family of filters: λ to a regularizer, the solver, the qualification."""
 
     make: Callable[[float], Regularizer]
     solver: Dense | Krylov
@@ -152,7 +145,7 @@ def schedule(r: float, num_samples: int) -> float:
     return LAMBDA * num_samples ** (-1 / (2 * r + 2))
 
 
-def compute(method: str, r: float, num_samples: int, repeats: int, seed: int) -> Row:
+def compute(method: str, r: float, num_samples: int, repeats: int, seed: int) -> Look:
     """Mean logarithms of the two errors, with standard errors."""
     make, solver, _ = METHODS[method]
     estimator = ScoreEstimator(
@@ -182,12 +175,12 @@ def bias(method: str, r: float) -> np.ndarray:
 
 def slope(x: np.ndarray, y: np.ndarray, errors: np.ndarray | None = None) -> tuple[float, float]:
     """Least-squares slope, and its standard error: from the points' own, or from the scatter."""
-    centred = x - x.mean()
-    weights = centred / (centred @ centred)
+    centered = x - x.mean()
+    weights = centered / (centered @ centered)
     if errors is not None:
         return float(weights @ y), float(np.sqrt(weights**2 @ errors**2))
-    rest = y - y.mean() - centred * (weights @ y)
-    return float(weights @ y), float(np.sqrt(rest @ rest / (len(x) - 2) / (centred @ centred)))
+    rest = y - y.mean() - centered * (weights @ y)
+    return float(weights @ y), float(np.sqrt(rest @ rest / (len(x) - 2) / (centered @ centered)))
 
 
 def expected(method: str, r: float) -> tuple[float, float]:
@@ -205,7 +198,7 @@ def bias_table() -> list[str]:
     return lines
 
 
-def rate_table(found: dict[tuple, list[Row]]) -> list[str]:
+def rate_table(found: dict[tuple, list[Look]]) -> list[str]:
     lines = [f"{'exponent of M':26}{'L²(p)':>16}{'theory':>8}{'H':>18}{'theory':>8}"]
     for (method, r), rows in found.items():
         theory = [-value / (2 * r + 2) for value in expected(method, r)]
@@ -224,7 +217,7 @@ def _cells(theory: Sequence[float], x: np.ndarray, y: np.ndarray, own: np.ndarra
     return text
 
 
-def plot(path: Path, found: dict[tuple, list[Row]]) -> None:
+def plot(path: Path, found: dict[tuple, list[Look]]) -> None:
     """Bias over λ above, error over M below, with the theory's slopes."""
     relative = np.array(BIAS_LAMBDAS) / SIZE
     figure, axes = plt.subplots(2, len(TARGETS), figsize=(10, 8), layout="constrained")
@@ -277,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for m in samples
         ]
         rows = fill(cells, compute, COLUMNS, options.csv)
-        found: dict[tuple, list[Row]] = {}
+        found: dict[tuple, list[Look]] = {}
         for row in rows:
             found.setdefault((row["method"], row["r"]), []).append(row)
         print(*bias_table(), "", *rate_table(found), sep="\n")

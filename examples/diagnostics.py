@@ -56,7 +56,7 @@ def make_fit(name):
 
 
 def write_figures(folder):
-    from numpyro_kscore import plots
+    from numpyro_kscore.diagnostics import _plots as plots
 
     folder.mkdir(parents=True, exist_ok=True)
     draws = {name: evaluate_guide(*make_fit(name), DATA, num_samples=2_000) for name in GUIDES}

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 
 class Split(NamedTuple):
-    """Standardised training and test data.
+    """Standardized training and test data.
 
     Attributes:
         x: training inputs, (N, d).
@@ -55,7 +55,7 @@ def load(name: str) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def split(x: np.ndarray, y: np.ndarray, seed: int) -> Split:
-    """Nine tenths to train on and one to test, standardised by the former."""
+    """Nine tenths to train on and one to test, standardized by the former."""
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.1, random_state=seed)
     inputs = StandardScaler().fit(x_train)
     target = StandardScaler().fit(y_train[:, None])

@@ -82,7 +82,7 @@ def run(
     key: Array,
     *args: Any,
 ) -> Any:
-    """SVI with the common optimiser; steps that are not finite are skipped.
+    """SVI with the common optimizer; steps that are not finite are skipped.
 
     Data are arguments, not constants, so that a program compiled for one seed serves the next.
     """

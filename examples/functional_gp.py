@@ -12,9 +12,9 @@ from jax import Array, lax
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from tinygp import GaussianProcess, kernels, transforms
 
-# The least noise of observations, in standardised units.
+# The least noise of observations, in standardized units.
 LEAST_NOISE = 0.05
-# White noise in function values, so that those at neighbouring inputs have a density in float32.
+# White noise in function values, so that those at neighboring inputs have a density in float32.
 JITTER = 0.03
 
 
@@ -44,18 +44,18 @@ class Hyperparameters(NamedTuple):
 def fit_hyperparameters(
     x: Array, y: Array, num_steps: int = 400, most_rows: int = 800
 ) -> Hyperparameters:
-    """Maximise the marginal likelihood of (at most some of) the data, by Adam."""
+    """Maximize the marginal likelihood of (at most some of) the data, by Adam."""
     x, y = x[:most_rows], y[:most_rows]
     # Distances grow with the dimension, and length scales with them.
     scales = jnp.full(x.shape[1], 0.5 * jnp.log(x.shape[1]))
     start = Hyperparameters(jnp.zeros(()), scales, jnp.full((), -1.5))
 
-    return _maximise(start, x, y, num_steps)
+    return _maximize(start, x, y, num_steps)
 
 
 # Compiled once for all fits to as many rows: the methods of a table ask for it one after another.
 @partial(jax.jit, static_argnums=3)
-def _maximise(start: Hyperparameters, x: Array, y: Array, num_steps: int) -> Hyperparameters:
+def _maximize(start: Hyperparameters, x: Array, y: Array, num_steps: int) -> Hyperparameters:
     def loss(values: Hyperparameters) -> Array:
         process = GaussianProcess(values.kernel(), x, diag=values.noise**2)
         return -process.log_probability(y) / len(y)
@@ -93,7 +93,7 @@ def information_ratio(
     """How many times more the data tell of all their function values than of a set's.
 
     The KL divergence of the exact posterior from the prior at the inputs of all data, over its
-    mean at measurement sets. Divergences of neighbouring values do not add up, so this is less
+    mean at measurement sets. Divergences of neighboring values do not add up, so this is less
     than N/B; it tends to 1 as sets come to determine the function.
 
     Args:
@@ -107,7 +107,7 @@ def information_ratio(
         num_sets: how many are averaged over.
         seed: of the sets.
 
-    Cost: O(N³), in float64: the covariance of neighbours is singular in float32.
+    Cost: O(N³), in float64: the covariance of neighbors is singular in float32.
     """
     rng = np.random.default_rng(seed)
     variance, kernel = float(found.noise) ** 2, found.kernel()

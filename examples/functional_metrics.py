@@ -11,7 +11,7 @@ from jax.scipy.stats import norm
 from examples.functional_data import Split
 from examples.functional_fit import Fitted
 
-# Test inputs so many times further from the centre are out of the distribution.
+# Test inputs so many times further from the center are out of the distribution.
 FAR = 3.0
 LEVELS = np.linspace(0.05, 0.95, 19)
 

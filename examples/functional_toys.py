@@ -21,7 +21,8 @@ from examples.functional_fit import Fitted, Prior, Settings, functional
 from examples.functional_gp import Hyperparameters, exact_posterior, fit_hyperparameters
 from examples.functional_networks import RandomFunction
 from examples.functional_samplers import EXACT, SAMPLERS, jump_share
-from numpyro_kscore.learned_prior import LearnedPriorInfo, draw_functions, learn_prior
+from numpyro_kscore.functions import LearnedPriorInfo, learn_prior
+from numpyro_kscore.functions._learned_prior import draw_functions
 
 GRID = 121
 # Functions behind a comparison: their mean is known to 1.6 % of a standard deviation.

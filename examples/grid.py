@@ -27,34 +27,31 @@ import numpy as np
 from jax import Array, lax, random
 
 from examples.cells import Row, fill, make_parser
-from numpyro_kscore import (
-    Filter,
+from numpyro_kscore import ScoreEstimator, pytree
+from numpyro_kscore.estimators import (
     Landmarks,
-    NuMethod,
-    Regularizer,
-    ScoreEstimator,
     kef_cg,
     nkef,
     nu_method,
-    pytree,
     spectral_cutoff,
     ssge,
     stein,
 )
+from numpyro_kscore.regularizers import Filter, NuMethod, Regularizer
 
 LAMBDAS = tuple(10.0**-k for k in range(9))
 SHARES = (0.99, 0.97, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 STEPS = tuple(range(20, 101, 10))
 DIMS = (16, 32, 48, 64, 80, 96, 112, 128)
 SAMPLES = (64, 128, 256, 512)
-# Order of the largest matrix that is factorised: a curl-free kernel makes one of M d or m d rows.
+# Order of the largest matrix that is factorized: a curl-free kernel makes one of M d or m d rows.
 LARGEST = 2048
 LANDMARK_SHARE = 0.4
 DEFAULT = "ScoreEstimator()"
 COLUMNS = ("setting", "error", "standard_error", "seconds")
 
 
-# For programs that run once: the compiler spends little on optimising.
+# For programs that run once: the compiler spends little on optimizing.
 HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -64,7 +61,7 @@ class Method(NamedTuple):
     Attributes:
         make: a setting, which may be traced, to an estimator.
         settings: what is tried.
-        blocks: share of the samples whose d by d blocks are factorised; 0 if none are.
+        blocks: share of the samples whose d by d blocks are factorized; 0 if none are.
         style: of its line.
     """
 
@@ -113,7 +110,7 @@ METHODS = {
     "SSGE": Method(ssge, SHARES, 0.0, "C3--"),
     "spectral cut-off": Method(spectral_cutoff, SHARES, 1.0, "C4-"),
     "NKEF": Method(
-        partial(nkef, landmarks=Landmarks(share=LANDMARK_SHARE)), LAMBDAS, LANDMARK_SHARE, "C5-"
+        partial(nkef, landmarks=Landmarks(fraction=LANDMARK_SHARE)), LAMBDAS, LANDMARK_SHARE, "C5-"
     ),
     "KEF-CG": Method(kef_cg, LAMBDAS, 0.0, "C2-"),
     "ν-method": Method(nu_steps, STEPS, 0.0, "C0-"),
@@ -147,7 +144,7 @@ def errors(method: Method, num_samples: int, dim: int, num_points: int, keys: Ar
             estimate = method.make(setting).fit(samples)(points)
             return jnp.mean((estimate - truth) ** 2)
 
-        # What does not depend on the setting, the factorisations among it, is done once.
+        # What does not depend on the setting, the factorizations among it, is done once.
         return jax.vmap(error)(jnp.array(method.settings))
 
     return lax.map(repeat, keys)
@@ -177,7 +174,7 @@ def compute(
 
 
 def is_affordable(estimator: str, num_samples: int, dim: int) -> bool:
-    """Whether the matrix that the estimator factorises is small enough."""
+    """Whether the matrix that the estimator factorizes is small enough."""
     return METHODS[estimator].blocks * num_samples * dim <= LARGEST
 
 
@@ -273,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{options.repeats} repeats; below it the setting with\nthe least mean, out of 9: λ of "
         "Stein, NKEF and KEF-CG, the share of the eigenvalues of SSGE and the\nspectral cut-off "
         "(curl-free kernel), steps of the ν-method. A dash: a matrix of more than "
-        f"{LARGEST} rows\nwould have to be factorised. NKEF has {LANDMARK_SHARE:g} M landmarks."
+        f"{LARGEST} rows\nwould have to be factorized. NKEF has {LANDMARK_SHARE:g} M landmarks."
     )
     if options.figure:
         figure, axes = plt.subplots(

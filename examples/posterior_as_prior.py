@@ -6,8 +6,8 @@ a density of them, which is a prior like any other:
     prior = KernelExponentialFamily(first_draws)        # (n, d)
     weights = numpyro.sample("weights", prior)          # in the model of the second study
 
-Here both studies are logistic regressions on tumours. The smaller the first one is, the less its
-posterior looks like a Gaussian: ten tumours are separated by a line, and only the prior keeps the
+Here both studies are logistic regressions on tumors. The smaller the first one is, the less its
+posterior looks like a Gaussian: ten tumors are separated by a line, and only the prior keeps the
 weights from infinity. This script compares the posterior of the second study under that prior,
 and under the Gaussian with the draws' moments, with the joint analysis of all the data. It prints
 a table and saves a picture:
@@ -32,42 +32,42 @@ from numpyro.infer import MCMC, NUTS
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_kscore import KernelExponentialFamily
-from numpyro_kscore.distances import sliced_wasserstein
+from numpyro_kscore.diagnostics import sliced_wasserstein
 
-SIZES = ((10, 40), (30, 100), (284, 285))  # tumours of the first and of the second study
+SIZES = ((10, 40), (30, 100), (284, 285))  # tumors of the first and of the second study
 NAMES = ("intercept", "radius", "texture")
 PRIOR_DRAWS = 2_000  # of those of the first study: every step costs as many kernel values
 
 
-class Tumours(NamedTuple):
-    """Features of the cell nuclei in one image each, standardised, and the diagnosis."""
+class Tumors(NamedTuple):
+    """Features of the cell nuclei in one image each, standardized, and the diagnosis."""
 
     features: Array
     malignant: Array
 
-    def part(self, start: int, stop: int) -> "Tumours":
+    def part(self, start: int, stop: int) -> "Tumors":
         """Some of them."""
-        return Tumours(self.features[start:stop], self.malignant[start:stop])
+        return Tumors(self.features[start:stop], self.malignant[start:stop])
 
 
-def load_tumours() -> Tumours:
-    """569 tumours in random order, two features each."""
+def load_tumors() -> Tumors:
+    """569 tumors in random order, two features each."""
     table = load_breast_cancer()
     order = np.random.default_rng(0).permutation(len(table.target))
     features = table.data[order, :2]
     features = (features - features.mean(0)) / features.std(0)
-    return Tumours(jnp.asarray(features, jnp.float32), jnp.asarray(table.target[order] == 0, int))
+    return Tumors(jnp.asarray(features, jnp.float32), jnp.asarray(table.target[order] == 0, int))
 
 
-def study(tumours: Tumours, prior: dist.Distribution) -> None:
+def study(tumors: Tumors, prior: dist.Distribution) -> None:
     """Logistic regression; intercept and weights share one site, and a prior of any shape."""
     weights = numpyro.sample("weights", prior)
-    logits = weights[0] + tumours.features @ weights[1:]
-    numpyro.sample("malignant", dist.Bernoulli(logits=logits), obs=tumours.malignant)
+    logits = weights[0] + tumors.features @ weights[1:]
+    numpyro.sample("malignant", dist.Bernoulli(logits=logits), obs=tumors.malignant)
 
 
 def run_nuts(
-    what: str, tumours: Tumours, prior: dist.Distribution, options: argparse.Namespace
+    what: str, tumors: Tumors, prior: dist.Distribution, options: argparse.Namespace
 ) -> tuple[Array, float]:
     """Draws of two chains, one after the other, and seconds with compilation."""
     print(f"\n{what}", file=sys.stderr, flush=True)  # the progress bar goes to stderr too
@@ -79,7 +79,7 @@ def run_nuts(
         num_chains=2,
         chain_method="vectorized",
     )
-    mcmc.run(random.key(options.seed), tumours, prior)
+    mcmc.run(random.key(options.seed), tumors, prior)
     draws = jax.block_until_ready(mcmc.get_samples()["weights"])
     return draws, time.perf_counter() - start
 
@@ -94,14 +94,14 @@ def table_row(name: str, draws: Array, joint: Array, seconds: float) -> str:
 
 
 def compare(
-    tumours: Tumours, sizes: tuple[int, int], options: argparse.Namespace
+    tumors: Tumors, sizes: tuple[int, int], options: argparse.Namespace
 ) -> tuple[list[str], dict[str, Array]]:
     """Two studies of the given sizes: lines of the table, and draws by name."""
     middle, end = sizes[0], sum(sizes)
-    title = f"{middle} tumours, then {sizes[1]}"
+    title = f"{middle} tumors, then {sizes[1]}"
     weak = dist.Normal(jnp.zeros(len(NAMES)), 10.0).to_event(1)
-    first, first_seconds = run_nuts(f"{title}: first study", tumours.part(0, middle), weak, options)
-    both, joint_seconds = run_nuts(f"{title}: all data", tumours.part(0, end), weak, options)
+    first, first_seconds = run_nuts(f"{title}: first study", tumors.part(0, middle), weak, options)
+    both, joint_seconds = run_nuts(f"{title}: all data", tumors.part(0, end), weak, options)
     joint, other_chain = jnp.split(both, 2)
 
     start = time.perf_counter()
@@ -109,7 +109,7 @@ def compare(
     kernel.score.info.raise_if_failed()
     fit_seconds = time.perf_counter() - start
     gaussian = dist.MultivariateNormal(first.mean(0), jnp.cov(first.T))
-    second = tumours.part(middle, end)
+    second = tumors.part(middle, end)
     by_kernel, seconds = run_nuts(f"{title}: prior from draws", second, kernel, options)
     by_gaussian, gaussian_seconds = run_nuts(f"{title}: Gaussian prior", second, gaussian, options)
 
@@ -142,20 +142,20 @@ def plot(row: np.ndarray, sizes: tuple[int, int], draws: dict[str, Array]) -> No
         ("Both, with a prior from draws", {"joint": joint, "from draws": draws["kernel"]}, "C0"),
     )
     rng = np.random.default_rng(0)
-    for panel, (title, sets, colour) in zip(row, panels, strict=True):
+    for panel, (title, sets, color) in zip(row, panels, strict=True):
         picked = [rng.choice(np.asarray(x)[:, columns], min(1_500, len(x))) for x in sets.values()]
-        colours = np.repeat(["0.25", colour], [len(x) for x in picked])
+        colors = np.repeat(["0.25", color], [len(x) for x in picked])
         points = np.concatenate(picked)
         # In random order, so that neither set hides the other.
         order = rng.permutation(len(points))
-        panel.scatter(*points[order].T, c=list(colours[order]), s=4, alpha=0.5, linewidths=0)
-        for label, shade in zip(sets, ("0.25", colour), strict=True):
+        panel.scatter(*points[order].T, c=list(colors[order]), s=4, alpha=0.5, linewidths=0)
+        for label, shade in zip(sets, ("0.25", color), strict=True):
             panel.plot([], [], "o", color=shade, ms=5, label=label)
         low, high = np.quantile(points, [0.002, 0.998], axis=0)
         panel.set(title=title, xlabel="weight of radius")
         panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
         panel.legend(loc="upper right", fontsize="small")
-    row[0].set_ylabel(f"{sizes[0]} tumours, then {sizes[1]}\n\nweight of texture")
+    row[0].set_ylabel(f"{sizes[0]} tumors, then {sizes[1]}\n\nweight of texture")
     # What is compared is seen on one scale.
     row[2].set(xlim=row[1].get_xlim(), ylim=row[1].get_ylim())
 
@@ -170,13 +170,13 @@ def main() -> None:
     options.num_draws = 50 if options.quick else 2_000
     all_sizes = SIZES[:1] if options.quick else SIZES
 
-    tumours = load_tumours()
+    tumors = load_tumors()
     figure, panels = plt.subplots(
         len(all_sizes), 3, figsize=(11, 3.4 * len(all_sizes)), squeeze=False, layout="constrained"
     )
     table = []
     for sizes, row in zip(all_sizes, panels, strict=True):
-        lines, draws = compare(tumours, sizes, options)
+        lines, draws = compare(tumors, sizes, options)
         table += lines
         plot(row, sizes, draws)
     print(*table, sep="\n")

@@ -35,14 +35,14 @@ from numpyro.infer.reparam import LocScaleReparam
 from sklearn.datasets import load_breast_cancer
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore.distances import sliced_wasserstein
+from numpyro_kscore.diagnostics import sliced_wasserstein
 
 GUIDES = (AutoImplicit, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal)
 NUM_PARTICLES = 128  # a step, for every guide; what ImplicitELBO would choose here by itself
 Draws = dict[str, Array]
 
 
-def tumours(features: Array, malignant: Array) -> None:
+def tumors(features: Array, malignant: Array) -> None:
     """Logistic regression: strongly collinear features, and a prior with heavy tails."""
     intercept = numpyro.sample("intercept", dist.Cauchy(0, 10))
     weights = numpyro.sample("weights", dist.Cauchy(0, 2.5).expand([features.shape[1]]).to_event(1))
@@ -52,7 +52,7 @@ def tumours(features: Array, malignant: Array) -> None:
 
 
 def schools(effects: Array, errors: Array) -> None:
-    """Eight schools, centred: a funnel, for the smaller tau, the closer must theta be to mu."""
+    """Eight schools, centered: a funnel, for the smaller tau, the closer must theta be to mu."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
     with numpyro.plate("schools", len(effects)):
@@ -81,15 +81,15 @@ def make_problems() -> list[Problem]:
     errors = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
     return [
         Problem(
-            title="Logistic regression on 569 tumours",
-            model=tumours,
+            title="Logistic regression on 569 tumors",
+            model=tumors,
             data=(features, malignant),
             flatten=lambda draws: jnp.column_stack([draws["intercept"], draws["weights"]]),
             plotted={"weight of radius": 1, "weight of area": 4},
-            nuts_model=tumours,
+            nuts_model=tumors,
         ),
         Problem(
-            title="Eight schools, centred",
+            title="Eight schools, centered",
             model=schools,
             data=(effects, errors),
             flatten=lambda draws: jnp.column_stack(
@@ -157,8 +157,8 @@ def table_row(name: str, seconds: float, draws: Array, reference: Array, khat: f
 def plot(panel: plt.Axes, name: str, draws: Array, reference: Array, problem: Problem) -> None:
     """Draws of one guide over those of NUTS."""
     (x_label, x), (y_label, y) = problem.plotted.items()
-    for points, label, colour in ((reference, "NUTS", "0.75"), (draws, name, "C0")):
-        panel.plot(points[:, x], points[:, y], ".", color=colour, ms=2, alpha=0.3, label=label)
+    for points, label, color in ((reference, "NUTS", "0.75"), (draws, name, "C0")):
+        panel.plot(points[:, x], points[:, y], ".", color=color, ms=2, alpha=0.3, label=label)
     panel.set(title=name, xlabel=x_label)
     # The reference decides what is seen: a few far draws of a guide must not shrink the picture.
     panel.set_xlim(*jnp.quantile(reference[:, x], jnp.array([0.001, 0.999])))

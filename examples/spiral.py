@@ -20,8 +20,8 @@ import numpy as np
 from jax import Array, random
 
 from examples.cells import Row, fill, make_parser
-from numpyro_kscore import Score, ScoreEstimator, nu_method, ssge
-from numpyro_kscore.selection import AutoBandwidth
+from numpyro_kscore import Score, ScoreEstimator
+from numpyro_kscore.estimators import AutoBandwidth, nu_method, ssge
 
 ESTIMATORS = {
     "SSGE": ssge(0.9999),
@@ -35,7 +35,7 @@ THICKNESS = 0.3
 COLUMNS = ("error", "correlation", "seconds")
 
 
-def centres() -> Array:
+def centers() -> Array:
     """Points along the spiral, two turns, evenly spaced: (400, 2)."""
     angles = jnp.sqrt(jnp.linspace(0.05, 1, 400)) * 4 * jnp.pi
     return 0.25 * angles[:, None] * jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
@@ -43,14 +43,14 @@ def centres() -> Array:
 
 def log_density(x: Array) -> Array:
     """Of one point, (2,), up to a constant: a mixture of Gaussians along the spiral."""
-    return jax.nn.logsumexp(-0.5 * jnp.sum(((x - centres()) / THICKNESS) ** 2, axis=1))
+    return jax.nn.logsumexp(-0.5 * jnp.sum(((x - centers()) / THICKNESS) ** 2, axis=1))
 
 
 def draw(key: Array, count: int) -> Array:
     """Draws, (count, 2)."""
-    centre_key, noise_key = random.split(key)
+    center_key, noise_key = random.split(key)
     noise = THICKNESS * random.normal(noise_key, (count, 2))
-    return random.choice(centre_key, centres(), (count,)) + noise
+    return random.choice(center_key, centers(), (count,)) + noise
 
 
 true_energy = jax.jit(jax.vmap(log_density))
@@ -80,7 +80,7 @@ def compute(estimator: str, num_samples: int, seed: int) -> Row:
 
 
 def plot(path: Path, num_samples: int, seed: int) -> None:
-    """Energy as colour and contours, scores as arrows; the truth first."""
+    """Energy as color and contours, scores as arrows; the truth first."""
     samples = np.asarray(draw(random.split(random.key(seed))[0], num_samples))
     line = np.linspace(-4, 4, 100, dtype=np.float32)
     grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)

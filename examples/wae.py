@@ -45,7 +45,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--value", type=float, help="the number the estimator is given")
     parser.add_argument("--latent-dim", type=int, default=8)
     parser.add_argument("--cost", choices=COSTS, help="of a reconstruction; norm for grey images, "
-                        "squared for colours")  # fmt: skip
+                        "squared for colors")  # fmt: skip
     parser.add_argument("--epochs", type=int, help="200 for digits, 100 else")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float, help="1e-3 for digits, 1e-4 else")

@@ -1,6 +1,6 @@
 """Log likelihoods of a decoder by annealed importance sampling, with bounds from both sides.
 
-``log p(x) = log ∫ p(z) p(x | z) dz`` is the normaliser of a code's posterior. Chains go from the
+``log p(x) = log ∫ p(z) p(x | z) dz`` is the normalizer of a code's posterior. Chains go from the
 prior to the posterior through ``p(z) p(x | z)^β``, one Hamiltonian transition for each β; their
 weights have mean p(x), so the log of their average is a lower bound on average (Neal 2001). Run
 backwards from an exact draw of the posterior, which simulated images come with, the same chains

@@ -20,7 +20,7 @@ from sklearn.model_selection import train_test_split
 MNIST_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".png", ".webp"}
 CELEBA_CROP = 140  # pixels of the aligned 178 x 218 pictures that show the face
-SIDE = 64  # of colour images, in pixels
+SIDE = 64  # of color images, in pixels
 TEST_SHARE = 0.1
 
 
@@ -71,7 +71,7 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
         if folder is None:
             raise ValueError(
                 "data: expected the folder with the aligned pictures of CelebA; got none. Get them "
-                "from its authors, whose licence does not let others hand them on, and give "
+                "from its authors, whose license does not let others hand them on, and give "
                 "--data FOLDER"
             )
         images = read_pictures(folder, limit, crop=CELEBA_CROP)
@@ -92,7 +92,7 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
 
 
 def to_batch(key: Array, pixels: Array, is_binary: bool) -> Array:
-    """Bytes as a network sees them: black or white by chance, or colours in [0, 1]."""
+    """Bytes as a network sees them: black or white by chance, or colors in [0, 1]."""
     if not is_binary:
         return pixels / jnp.float32(255)
     # Sixteen random bits a pixel: half the cost of a uniform number, and 255 is white but for one
@@ -101,7 +101,7 @@ def to_batch(key: Array, pixels: Array, is_binary: bool) -> Array:
     return (bits < pixels.astype(jnp.uint16) * 257).astype(jnp.float32)
 
 
-def binarise_once(images: np.ndarray, seed: int = 0) -> np.ndarray:
+def binarize_once(images: np.ndarray, seed: int = 0) -> np.ndarray:
     """Test images, the same for every run: black or white by chance, as floating-point numbers."""
     drawn = np.random.default_rng(seed).random(images.shape, np.float32)
     return (drawn < images / np.float32(255)).astype(np.float32)
@@ -196,10 +196,10 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_pictures(folder: Path, limit: int | None = None, crop: int | None = None) -> Images:
-    """Colour images from a folder: a centred square of each, at 64 x 64 pixels.
+    """Color images from a folder: a centered square of each, at 64 x 64 pixels.
 
     The last tenth, in the order of the names, are test images. Pictures in folders of their own
-    are labelled by the folder.
+    are labeled by the folder.
 
     Args:
         folder: searched with all its sub-folders.

@@ -67,7 +67,7 @@ def plot_losses(panel: Any, trained: Trained) -> None:
 
 
 def plot_pairs(panel: Any, codes: np.ndarray, labels: np.ndarray | None) -> None:
-    """The two coordinates of codes that vary most, coloured by class, on the prior's circles."""
+    """The two coordinates of codes that vary most, colored by class, on the prior's circles."""
     first, second = np.argsort(codes.std(0))[::-1][:2] if codes.shape[1] > 1 else (0, 0)
     panel.scatter(codes[:, first], codes[:, second], s=4, c=labels, cmap="tab10", alpha=0.6)
     angle = np.linspace(0, 2 * np.pi, 200)

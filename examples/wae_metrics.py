@@ -11,9 +11,9 @@ import optax
 from jax import Array, lax, random
 
 from examples.wae_ais import Annealed, Annealing, annealed_log_likelihood
-from examples.wae_data import Images, binarise_once
+from examples.wae_data import Images, binarize_once
 from examples.wae_training import Autoencoder, reconstruction_cost
-from numpyro_kscore.distances import mmd_squared, sliced_wasserstein
+from numpyro_kscore.diagnostics import mmd_squared, sliced_wasserstein
 
 Features = Callable[[Array], Array]
 CODES = 2048  # behind the figures of an aggregate posterior
@@ -45,7 +45,7 @@ def held_out_batch(images: Images, count: int | None = None) -> Array:
     """The first test images as networks see them, always the same."""
     pixels = images.test[:count]
     if images.is_binary:
-        return jnp.asarray(binarise_once(pixels))
+        return jnp.asarray(binarize_once(pixels))
     return jnp.asarray(pixels / np.float32(255))
 
 
@@ -99,10 +99,10 @@ def measure_likelihood(
     annealing: Annealing,
     progress: bool = False,
 ) -> Annealed:
-    """Log likelihood of the first test images, binarised once.
+    """Log likelihood of the first test images, binarized once.
 
     Raises:
-        ValueError: for colour images, which a Bernoulli decoder has no likelihood of.
+        ValueError: for color images, which a Bernoulli decoder has no likelihood of.
     """
     if not images.is_binary:
         raise ValueError(

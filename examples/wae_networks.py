@@ -1,4 +1,4 @@
-"""Encoders and decoders: perceptrons for small grey images, convolutions for colour ones."""
+"""Encoders and decoders: perceptrons for small grey images, convolutions for color ones."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ def make_networks(
         width: channels after the first convolution; a multiple of 8.
 
     Raises:
-        ValueError: for colour images whose sides no four halvings fit.
+        ValueError: for color images whose sides no four halvings fit.
     """
     if shape[2] == 1:
         return Encoder(latent_dim), Decoder(shape)

@@ -20,9 +20,10 @@ from tqdm import tqdm
 
 from examples.wae_data import Images, to_batch
 from examples.wae_networks import WIDTH, make_networks
-from numpyro_kscore import (
-    ImplicitELBO,
-    Krylov,
+from numpyro_kscore import ImplicitELBO
+from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
+from numpyro_kscore._fit.chunks import strongly_typed
+from numpyro_kscore.estimators import (
     Landmarks,
     kef,
     kef_cg,
@@ -32,9 +33,8 @@ from numpyro_kscore import (
     ssge,
     stein,
 )
-from numpyro_kscore.checkpoint import load_checkpoint, save_checkpoint
-from numpyro_kscore.chunks import strongly_typed
 from numpyro_kscore.sliced import SlicedScoreMatching
+from numpyro_kscore.solvers import Krylov
 
 ROWS = "rows"
 COSTS = ("norm", "squared", "bernoulli")
@@ -67,7 +67,7 @@ def _krylov(latent_dim: int) -> Krylov:
 
 
 def _nkef(lam: float, share: float) -> Any:
-    return nkef(lam, landmarks=Landmarks(share=share), solver=Krylov(32))
+    return nkef(lam, landmarks=Landmarks(fraction=share), solver=Krylov(32))
 
 
 class Settings(NamedTuple):
@@ -122,7 +122,7 @@ def reconstruction_cost(kind: str, x: Array, logits: Array) -> Array:
 
 
 class Autoencoder:
-    """Model, guide and optimiser of one run."""
+    """Model, guide and optimizer of one run."""
 
     def __init__(self, settings: Settings, shape: tuple[int, int, int]) -> None:
         if settings.cost not in COSTS:
@@ -268,7 +268,7 @@ def train(
         if not np.isfinite(loss):
             raise FloatingPointError(
                 f"training: expected a finite loss; got {loss} in epoch {number + 1}. Take a "
-                "stronger regularisation by --value, or a smaller --learning-rate"
+                "stronger regularization by --value, or a smaller --learning-rate"
             )
         is_last = number == num_epochs - 1
         if checkpoint is not None and (is_last or (number + 1) % every == 0):

@@ -7,7 +7,8 @@ import optax
 from jax import random
 from numpyro.infer import SVI
 
-from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator, Tikhonov
+from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore.regularizers import Tikhonov
 
 KEY = random.key(0)
 NUM_DRAWS = 20_000

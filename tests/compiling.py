@@ -20,7 +20,7 @@ if _is_known("xla_cpu_use_fusion_emitters", False):
     OPTIONS["xla_cpu_use_fusion_emitters"] = False
 
 # For programs that only check algebra, or run once: most of the time would be compilation. Files of
-# which that holds altogether are marked ``quick_compilation``. What the optimiser may break is
+# which that holds altogether are marked ``quick_compilation``. What the optimizer may break is
 # checked with plain ``jax.jit`` in files without that mark: at the first steps, on degenerate
 # samples, in fits from end to end.
 quick_jit = functools.partial(jax.jit, compiler_options=OPTIONS)

@@ -39,7 +39,7 @@ def compilation_cache(tmp_path_factory):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Whether what a test runs, its fixtures too, is compiled without optimising it."""
+    """Whether what a test runs, its fixtures too, is compiled without optimizing it."""
     quick = item.get_closest_marker("quick_compilation") is not None
     jax.config.update("jax_disable_most_optimizations", quick)
     return (yield)

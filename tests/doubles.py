@@ -5,9 +5,9 @@ import dataclasses
 import jax.numpy as jnp
 
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.coordinates import standardize_samples
-from numpyro_kscore.fitting import AtSamples
-from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.estimators import AtSamples
+from numpyro_kscore.estimators._coordinates import standardize_samples
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 
 # Beyond, all pairs would cost more than the rest of a test, and only the reported loss needs them.
 MOST_PAIRED = 512

@@ -6,17 +6,8 @@ import numpyro.distributions as dist
 import oracle
 from samples import base_function, make_data
 
-from numpyro_kscore import (
-    IMQ,
-    Gaussian,
-    Landweber,
-    Matern,
-    Mixture,
-    NuMethod,
-    Profile,
-    RationalQuadratic,
-    Tikhonov,
-)
+from numpyro_kscore.kernels import IMQ, Gaussian, Matern, Mixture, Profile, RationalQuadratic
+from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
 
 # One set of shapes for nearly everything: n, d and m differ, so that a transposed axis cannot pass,
 # and n >= 2 d leaves the covariance unshrunk.
@@ -54,7 +45,7 @@ TOLERANCE = {True: 1e-9, False: 1e-4}  # relative, in norm; by whether 64-bit mo
 SHARE = 0.9
 FULL = N * D  # a Krylov space of this size is the whole space
 TIKHONOV = Tikhonov(1e-2), oracle.tikhonov(1e-2)
-LANDWEBER = Landweber(40, 0.9), oracle.landweber(40, 0.9)
+LANDWEBER = LandweberIteration(40, 0.9), oracle.landweber(40, 0.9)
 NU = NuMethod(20), oracle.nu_method(20)
 BASES = {None: None, "values": None, "function": base_function, "gaussian": "gaussian"}
 

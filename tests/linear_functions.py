@@ -4,8 +4,10 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_kscore import Median, NuMethod, ScoreEstimator
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Median
 from numpyro_kscore.functions import measure
+from numpyro_kscore.regularizers import NuMethod
 
 AUXILIARY = {"is_auxiliary": True}
 X = jnp.linspace(-1.0, 1.0, 6)[:, None]

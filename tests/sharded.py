@@ -24,19 +24,13 @@ import numpyro.distributions as dist  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
-from numpyro_kscore import (  # noqa: E402
-    CurlFree,
-    Implicit,
-    ImplicitELBO,
-    Landmarks,
-    Median,
-    NuMethod,
-    ScoreEstimator,
-    Tikhonov,
-    pairwise,
-)
-from numpyro_kscore.gram import make_gram  # noqa: E402
-from numpyro_kscore.sharding import check_sharding  # noqa: E402
+from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator  # noqa: E402
+from numpyro_kscore._util.sharding import check_sharding  # noqa: E402
+from numpyro_kscore.estimators import Landmarks, Median  # noqa: E402
+from numpyro_kscore.kernels import CurlFree  # noqa: E402
+from numpyro_kscore.kernels import _pairwise as pairwise  # noqa: E402
+from numpyro_kscore.kernels._gram import make_gram  # noqa: E402
+from numpyro_kscore.regularizers import NuMethod, Tikhonov  # noqa: E402
 
 NUM_STEPS = 30
 

@@ -16,8 +16,8 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
+from numpyro_kscore._tracing.layout import Layout, Part
 from numpyro_kscore.sliced import SlicedScoreMatching
-from numpyro_kscore.structure import Part, Structure
 
 pytestmark = pytest.mark.quick_compilation
 
@@ -129,7 +129,7 @@ def test_codes_of_a_row_have_one_aggregate(x64):
 def test_halves_of_the_rows_are_samples_of_the_same():
     """Rows may come sorted; the jackknife compares halves of the draws in their order."""
     part = Part(("z",), True, np.arange(200).reshape(100, 2), None, 1.0, {"rows": 100})
-    shuffled = Structure((), (part,), (), ()).pooled("rows").parts[0].rows
+    shuffled = Layout((), (part,), (), ()).pooled("rows").parts[0].rows
     assert np.array_equal(shuffled[np.argsort(shuffled[:, 0])], part.rows)
     # The mean row of a random half has a standard deviation of 2.9 about 49.5.
     for half in (shuffled[:50], shuffled[50:]):

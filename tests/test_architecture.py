@@ -96,11 +96,11 @@ def test_size(name):
 def test_the_reader_of_imports():
     """What is looked for is seen, in every form it can have."""
     source = """
-import numpyro_kscore.gram as gram, arviz
+import numpyro_kscore.kernels._gram as gram, arviz
 from numpyro_kscore import elbo
 from numpyro_kscore.kernels import CurlFree
 if TYPE_CHECKING:
-    from numpyro_kscore.plots import plot_pairs
+    from numpyro_kscore.diagnostics._plots import plot_pairs
 try:
     import scipy.linalg
 except ImportError:
@@ -109,7 +109,7 @@ class A:
     import optax
     def f(self):
         import matplotlib
-        from numpyro_kscore.chunks import Chunk
+        from numpyro_kscore._fit.chunks import Chunk
 """
     assert own_imports(source) == {"gram", "elbo", "kernels"}
     assert foreign_imports(source) == {"arviz", "scipy", "optax"}

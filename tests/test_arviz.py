@@ -17,7 +17,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from scipy import stats
 
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide, khat, to_arviz
-from numpyro_kscore.energy import FAMILIES
+from numpyro_kscore.diagnostics._energy import FAMILIES
 
 with warnings.catch_warnings():
     # Some versions announce their successor, or name a dependency's, when imported.
@@ -80,7 +80,7 @@ def found():
     with pytest.MonkeyPatch.context() as patch:
         # What the energy is made of is not the question here: nothing but closed forms is fitted.
         closed = tuple(family for family in FAMILIES if not family.kernel)
-        patch.setattr("numpyro_kscore.importance.FAMILIES", closed)
+        patch.setattr("numpyro_kscore.diagnostics._khat.FAMILIES", closed)
         return khat(draws._replace(laplacian=None), num_bootstrap=20, num_repeats=2)
 
 

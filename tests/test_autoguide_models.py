@@ -135,7 +135,7 @@ def test_models_without_latents_are_refused():
         initialized(model)
 
 
-def test_models_with_loops_are_initialised_in_forward_mode():
+def test_models_with_loops_are_initialized_in_forward_mode():
     def model(data):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
         double = lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, 2.0 * c[1]), (0, z))[1]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from benchmarks import gram, growth, large_n, measuring, precision, solving
-from numpyro_kscore import ConjugateGradient, CurlFree, Tikhonov
-from numpyro_kscore.gram import make_gram
-from numpyro_kscore.pairwise import squared_distances
+from numpyro_kscore.kernels import CurlFree
+from numpyro_kscore.kernels._gram import make_gram
+from numpyro_kscore.kernels._pairwise import squared_distances
+from numpyro_kscore.regularizers import Tikhonov
+from numpyro_kscore.solvers import ConjugateGradient
 
 
 def test_both_forms_of_a_product_are_one_product():

@@ -15,20 +15,14 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.primitives import Messenger
 
-from numpyro_kscore import (
-    CurlFree,
-    Diagonal,
-    Implicit,
-    ImplicitELBO,
-    Median,
-    NuMethod,
-    ScoreEstimator,
-    Tikhonov,
-)
-from numpyro_kscore.coordinates import regress_out, standardize_samples
-from numpyro_kscore.descent import descend
-from numpyro_kscore.particles import draw_particle, draw_plates
-from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore._objective.block_gradient import descend
+from numpyro_kscore._tracing.particles import draw_particle, draw_plates
+from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore.estimators import Median
+from numpyro_kscore.estimators._coordinates import regress_out, standardize_samples
+from numpyro_kscore.kernels import CurlFree, Diagonal
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
 
 AUXILIARY = {"is_auxiliary": True}
 X = np.array([-1.0, -0.2, 0.4, 0.9, 1.7, 2.1])
@@ -243,13 +237,13 @@ def test_rows_are_drawn_apart_from_the_noise_of_particles():
 
 
 def test_sites_inside_plates_are_fitted_row_by_row():
-    """A bimodal posterior in each of several rows, by an amortised guide with its own noise."""
-    centres = jnp.array([1.0, 2.0, 3.0])
+    """A bimodal posterior in each of several rows, by an amortized guide with its own noise."""
+    centers = jnp.array([1.0, 2.0, 3.0])
 
     def rows_model():
         with numpyro.plate("rows", 3):
             z = numpyro.sample("z", dist.Normal(0.0, 3.0))
-            numpyro.sample("y", dist.Normal(z**2, 1.0), obs=centres**2)
+            numpyro.sample("y", dist.Normal(z**2, 1.0), obs=centers**2)
 
     def rows_guide():
         sign = numpyro.param("sign", jnp.full(3, 0.5))
@@ -271,8 +265,8 @@ def test_sites_inside_plates_are_fitted_row_by_row():
         )(random.split(random.key(1), 4000))
     )
     grid = np.linspace(-8.0, 8.0, 4001)
-    for row, centre in enumerate(centres):
-        log_density = -0.5 * (grid / 3) ** 2 - 0.5 * (grid**2 - centre**2) ** 2
+    for row, center in enumerate(centers):
+        log_density = -0.5 * (grid / 3) ** 2 - 0.5 * (grid**2 - center**2) ** 2
         weights = np.exp(log_density - log_density.max())
         second = np.sum(weights * grid**2) / np.sum(weights)
         # The family is not exact; both modes and their distance are what is asked for. 4000 draws
@@ -328,7 +322,7 @@ def test_conditional_estimates_equal_their_definition(x64):
         base=None,
         normalize=False,
     )
-    # The context enters centred, at the scale it has.
+    # The context enters centered, at the scale it has.
     found = estimator.at_samples(x, base, context=w)
     assert oracle.relative_error(found.residual, expected) < 1e-9
     assert oracle.relative_error(found.scores, base + expected) < 1e-9
@@ -424,7 +418,7 @@ def test_extra_draws_share_no_noise_with_particles(monkeypatch):
         two = [numpyro.sample(name, dist.Normal(), infer=AUXILIARY) for name in ("a", "b")]
         numpyro.sample("z", Implicit(jnp.stack(two), event_dim=1))
 
-    monkeypatch.setattr("numpyro_kscore.elbo.descend", spy)
+    monkeypatch.setattr("numpyro_kscore._objective.elbo.descend", spy)
     elbo = ImplicitELBO(16, num_draws=64, estimator=GaussianScore(), debias=None)
     elbo.loss(random.key(0), {}, target, guide)
     numbers = np.concatenate([np.asarray(part).ravel() for part in seen])

@@ -11,7 +11,7 @@ from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import fit
-from numpyro_kscore.checkpoint import load_checkpoint, save_checkpoint
+from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 
 
 def test_foreign_and_damaged_checkpoints_are_refused(monkeypatch, tmp_path):
@@ -23,7 +23,7 @@ def test_foreign_and_damaged_checkpoints_are_refused(monkeypatch, tmp_path):
         fit(make_svi(), KEY, DATA, checkpoint=path, tol=0.5, **quick)
     with pytest.raises(ValueError, match="expected a fit with rng_key"):
         fit(make_svi(), random.key(1), DATA, checkpoint=path, **quick)
-    with pytest.raises(ValueError, match="expected the state of this model, guide and optimiser"):
+    with pytest.raises(ValueError, match="expected the state of this model, guide and optimizer"):
         fit(SVI(model, guide, optax.sgd(1e-2), Trace_ELBO()), KEY, DATA, checkpoint=path, **quick)
 
     other = tmp_path / "other.npz"

@@ -15,7 +15,7 @@ from numpyro.infer import SVI
 from scipy import stats
 
 from numpyro_kscore import Implicit, ImplicitELBO
-from numpyro_kscore.descent import NOISE, typical_length
+from numpyro_kscore._objective.block_gradient import NOISE, typical_length
 
 KEY = random.key(0)
 DIM, N = 2, 128

@@ -16,10 +16,11 @@ from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
-from numpyro_kscore import Implicit, ImplicitELBO, convergence, fit
-from numpyro_kscore.checkpoint import save_checkpoint
-from numpyro_kscore.chunks import parameter_slots
-from numpyro_kscore.stopping import Rule
+from numpyro_kscore import Implicit, ImplicitELBO, fit
+from numpyro_kscore._fit import fit as convergence
+from numpyro_kscore._fit.checkpoint import save_checkpoint
+from numpyro_kscore._fit.chunks import parameter_slots
+from numpyro_kscore._fit.stopping import Rule
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_all_chunks_are_one_program(monkeypatch):
 
     result = quiet_fit(make_svi(model=counted), KEY, DATA, criterion="loss", **QUICK)
     assert len(result.info.trace) > 10
-    assert len(runs) == 3  # to initialise, to count latents, and to compile
+    assert len(runs) == 3  # to initialize, to count latents, and to compile
 
 
 @pytest.mark.parametrize("criterion", ["stein", "loss"])
@@ -139,7 +140,7 @@ def test_what_matters_grows_with_the_latents(monkeypatch, criterion):
     def see(*settings):
         raise SeenError(Rule(*settings).least_loss)
 
-    monkeypatch.setattr("numpyro_kscore.convergence.Rule", see)
+    monkeypatch.setattr("numpyro_kscore._fit.fit.Rule", see)
     with pytest.raises(SeenError) as caught:
         fit(make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
     assert caught.value.args[0] == pytest.approx(0.5 * 2 * 0.2**2)
@@ -189,7 +190,7 @@ def test_the_progress_bar_shows_loss_and_discrepancy(capsys):
 @pytest.mark.parametrize(
     "optimizer", [numpyro.optim.ClippedAdam(1e-2), optax.chain(optax.clip(1.0), optax.adam(0.1))]
 )
-def test_parameters_are_found_in_any_optimiser(optimizer):
+def test_parameters_are_found_in_any_optimizer(optimizer):
     svi = SVI(model, guide, optimizer, Trace_ELBO())
     state = svi.init(KEY, DATA)
     leaves = jax.tree.leaves(state.optim_state)

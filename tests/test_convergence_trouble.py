@@ -9,7 +9,8 @@ import pytest
 from fits import DATA, KEY, MEAN, QUICK, SD, make_svi, quiet_fit
 from jax import random
 
-from numpyro_kscore import convergence, fit
+from numpyro_kscore import fit
+from numpyro_kscore._fit import fit as convergence
 
 
 def test_bad_steps_are_skipped_and_counted():

@@ -14,22 +14,13 @@ import oracle
 import pytest
 from compiling import quick_jit
 
-from numpyro_kscore import (
-    CurlFree,
-    Dense,
-    Diagonal,
-    Krylov,
-    Landmarks,
-    Landweber,
-    Matern,
-    NuMethod,
-    Recursion,
-    ScoreEstimator,
-    Tikhonov,
-    stein,
-)
-from numpyro_kscore._linalg import inverse_root
-from numpyro_kscore.differentiation import divided_differences, with_slopes
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore._util.divided_differences import divided_differences, with_slopes
+from numpyro_kscore._util.linalg import inverse_root
+from numpyro_kscore.estimators import Landmarks, stein
+from numpyro_kscore.kernels import CurlFree, Diagonal, Matern
+from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense, Krylov, Recursion
 
 N, D, BANDWIDTH = 8, 2, 1.3
 RNG = np.random.default_rng(3)
@@ -82,7 +73,7 @@ CASES = {
         BASE,
     ),
     "recursion": (
-        literal(CurlFree(), Landweber(20), Recursion()),
+        literal(CurlFree(), LandweberIteration(20), Recursion()),
         oracle.landweber(20),
         DUPLICATED,
         None,
@@ -99,9 +90,9 @@ CASES = {
 def reference(estimator, filt, samples, base):
     kernel = oracle.Kernel(estimator.kernel.has_potential, oracle.imq(), float(estimator.bandwidth))
     if estimator.landmarks is not None:
-        centred = samples - np.mean(samples, axis=0)
-        fitted = oracle.nystrom(kernel.normalized(D), centred, [0, 1, 2], filt)
-        return fitted.residual(centred), fitted.residual(POINTS - np.mean(samples, axis=0))
+        centered = samples - np.mean(samples, axis=0)
+        fitted = oracle.nystrom(kernel.normalized(D), centered, [0, 1, 2], filt)
+        return fitted.residual(centered), fitted.residual(POINTS - np.mean(samples, axis=0))
     fitted = oracle.estimate(kernel, samples, filt, base, normalize=estimator.normalize)
     return fitted.in_sample, fitted.residual(POINTS)
 
@@ -115,7 +106,7 @@ def derivatives(estimator, samples, base):
         at_points = weighted(POINT_WEIGHTS, score.residual(POINTS))
         return weighted(WEIGHTS, score.at_samples) + at_points
 
-    # One linearisation serves both modes: most of the time is compilation.
+    # One linearization serves both modes: most of the time is compilation.
     forward = jax.linearize(total, samples)[1]
     (reverse,) = jax.linear_transpose(forward, samples)(jnp.ones(()))
     return forward(jnp.asarray(DIRECTION.copy())), weighted(DIRECTION, reverse)

@@ -13,28 +13,25 @@ from numpyro.infer.importance import psis_diagnostic
 from numpyro.infer.svi import SVIRunResult, SVIState
 from scipy import stats
 
-from numpyro_kscore import (
-    Diagonal,
+from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator, diagnose, evaluate_guide, khat
+from numpyro_kscore.diagnostics import (
     GuideDraws,
-    Implicit,
-    ImplicitELBO,
-    ScoreEstimator,
-    diagnose,
-    evaluate_guide,
+    JumpTest,
+    KhatEstimate,
+    SteinTest,
     fisher_divergence,
     importance_resample,
-    khat,
     ksd,
     mode_jump_test,
     pareto_smooth,
     spread_ratios,
     weight_ess,
 )
-from numpyro_kscore.closed_form import combine, features, solve
-from numpyro_kscore.diagnostics import _conclude
-from numpyro_kscore.energy import FAMILIES, Target, cross_fit
-from numpyro_kscore.importance import Khat, standardized_target
-from numpyro_kscore.stein_test import JumpTest, SteinTest
+from numpyro_kscore.diagnostics._closed_form import combine, features, solve
+from numpyro_kscore.diagnostics._diagnose import _conclude
+from numpyro_kscore.diagnostics._energy import FAMILIES, Target, cross_fit
+from numpyro_kscore.diagnostics._khat import standardized_target
+from numpyro_kscore.kernels import Diagonal
 
 pytestmark = pytest.mark.quick_compilation
 
@@ -93,11 +90,11 @@ def test_pareto_shape_of_pareto_weights():
     u = np.random.default_rng(0).uniform(size=4_000)
     for k in (0.2, 0.5, 0.9):
         found = pareto_smooth(-k * np.log(u))[1]
-        # sd of a shape from 190 exceedances is (1 + k)/√190; shrunk towards 1/2 by 10 in 200.
+        # sd of a shape from 190 exceedances is (1 + k)/√190; shrunk toward 1/2 by 10 in 200.
         assert abs(found - k) < 3 * (1 + k) / 190**0.5
 
 
-def test_smoothed_weights_are_normalised_and_ordered():
+def test_smoothed_weights_are_normalized_and_ordered():
     weights = np.random.default_rng(0).standard_t(2, size=500)
     smoothed, _ = pareto_smooth(weights)
     assert np.isclose(np.exp(smoothed).sum(), 1.0)
@@ -185,7 +182,7 @@ def test_features_are_the_formulas(x64):
 
 
 @pytest.mark.parametrize("name", ["heavy tails", "tempered model, skewed", "model, affine"])
-def test_closed_form_minimises_the_loss(x64, name):
+def test_closed_form_minimizes_the_loss(x64, name):
     """Its gradient in all weights vanishes, but for the ridge; what is not free is 0."""
     target, family = a_target(), FAMILY[name]
     known, switches = features(target), family.switches(jnp.float64)
@@ -201,9 +198,9 @@ def test_closed_form_minimises_the_loss(x64, name):
     is_free = np.array([family.model == "free", family.radial, *[family.skewed] * 6])
     assert np.all(np.asarray(best.theta)[~is_free] == 0)
     size = np.asarray(jnp.mean(jnp.sum(known.gradient**2, axis=2), axis=1))
-    towards = np.asarray(best.theta) - np.eye(8)[0]
+    toward = np.asarray(best.theta) - np.eye(8)[0]
     np.testing.assert_allclose(
-        np.asarray(slope.theta)[is_free], (-1e-3 * size * towards)[is_free], rtol=1e-6, atol=1e-9
+        np.asarray(slope.theta)[is_free], (-1e-3 * size * toward)[is_free], rtol=1e-6, atol=1e-9
     )
 
 
@@ -290,7 +287,7 @@ def test_few_draws_cannot_tell():
 def test_draws_in_a_plane_cannot_tell(spread, monkeypatch):
     """Equal weights speak for a guide, but not where all draws are one, or lie on a line."""
     closed = tuple(family for family in FAMILIES if not family.kernel)
-    monkeypatch.setattr("numpyro_kscore.importance.FAMILIES", closed)
+    monkeypatch.setattr("numpyro_kscore.diagnostics._khat.FAMILIES", closed)
     line = spread * np.random.default_rng(0).normal(size=(200, 1))
     x = jnp.asarray(line * np.ones(2), jnp.float32)
     draws = GuideDraws(x, -0.5 * jnp.sum(x**2, axis=1), -x, jnp.full(200, -2.0))
@@ -368,12 +365,12 @@ def test_missing_data_is_named(args, error, message):
 def test_missing_data_is_named_beside_a_factor():
     """Which is observed, at any arguments."""
 
-    def penalised(data):
+    def penalized(data):
         model(data)
         numpyro.factor("penalty", 0.0)
 
     svi, result = fitted(implicit_guide)
-    svi = SVI(penalised, implicit_guide, svi.optim, svi.loss)
+    svi = SVI(penalized, implicit_guide, svi.optim, svi.loss)
     with pytest.raises(ValueError, match=r"model: expected data at \['y'\].*Pass the data"):
         evaluate_guide(svi, result, None)
 
@@ -404,7 +401,7 @@ def test_stein_statistics_are_their_definitions():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(30, 2)).astype(np.float32)
     found = ksd(x, -x, num_bootstrap=99)
-    from numpyro_kscore import stein_discrepancy
+    from numpyro_kscore.diagnostics import stein_discrepancy
 
     assert found.u_statistic == pytest.approx(float(stein_discrepancy(x, -x).value), rel=1e-5)
     # V = ((n-1) U + mean of the diagonal)/n, whose diagonal is u(x, x) = |s|² + 2 d |φ'(0)|/h².
@@ -459,7 +456,7 @@ def a_khat(kind):
     }
     nothing = np.zeros(4)
     missing = (np.nan, np.nan)
-    return Khat(*values[kind], verdict, "why", nothing, nothing, "x", 0.1, {}, missing)
+    return KhatEstimate(*values[kind], verdict, "why", nothing, nothing, "x", 0.1, {}, missing)
 
 
 @pytest.mark.parametrize(

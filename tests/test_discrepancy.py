@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_kscore import stein_discrepancy
-from numpyro_kscore.discrepancy import masked_stein_discrepancy
+from numpyro_kscore.diagnostics import stein_discrepancy
+from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
 KEY = random.key(0)
 

@@ -7,7 +7,7 @@ import pytest
 from jax import random
 from scipy import special, stats
 
-from numpyro_kscore.distances import mmd_squared, sliced_wasserstein
+from numpyro_kscore.diagnostics import mmd_squared, sliced_wasserstein
 
 pytestmark = pytest.mark.quick_compilation
 

@@ -66,7 +66,7 @@ def test_support_is_real_and_continuous(event_dim):
     assert support is constraints.real or support.base_constraint is constraints.real
 
 
-def test_draws_are_reparametrised():
+def test_draws_are_reparametrized():
     assert Implicit(VALUE).has_rsample
 
     def draw(scale):

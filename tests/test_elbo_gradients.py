@@ -24,17 +24,10 @@ from jax import lax, random
 from numpyro.distributions import constraints
 from scipy import stats
 
-from numpyro_kscore import (
-    CurlFree,
-    Dense,
-    Diagonal,
-    Gaussian,
-    Implicit,
-    ImplicitELBO,
-    NuMethod,
-    ScoreEstimator,
-    Tikhonov,
-)
+from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Gaussian
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense
 
 pytestmark = pytest.mark.quick_compilation
 
@@ -192,7 +185,7 @@ def test_subsampled_observations_give_the_full_gradient_on_average():
 
 @pytest.mark.parametrize("dim", [2, 10])
 def test_reported_loss_at_the_posterior_is_minus_log_evidence(dim):
-    """log p(y, z) - log q(z) is the log evidence at every z, so that no optimisation enters."""
+    """log p(y, z) - log q(z) is the log evidence at every z, so that no optimization enters."""
     root = np.linalg.cholesky(0.5 * np.eye(dim) + 0.5)
 
     def model():

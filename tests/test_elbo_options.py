@@ -17,15 +17,10 @@ from numpyro.infer import SVI
 from numpyro.primitives import mutable
 from scipy import stats
 
-from numpyro_kscore import (
-    AutoImplicit,
-    Implicit,
-    ImplicitELBO,
-    Median,
-    NuMethod,
-    ScoreEstimator,
-)
-from numpyro_kscore.elbo import default_num_particles
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore._tracing.layout import default_num_particles
+from numpyro_kscore.estimators import Median
+from numpyro_kscore.regularizers import NuMethod
 from numpyro_kscore.sliced import SlicedScoreMatching
 
 KEY = random.key(0)
@@ -299,7 +294,7 @@ def test_aggregates_are_of_one_plate_and_depend_on_nothing():
 # --------------------------------------------------------------------------------- particles
 
 
-def test_draws_that_are_not_finite_are_replaced_by_their_neighbours():
+def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
     """By the last good one before, or by the first; no bad draw is differentiated."""
 
     def guide():

@@ -24,7 +24,8 @@ from doubles import GaussianScore
 from jax import lax, random
 from numpyro.infer import SVI
 
-from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator, Tikhonov
+from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore.regularizers import Tikhonov
 
 pytestmark = pytest.mark.quick_compilation
 

@@ -1,4 +1,4 @@
-"""``ImplicitELBO`` under NumPyro's contract: runs, optimisers, parameters and networks."""
+"""``ImplicitELBO`` under NumPyro's contract: runs, optimizers, parameters and networks."""
 
 import flax.linen as nn
 import jax

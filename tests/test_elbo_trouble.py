@@ -96,7 +96,7 @@ def test_collapsed_guides_and_duplicates_are_finite():
         standard_model(), affine_guide(), collapsed, ImplicitELBO(FEW)
     )
     assert is_finite((loss, gradient))
-    # All particles at 0.5 move together, towards the mode.
+    # All particles at 0.5 move together, toward the mode.
     assert_close(gradient["loc"], jnp.array([0.5]), rtol=1e-2)
 
     def two_points():

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_kscore import Krylov, Landweber, ScoreEstimator, Tikhonov
-from numpyro_kscore.coordinates import standardize_samples
-from numpyro_kscore.entropy import entropy
-from numpyro_kscore.pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore._objective.entropy import entropy
+from numpyro_kscore.estimators._coordinates import standardize_samples
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.regularizers import LandweberIteration, Tikhonov
+from numpyro_kscore.solvers import Krylov
 
 pytestmark = pytest.mark.quick_compilation
 
@@ -61,7 +63,7 @@ def test_unbiased_for_correlated_gaussians(n, dim):
 
 @pytest.mark.parametrize("n", [32, 128])
 def test_unbiased_in_one_dimension(n):
-    """Neighbours are near there, and the rows of a plate add up what it is off by."""
+    """Neighbors are near there, and the rows of a plate add up what it is off by."""
     sets, exact = gaussian_sets(n, np.ones((1, 1)))
     values = np.asarray(estimates(sets))
     # Of 400 repetitions and 1024 sets; lost digits of the nearest distances made it .08 and .2.
@@ -155,9 +157,9 @@ def test_the_fit_hands_over_what_the_estimate_needs():
 
 
 def test_correction_where_only_some_draws_are_looked_at():
-    """Too many draws for all pairs: the map comes from all, the neighbours from 1000 of them."""
+    """Too many draws for all pairs: the map comes from all, the neighbors from 1000 of them."""
     n, dim = 3000, 200
-    regularizer = Landweber(1)
+    regularizer = LandweberIteration(1)
     estimator = ScoreEstimator(regularizer=regularizer, solver=Krylov(1), bandwidth=1.0, base=None)
     samples = random.normal(random.key(2), (n, dim))
     at_samples = estimator.at_samples(samples)

@@ -27,11 +27,11 @@ def landweber(sign):
     return (-STEPS * STEP_SIZE * h + gram @ c).reshape(N, D)
 
 
-def nystrom(sign=-1.0, share=1.0 / N):
+def nystrom(sign=-1.0, fraction=1.0 / N):
     z = SAMPLES[LANDMARKS]
     cross = matrix(z, SAMPLES)
     h = KERNEL.zeta(z, SAMPLES).ravel()
-    c = sign * np.linalg.solve(share * cross @ cross.T + LAM * matrix(z, z), h)
+    c = sign * np.linalg.solve(fraction * cross @ cross.T + LAM * matrix(z, z), h)
     return (cross.T @ c).reshape(N, D)
 
 
@@ -55,7 +55,7 @@ def figures():
     distances = np.linalg.norm(SAMPLES[:, None] - SAMPLES, axis=-1)
     return {
         "Landweber recursion": oracle.relative_error(landweber(-1.0), landweber(1.0)),
-        "Nyström form, without 1/n": oracle.relative_error(nystrom(share=1.0), nystrom()),
+        "Nyström form, without 1/n": oracle.relative_error(nystrom(fraction=1.0), nystrom()),
         "Nyström form, sign": oracle.relative_error(nystrom(1.0), nystrom()),
         # The estimate is linear in h, and so in ζ.
         "SSGE remark": oracle.relative_error(N * estimate, estimate),

@@ -7,17 +7,11 @@ from compiling import quick_jit
 from estimating import SAMPLES, SHARE, jackknife_reference
 from samples import base_function, make_data
 
-from numpyro_kscore import (
-    CurlFree,
-    Krylov,
-    NuMethod,
-    ScoreEstimator,
-    kef,
-    kef_cg,
-    landweber,
-    nu_method,
-    ssge,
-)
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import kef, kef_cg, landweber, nu_method, ssge
+from numpyro_kscore.kernels import CurlFree
+from numpyro_kscore.regularizers import NuMethod
+from numpyro_kscore.solvers import Krylov
 
 
 def test_presets_are_the_paper_to_the_letter(x64):
@@ -33,7 +27,7 @@ def test_presets_are_the_paper_to_the_letter(x64):
             oracle.tikhonov(1e-2),
         ),
         (
-            ssge(share=SHARE, bandwidth=bandwidth),
+            ssge(fraction=SHARE, bandwidth=bandwidth),
             False,
             lambda spectrum: oracle.spectral_cutoff(oracle.cutoff_for_share(spectrum, SHARE)),
         ),

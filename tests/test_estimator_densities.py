@@ -20,17 +20,10 @@ from estimating import (
 )
 from samples import base_function
 
-from numpyro_kscore import (
-    CurlFree,
-    Diagonal,
-    Gaussian,
-    Krylov,
-    Matern,
-    Mixture,
-    NuMethod,
-    ScoreEstimator,
-    Tikhonov,
-)
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Gaussian, Matern, Mixture
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import Krylov
 
 
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
@@ -108,14 +101,14 @@ def test_divergence_with_a_callable_base(x64):
 class Around:
     """A score function whose equality is no truth value, as that of dataclasses with arrays."""
 
-    def __init__(self, centre):
-        self.centre = np.full(SAMPLES.shape[1], centre)
+    def __init__(self, center):
+        self.center = np.full(SAMPLES.shape[1], center)
 
     def __eq__(self, other):
-        return self.centre == getattr(other, "centre", 0.0)
+        return self.center == getattr(other, "center", 0.0)
 
     def __call__(self, x):
-        return self.centre - x
+        return self.center - x
 
 
 def test_a_base_is_told_from_others_without_comparing_arrays():

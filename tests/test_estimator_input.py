@@ -8,22 +8,16 @@ import oracle
 import pytest
 from estimating import SAMPLES, D, M, N
 
-from numpyro_kscore import (
-    ConjugateGradient,
-    CurlFree,
-    Dense,
-    Diagonal,
-    Gaussian,
-    Krylov,
-    Landweber,
-    Matern,
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Gaussian, Matern
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
     NuMethod,
-    Recursion,
-    ScoreEstimator,
     SpectralCutoff,
     Tikhonov,
     TruncatedTikhonov,
 )
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 
 # ----------------------------------------------------------------------------- degenerate samples
 
@@ -57,8 +51,8 @@ def degenerate_sets():
         (CurlFree(), NuMethod(50), Krylov(16), "full", True, "gaussian"),
         (CurlFree(Matern(2.5)), Tikhonov(1e-3), ConjugateGradient(), "diagonal", True, None),
         (CurlFree(), TruncatedTikhonov(1e-3), Dense(), "none", True, None),
-        (Diagonal(Gaussian()), SpectralCutoff(share=0.95), Dense(), "none", False, None),
-        (Diagonal(), Landweber(50), Recursion(), "full", True, "gaussian"),
+        (Diagonal(Gaussian()), SpectralCutoff(fraction=0.95), Dense(), "none", False, None),
+        (Diagonal(), LandweberIteration(50), Recursion(), "full", True, "gaussian"),
         (CurlFree(), NuMethod(50), Recursion(), "full", True, None),
     ],
     ids=["nu-krylov", "cg", "truncated", "ssge", "landweber", "nu-recursion"],
@@ -139,12 +133,12 @@ GOOD = np.asarray(SAMPLES, np.float32)
             (TypeError, lambda r=r, s=s: fit_default(GOOD, regularizer=r, solver=s))
             for r, s in (
                 (TruncatedTikhonov(), Krylov()),
-                (SpectralCutoff(share=0.9), Krylov()),
+                (SpectralCutoff(fraction=0.9), Krylov()),
                 (NuMethod(), ConjugateGradient()),
-                (Landweber(), ConjugateGradient()),
+                (LandweberIteration(), ConjugateGradient()),
                 (TruncatedTikhonov(), ConjugateGradient()),
                 (Tikhonov(), Recursion()),
-                (SpectralCutoff(share=0.9), Recursion()),
+                (SpectralCutoff(fraction=0.9), Recursion()),
             )
         ),
     ],

@@ -21,24 +21,16 @@ from estimating import (
 )
 from samples import base_function
 
-from numpyro_kscore import (
-    IMQ,
-    ConjugateGradient,
-    CurlFree,
-    Dense,
-    Diagonal,
-    Gaussian,
-    Krylov,
-    Landweber,
-    Matern,
-    Mixture,
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import IMQ, CurlFree, Diagonal, Gaussian, Matern, Mixture
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
     NuMethod,
-    Recursion,
-    ScoreEstimator,
     SpectralCutoff,
     Tikhonov,
     TruncatedTikhonov,
 )
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
@@ -54,7 +46,7 @@ def test_compiled_first_steps_equal_the_reference(num_steps):
         (*spectral[num_steps], Krylov(num_steps)),
         (*TIKHONOV, ConjugateGradient(num_steps, 1e-12)),
         (NuMethod(num_steps), oracle.nu_method(num_steps), Recursion()),
-        (Landweber(num_steps), oracle.landweber(num_steps), Recursion()),
+        (LandweberIteration(num_steps), oracle.landweber(num_steps), Recursion()),
     ):
         estimator = ScoreEstimator(CurlFree(), regularizer, solver, 2.0, "none", base=None)
 
@@ -125,7 +117,11 @@ def test_bandwidth_and_step_size_are_leaves():
 
     for bandwidth, step_size in ((1.0, 0.5), (2.0, 0.7)):
         estimator = ScoreEstimator(
-            CurlFree(), Landweber(10, step_size), bandwidth=bandwidth, standardize="none", base=None
+            CurlFree(),
+            LandweberIteration(10, step_size),
+            bandwidth=bandwidth,
+            standardize="none",
+            base=None,
         )
         at_samples, used = fit(estimator)
         assert float(used) == bandwidth
@@ -141,8 +137,8 @@ def test_pytree_round_trips():
         (Tikhonov(1e-2), Krylov(8)),
         (TruncatedTikhonov(1e-2), Dense()),
         (SpectralCutoff(lam=0.1), Dense()),
-        (SpectralCutoff(share=0.5), Dense()),
-        (Landweber(5), Recursion()),
+        (SpectralCutoff(fraction=0.5), Dense()),
+        (LandweberIteration(5), Recursion()),
         (NuMethod(5, 2.0), Krylov(8)),
         (Tikhonov(1e-2), ConjugateGradient(5)),
     ):
@@ -175,9 +171,9 @@ def test_dtypes_follow_the_samples(x64):
     samples, points = jnp.asarray(SAMPLES, jnp.float32), jnp.asarray(POINTS, jnp.float32)
     for kernel, regularizer, solver in (
         (CurlFree(), NuMethod(5), Krylov(8)),
-        (Diagonal(), SpectralCutoff(share=0.9), Dense()),
+        (Diagonal(), SpectralCutoff(fraction=0.9), Dense()),
         (CurlFree(Matern(2.5)), Tikhonov(0.1), ConjugateGradient(8)),
-        (CurlFree(Mixture((IMQ(), Gaussian()))), Landweber(5), Recursion()),
+        (CurlFree(Mixture((IMQ(), Gaussian()))), LandweberIteration(5), Recursion()),
     ):
         estimator = ScoreEstimator(kernel, regularizer, solver, base="gaussian")
 

@@ -8,17 +8,10 @@ import pytest
 from compiling import quick_jit
 from estimating import FULL, POINTS, SAMPLES, TOLERANCE, D, M, reference_fit
 
-from numpyro_kscore import (
-    CurlFree,
-    Dense,
-    Diagonal,
-    Krylov,
-    Landweber,
-    NuMethod,
-    Recursion,
-    ScoreEstimator,
-    Tikhonov,
-)
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal
+from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense, Krylov, Recursion
 
 
 @pytest.mark.parametrize("base", [None, "gaussian"])
@@ -115,7 +108,7 @@ def test_spectrum_beyond_the_polynomial_methods_is_rescaled(enabled):
 
     regularizers = {
         "nu": (NuMethod(20), oracle.nu_method(20)),
-        "landweber": (Landweber(20, 0.5), oracle.landweber(20, 0.5)),
+        "landweber": (LandweberIteration(20, 0.5), oracle.landweber(20, 0.5)),
     }
     with jax.enable_x64(enabled):
         results = evaluate(jnp.asarray(samples, float), jnp.asarray(points, float))

@@ -1,4 +1,4 @@
-"""Every regulariser with every solver that takes it, against the dense reference."""
+"""Every regularizer with every solver that takes it, against the dense reference."""
 
 from typing import Any, NamedTuple
 
@@ -27,22 +27,17 @@ from estimating import (
 )
 from samples import base_function, make_data
 
-from numpyro_kscore import (
-    ConjugateGradient,
-    CurlFree,
-    Dense,
-    Diagonal,
-    Krylov,
-    Landweber,
-    Mixture,
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Mixture
+from numpyro_kscore.kernels import _pairwise as pairwise
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
     NuMethod,
-    Recursion,
-    ScoreEstimator,
     SpectralCutoff,
     Tikhonov,
     TruncatedTikhonov,
-    pairwise,
 )
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 
 
 class Case(NamedTuple):
@@ -57,7 +52,7 @@ class Case(NamedTuple):
     bandwidth: Any = 2.0
 
 
-# Every regulariser with every solver that takes it; bases, coordinates and scales go round.
+# Every regularizer with every solver that takes it; bases, coordinates and scales go round.
 CASES = {
     "tikhonov-dense": Case(TIKHONOV[0], Dense(), TIKHONOV[1], None, "none", False),
     "tikhonov-krylov": Case(
@@ -77,7 +72,7 @@ CASES = {
         SpectralCutoff, Dense(), lambda s, cut: oracle.spectral_cutoff(cut), None, "full"
     ),
     "share-dense": Case(
-        SpectralCutoff(share=SHARE),
+        SpectralCutoff(fraction=SHARE),
         Dense(),
         lambda s, cut: oracle.spectral_cutoff(oracle.cutoff_for_share(s, SHARE)),
         "values",
@@ -107,7 +102,7 @@ SINGLE_PROFILES = [
 @pytest.mark.parametrize("enabled", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
 def test_every_estimator_equals_the_reference(curl_free, enabled):
-    """Every regulariser with every solver that takes it, for every profile.
+    """Every regularizer with every solver that takes it, for every profile.
 
     All cases are one program, mapped over the profiles by a mixture with all weight on one, or, for
     the last, on several: what is compared is cheap, what is compiled is not.
@@ -177,7 +172,7 @@ def test_every_estimator_equals_the_reference(curl_free, enabled):
                 return filt.rescaled(rho)
 
             fitted = reference_fit(curl_free, reference, rescaled, *case[3:])
-            bounded = isinstance(case.regularizer, NuMethod | Landweber)
+            bounded = isinstance(case.regularizer, NuMethod | LandweberIteration)
             largest = fitted.spectrum[-1] * getattr(case.regularizer, "step_size", 1.0)
             if bounded and largest > 1:
                 assert largest * (1 - 1e-6) <= rho <= 1.02 * largest

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from examples import cells, conditioning, convergence, grid
-from numpyro_kscore import NuMethod
+from numpyro_kscore.regularizers import NuMethod
 
 mpl.use("Agg")
 

@@ -1,4 +1,4 @@
-"""Every regulariser as a function on the spectrum: values, slopes, what automatic choices try."""
+"""Every regularizer as a function on the spectrum: values, slopes, what automatic choices try."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,13 @@ import oracle
 import pytest
 from compiling import quick_jit
 
-from numpyro_kscore import Landweber, NuMethod, SpectralCutoff, Tikhonov, TruncatedTikhonov
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
+    NuMethod,
+    SpectralCutoff,
+    Tikhonov,
+    TruncatedTikhonov,
+)
 
 EPS = np.finfo(np.float32).eps
 evaluate = quick_jit(lambda regularizer, sigma: regularizer.evaluate(sigma))
@@ -23,15 +29,15 @@ evaluate = quick_jit(lambda regularizer, sigma: regularizer.evaluate(sigma))
         (ValueError, "lam: expected a positive.*; got -0.001", lambda: Tikhonov(-1e-3)),
         (ValueError, "lam: expected a positive.*; got 0.0", lambda: TruncatedTikhonov(0.0)),
         (ValueError, "lam: expected a non-negative.*got -1.0", lambda: SpectralCutoff(lam=-1.0)),
-        (ValueError, r"share: expected.*\(0, 1\]; got 1.5", lambda: SpectralCutoff(share=1.5)),
-        (ValueError, "share: expected a positive.*; got 0", lambda: SpectralCutoff(share=0)),
-        (ValueError, "expected lam=… or share=…; got both", lambda: SpectralCutoff(0.1, 0.5)),
-        (ValueError, "expected lam=… or share=…; got neither", SpectralCutoff),
-        (ValueError, "num_steps: expected.*; got 0", lambda: Landweber(0)),
-        (ValueError, "step_size: expected a positive.*; got -1.0", lambda: Landweber(10, -1.0)),
-        (ValueError, "num_steps: expected.*; got 0", lambda: NuMethod(0)),
-        (ValueError, "nu: expected a positive.*; got 0.0", lambda: NuMethod(10, nu=0.0)),
-        (TypeError, "num_steps: expected an integer; got 10.0", lambda: NuMethod(10.0)),
+        (ValueError, r"fraction: expected.*\(0, 1\]; got 1.5", lambda:
+        SpectralCutoff(fraction=1.5)), (ValueError, "fraction: expected a positive.*; got 0",
+        lambda: SpectralCutoff(fraction=0)), (ValueError, "expected lam=… or fraction=…; got both",
+        lambda: SpectralCutoff(0.1, 0.5)), (ValueError, "expected lam=… or fraction=…; got neither",
+        SpectralCutoff), (ValueError, "num_steps: expected.*; got 0", lambda:
+        LandweberIteration(0)), (ValueError, "step_size: expected a positive.*; got -1.0", lambda:
+        LandweberIteration(10, -1.0)), (ValueError, "num_steps: expected.*; got 0", lambda:
+        NuMethod(0)), (ValueError, "nu: expected a positive.*; got 0.0", lambda: NuMethod(10,
+        nu=0.0)), (TypeError, "num_steps: expected an integer; got 10.0", lambda: NuMethod(10.0)),
     ],
 )  # fmt: skip
 def test_impossible_filters_are_refused(error, message, call):
@@ -40,11 +46,11 @@ def test_impossible_filters_are_refused(error, message, call):
 
 
 def test_the_ends_of_what_is_allowed():
-    assert SpectralCutoff(share=1.0).share == 1.0
+    assert SpectralCutoff(fraction=1.0).fraction == 1.0
     assert SpectralCutoff(lam=0.0).lam == 0.0
     assert Tikhonov().lam == TruncatedTikhonov().lam == 1e-3
-    assert Landweber().num_steps == NuMethod().num_steps == 100
-    assert Landweber().step_size == NuMethod().nu == 1.0
+    assert LandweberIteration().num_steps == NuMethod().num_steps == 100
+    assert LandweberIteration().step_size == NuMethod().nu == 1.0
 
 
 # ----------------------------------------------------------------------- automatic choices
@@ -60,7 +66,7 @@ def test_what_an_automatic_choice_tries():
         # t steps of the ν-method act like λ = t⁻², of Landweber like 1/t; none below one step.
         for family, steps in (
             (NuMethod("auto"), np.minimum(lams**-0.5, 512)),
-            (Landweber("auto"), 1 / lams),
+            (LandweberIteration("auto"), 1 / lams),
         ):
             expected = sorted({max(1, round(t)) for t in steps})
             assert [member.strength() for member in family.path(bound)] == expected
@@ -72,7 +78,7 @@ def test_fixed_strengths_are_their_own_path():
     for regularizer, strength, bound, is_smooth in (
         (Tikhonov(0.3), 0.3, None, True),
         (NuMethod(7), 7, 1.0, True),
-        (Landweber(7, 0.5), 7, 2.0, True),
+        (LandweberIteration(7, 0.5), 7, 2.0, True),
         (TruncatedTikhonov(0.3), np.nan, None, False),
         (SpectralCutoff(lam=0.3), np.nan, None, False),
     ):
@@ -91,9 +97,9 @@ def test_dimensions_of_krylov_spaces():
     assert NuMethod(45).krylov_steps(1.0) == NuMethod(45).krylov_steps(7.0) == 21
     # A polynomial of degree t on [0, b] is like one of degree t sqrt(b) on [0, 1].
     assert NuMethod(40).krylov_steps(0.25) == NuMethod(20).krylov_steps(None)
-    for family in (Tikhonov, NuMethod, Landweber):
+    for family in (Tikhonov, NuMethod, LandweberIteration):
         assert family("auto").krylov_steps(0.1) == 20
-    for fixed in (Tikhonov(0.1), Landweber(100), TruncatedTikhonov(0.1)):
+    for fixed in (Tikhonov(0.1), LandweberIteration(100), TruncatedTikhonov(0.1)):
         assert fixed.krylov_steps(0.1) == 32
 
 
@@ -106,9 +112,9 @@ def test_dimensions_of_krylov_spaces():
         (Tikhonov(1e-3), oracle.tikhonov(1e-3)),
         (TruncatedTikhonov(1e-3), oracle.truncated_tikhonov(1e-3)),
         (SpectralCutoff(lam=0.05), oracle.spectral_cutoff(0.05)),
-        (Landweber(100, 0.9), oracle.landweber(100, 0.9)),
-        (Landweber(3), oracle.landweber(3)),
-        (Landweber(2, 0.5), oracle.landweber(2, 0.5)),
+        (LandweberIteration(100, 0.9), oracle.landweber(100, 0.9)),
+        (LandweberIteration(3), oracle.landweber(3)),
+        (LandweberIteration(2, 0.5), oracle.landweber(2, 0.5)),
         (NuMethod(100), oracle.nu_method(100)),
         (NuMethod(100, 0.5), oracle.nu_method(100, 0.5)),
         (NuMethod(1), oracle.nu_method(1)),
@@ -139,7 +145,7 @@ def test_filters_equal_the_reference(regularizer, reference):
     ("regularizer", "reference"),
     [
         *((NuMethod(t), oracle.nu_method(t)) for t in (1, 2, 30)),
-        *((Landweber(t), oracle.landweber(t)) for t in (1, 2, 30)),
+        *((LandweberIteration(t), oracle.landweber(t)) for t in (1, 2, 30)),
         (SpectralCutoff(lam=0.05), oracle.spectral_cutoff(0.05)),
     ],
     ids=lambda value: "" if isinstance(value, oracle.Filter) else str(value),
@@ -164,7 +170,7 @@ def test_slopes_are_those_of_the_filter(regularizer, reference, x64):
 
 def test_landweber_beyond_its_bound_is_finite():
     """By rounding: what solvers rescale to the bound may end just above it."""
-    found = Landweber(20).evaluate(jnp.asarray([1.0 + 2 * EPS], jnp.float32))
+    found = LandweberIteration(20).evaluate(jnp.asarray([1.0 + 2 * EPS], jnp.float32))
     np.testing.assert_allclose(found.g, 1.0, rtol=1e-6)
 
 
@@ -188,12 +194,12 @@ def test_eigenvalues_below_rounding_count_as_zero(make):
     [
         ({"lam": 2.0}, [8, 4]),
         ({"lam": 1.9}, [8, 4, 2]),
-        ({"share": 0.01}, [8]),
-        ({"share": 0.75}, [8, 4]),
-        ({"share": 0.76}, [8, 4, 2]),
+        ({"fraction": 0.01}, [8]),
+        ({"fraction": 0.75}, [8, 4]),
+        ({"fraction": 0.76}, [8, 4, 2]),
         # Equal eigenvalues are kept together.
-        ({"share": 0.9}, [8, 4, 2, 1, 1]),
-        ({"share": 1.0}, [8, 4, 2, 1, 1]),
+        ({"fraction": 0.9}, [8, 4, 2, 1, 1]),
+        ({"fraction": 1.0}, [8, 4, 2, 1, 1]),
     ],
 )
 def test_which_eigenvalues_a_cutoff_keeps(options, kept):
@@ -206,7 +212,7 @@ def test_which_eigenvalues_a_cutoff_keeps(options, kept):
 
 
 @pytest.mark.parametrize(
-    "regularizer", [Tikhonov(0.3), Landweber(7, 0.8), NuMethod(5), TruncatedTikhonov(0.3)]
+    "regularizer", [Tikhonov(0.3), LandweberIteration(7, 0.8), NuMethod(5), TruncatedTikhonov(0.3)]
 )
 def test_a_rescaled_filter_is_the_filter_of_a_rescaled_operator(regularizer, x64):
     """``g(σ/ρ)/ρ``, g(0) and r, which determine each other: g = g(0) + σ r."""

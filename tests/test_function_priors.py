@@ -14,9 +14,9 @@ from jax.scipy.stats import multivariate_normal
 from linear_functions import AUXILIARY, CHEAP, JITTER, NOISE, X, Y, features
 from numpyro import handlers
 
-from numpyro_kscore import Implicit, ImplicitELBO, NuMethod, ScoreEstimator
-from numpyro_kscore.functions import measure, sampled_prior
-from numpyro_kscore.learned_prior import learn_prior
+from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore.functions import learn_prior, measure, sampled_prior
+from numpyro_kscore.regularizers import NuMethod
 
 
 def sample_function(key, points):

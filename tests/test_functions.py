@@ -12,9 +12,9 @@ from linear_functions import AUXILIARY, CHEAP, POOL, X, Y, model
 from numpyro import handlers
 
 from numpyro_kscore import ImplicitELBO
+from numpyro_kscore._tracing.particles import draw_particle, draw_plates
+from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.functions import measure
-from numpyro_kscore.particles import draw_particle, draw_plates
-from numpyro_kscore.program import Program, inspect_program
 
 
 def sets(seeds, batch_size, num_points):

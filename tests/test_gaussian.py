@@ -7,7 +7,7 @@ import pytest
 from compiling import quick_jit
 from samples import make_scaled
 
-from numpyro_kscore.gaussian import fit_gaussian
+from numpyro_kscore.estimators._gaussian import fit_gaussian
 
 
 def test_a_left_out_gaussian_by_leaving_out(x64):

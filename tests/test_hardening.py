@@ -25,13 +25,9 @@ from numpyro_kscore import (
     ImplicitELBO,
     KernelExponentialFamily,
     ScoreEstimator,
-    Subset,
-    kef_cg,
-    nu_method,
-    ssge,
-    stein,
 )
-from numpyro_kscore.checkpoint import load_checkpoint, save_checkpoint
+from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
+from numpyro_kscore.estimators import Subset, kef_cg, nu_method, ssge, stein
 
 # Few shapes, so that few programs are compiled: what varies freely are the numbers.
 MANY, FEW = (16, 3), (2, 1)
@@ -41,7 +37,7 @@ ESTIMATORS = {
     "kef_cg": kef_cg(),
     "ssge": ssge(),
     "stein": stein(),
-    "subset": ScoreEstimator(subset=Subset(share=0.5)),
+    "subset": ScoreEstimator(subset=Subset(fraction=0.5)),
 }
 searched = settings(deadline=None, max_examples=40, derandomize=True, database=None)
 
@@ -65,7 +61,7 @@ def everything(estimator, x, points):
     return score.at_samples, score(points), score.divergence(points), score.info
 
 
-# As users run it, and as it compiles fastest, for what no optimisation of the compiler changes.
+# As users run it, and as it compiles fastest, for what no optimization of the compiler changes.
 evaluate, evaluate_quickly = jax.jit(everything), quick_jit(everything)
 
 

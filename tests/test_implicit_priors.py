@@ -10,16 +10,11 @@ import pytest
 from jax import random
 from numpyro.infer import SVI
 
-from numpyro_kscore import (
-    AutoImplicit,
-    ImplicitELBO,
-    KernelExponentialFamily,
-    Median,
-    NuMethod,
-    ScoreEstimator,
-)
-from numpyro_kscore.particles import draw_particle, log_joint_and_gradients
-from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore import AutoImplicit, ImplicitELBO, KernelExponentialFamily, ScoreEstimator
+from numpyro_kscore._tracing.particles import draw_particle, log_joint_and_gradients
+from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore.estimators import Median
+from numpyro_kscore.regularizers import NuMethod
 
 PRIOR_LOC, PRIOR_SD, NOISE = np.array([1.0, -1.0]), np.array([0.5, 2.0]), 0.8
 Y = np.array([2.0, 1.5])
@@ -69,8 +64,8 @@ def test_draws_are_simulated_once_a_step():
     """All particles see the same draws, and those of another step are others."""
 
     def model():
-        centre = random.normal(numpyro.prng_key(), (1,))
-        z = numpyro.sample("z", dist.Normal(centre, 1.0).to_event(1))
+        center = random.normal(numpyro.prng_key(), (1,))
+        z = numpyro.sample("z", dist.Normal(center, 1.0).to_event(1))
         numpyro.sample("y", dist.Normal(z, 1.0).to_event(1), obs=jnp.ones(1))
 
     def guide():
@@ -79,14 +74,14 @@ def test_draws_are_simulated_once_a_step():
     program = Program({}, model, guide, (), {}, {})
     structure = inspect_program(random.key(0), program)
 
-    def centres(key):
+    def centers(key):
         keys = random.split(key, 8)
         draws = jax.vmap(lambda key: draw_particle(key, program, structure))(keys)
         joint = log_joint_and_gradients(draws, program, structure, None, False)
-        # The score is centre - z + 1 - z.
+        # The score is center - z + 1 - z.
         return np.asarray(joint.scores + 2 * draws.flat - 1)
 
-    first, second = centres(random.key(1)), centres(random.key(2))
+    first, second = centers(random.key(1)), centers(random.key(2))
     assert np.ptp(first) < 1e-5
     assert np.ptp(second) < 1e-5
     assert abs(first[0] - second[0]) > 1e-2

@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_kscore import (
-    IMQ,
-    CurlFree,
-    Dense,
-    Matern,
-    Median,
-    NuMethod,
-    RationalQuadratic,
-    ScoreEstimator,
-    Tikhonov,
-    nu_method,
-)
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Median, nu_method
+from numpyro_kscore.kernels import IMQ, CurlFree, Matern, RationalQuadratic
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense
 
 SAMPLES = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
 

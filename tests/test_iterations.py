@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore import NuMethod
+from numpyro_kscore.regularizers import NuMethod
 
 SIGMA = np.concatenate([[0.0, 1e-12, 1e-8], np.logspace(-6, 0, 200)]).astype(np.float32)
 

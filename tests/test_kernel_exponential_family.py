@@ -16,18 +16,10 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
-from numpyro_kscore import (
-    CurlFree,
-    Dense,
-    Diagonal,
-    Gaussian,
-    ImplicitELBO,
-    KernelExponentialFamily,
-    NuMethod,
-    ScoreEstimator,
-    Tikhonov,
-)
-from numpyro_kscore.autoguide import AutoImplicit
+from numpyro_kscore import AutoImplicit, ImplicitELBO, KernelExponentialFamily, ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Gaussian
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense
 
 pytestmark = pytest.mark.quick_compilation
 

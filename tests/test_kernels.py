@@ -5,7 +5,8 @@ import numpy as np
 import oracle
 import pytest
 
-from numpyro_kscore import IMQ, CurlFree, Diagonal, Matern, Profile, ScoreEstimator
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import IMQ, CurlFree, Diagonal, Matern, Profile
 
 
 def user_written(s):

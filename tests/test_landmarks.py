@@ -10,24 +10,18 @@ import pytest
 from compiling import quick_jit
 from samples import base_function, make_data
 
-from numpyro_kscore import (
-    ConjugateGradient,
-    CurlFree,
-    Dense,
-    Diagonal,
-    Krylov,
-    Landmarks,
-    Landweber,
+from numpyro_kscore import Score, ScoreEstimator
+from numpyro_kscore.estimators import Landmarks, nkef
+from numpyro_kscore.kernels import CurlFree, Diagonal
+from numpyro_kscore.kernels import _pairwise as pairwise
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
     NuMethod,
-    Recursion,
-    Score,
-    ScoreEstimator,
     SpectralCutoff,
     Tikhonov,
     TruncatedTikhonov,
-    nkef,
-    pairwise,
 )
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 
 N, D, M = 11, 2, 5
 BANDWIDTH = 1.5
@@ -50,7 +44,12 @@ NYSTROM = {
     "nkef-cg": (TruncatedTikhonov(1e-2), ConjugateGradient(200, 1e-13), TIKHONOV, None),
     "tikhonov-dense": (Tikhonov(1e-2), Dense(), TIKHONOV, base_function),
     "cutoff-dense": (SpectralCutoff(lam=0.03), Dense(), oracle.spectral_cutoff(0.03), None),
-    "landweber-recursion": (Landweber(40, 0.9), Recursion(), oracle.landweber(40, 0.9), None),
+    "landweber-recursion": (
+        LandweberIteration(40, 0.9),
+        Recursion(),
+        oracle.landweber(40, 0.9),
+        None,
+    ),
     "nu-krylov": (NuMethod(20, 2.0), Krylov(2 * N), oracle.nu_method(20, 2.0), base_function),
 }
 
@@ -158,7 +157,7 @@ def test_all_points_as_landmarks_are_truncated_tikhonov(curl_free, with_base, x6
         "none",
         None,
         normalize=False,
-        landmarks=Landmarks(share=1.0),
+        landmarks=Landmarks(fraction=1.0),
     )
     score = quick_jit(estimator.fit)(SAMPLES, base)
     residual = score.at_samples if base is None else score.at_samples - base
@@ -229,7 +228,7 @@ def test_degenerate_landmarks_are_finite():
     @quick_jit
     def evaluate(samples, points):
         estimator = ScoreEstimator(CurlFree(), NuMethod(20), Krylov(2 * N))
-        choices = (Landmarks(share=1.0), Landmarks(indices=np.arange(0, 2 * N, 2)))
+        choices = (Landmarks(fraction=1.0), Landmarks(indices=np.arange(0, 2 * N, 2)))
         estimators = (dataclasses.replace(estimator, landmarks=choice) for choice in choices)
         return [estimator.fit(samples)(points) for estimator in estimators]
 
@@ -244,8 +243,12 @@ def test_degenerate_landmarks_are_finite():
 def test_landmarks_are_selected_as_told():
     every = Landmarks(3).select(12)
     np.testing.assert_array_equal(every, [2, 6, 10])
-    np.testing.assert_array_equal(Landmarks(share=1.0).select(7), np.arange(7))
-    assert [Landmarks(share=s).check(n) for s, n in ((0.1, 10), (0.7, 10), (0.21, 10))] == [1, 7, 3]
+    np.testing.assert_array_equal(Landmarks(fraction=1.0).select(7), np.arange(7))
+    assert [Landmarks(fraction=s).check(n) for s, n in ((0.1, 10), (0.7, 10), (0.21, 10))] == [
+        1,
+        7,
+        3,
+    ]
     np.testing.assert_array_equal(Landmarks(indices=[3, 1]).select(4), [3, 1])
     keys = jax.random.split(jax.random.key(0), 20)
     drawn = np.asarray(jax.vmap(lambda key: Landmarks(5, key=key).select(8))(keys))

@@ -1,4 +1,4 @@
-"""Factorisations: the same numbers under vmap, and LAPACK calls of safe kinds and sizes."""
+"""Factorizations: the same numbers under vmap, and LAPACK calls of safe kinds and sizes."""
 
 import re
 
@@ -13,7 +13,7 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore._linalg import BLOCK, cholesky, eigh, invert_lower, qr
+from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, qr
 
 LOWER = jnp.asarray([[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [-0.3, 0.2, 1.0]])
 SYMMETRIC = LOWER @ LOWER.T

@@ -11,7 +11,7 @@ from linear_functions import CHEAP, JITTER, NOISE, POOL, X, Y, features, guide, 
 from numpyro.infer import SVI
 
 from numpyro_kscore import ImplicitELBO
-from numpyro_kscore.gaussian import moment_scores
+from numpyro_kscore.estimators._gaussian import moment_scores
 
 # ----------------------------------------------------------------------------------------- scores
 
@@ -29,8 +29,8 @@ def test_moment_scores_given_a_context(x64):
     """The block of the joint precision matrix that belongs to the samples."""
     rng = np.random.default_rng(1)
     joint = rng.normal(size=(15, 5)) @ rng.normal(size=(5, 5)) + 2
-    centred = joint - joint.mean(0)
-    expected = -np.linalg.solve(np.cov(joint.T, bias=True), centred.T).T[:, :3]
+    centered = joint - joint.mean(0)
+    expected = -np.linalg.solve(np.cov(joint.T, bias=True), centered.T).T[:, :3]
     found = quick_scores(jnp.asarray(joint[:, :3]), jnp.asarray(joint[:, 3:]))
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 

@@ -14,8 +14,9 @@ from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_kscore import Implicit, ImplicitELBO, diagnose, khat, plots, vsbc
-from numpyro_kscore.draws import GuideDraws
+from numpyro_kscore import Implicit, ImplicitELBO, diagnose, khat
+from numpyro_kscore.diagnostics import GuideDraws, vsbc
+from numpyro_kscore.diagnostics import _plots as plots
 
 pytestmark = pytest.mark.quick_compilation
 

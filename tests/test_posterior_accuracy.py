@@ -52,7 +52,7 @@ def test_posterior_is_finite_and_its_draws_are_flattened(name):
     draws = {name: sites[name][None] for name in target.supports()}
     expected = np.concatenate([np.ravel(unconstrained[name]) for name in target.supports()])
     np.testing.assert_allclose(target.unconstrained(draws)[0], expected, rtol=1e-4, atol=1e-5)
-    assert posterior.summarise(draws).shape[0] == 1
+    assert posterior.summarize(draws).shape[0] == 1
 
 
 @pytest.mark.parametrize("name", list(SPLITS))
@@ -102,12 +102,12 @@ def test_networks_that_differ_by_order_and_sign_are_one_function():
     order, sign = rng.permutation(8), np.where(np.arange(8) % 2, 1, -1)
     mirrored = {name: (sign * value)[:, order] for name, value in draws.items()}
     offset = {"offset": np.array([0.5, -1.0], np.float32)}
-    predictions = posterior.summarise(draws | offset)
+    predictions = posterior.summarize(draws | offset)
     x = np.linspace(-2.5, 2.5, 21)
     hidden = np.tanh(x[:, None, None] * draws["slopes"] + draws["shifts"])
     expected = (hidden * draws["heights"]).sum(-1).T + offset["offset"][:, None]
     np.testing.assert_allclose(predictions, expected, atol=1e-5)
-    np.testing.assert_allclose(posterior.summarise(mirrored | offset), expected, atol=1e-5)
+    np.testing.assert_allclose(posterior.summarize(mirrored | offset), expected, atol=1e-5)
 
 
 def make_reference(rng, num_draws=4_000):
@@ -122,10 +122,10 @@ def test_figures_of_known_draws(heavy_tails):
     draws = truth * [1.3, 1.0, 0.8] + [0.0, 1.0, 0.0]
     if heavy_tails:
         quartiles = [np.percentile(x, [25, 50, 75], axis=0) for x in (truth, draws)]
-        (centre, spread), (centre_q, spread_q) = ((q[1], q[2] - q[0]) for q in quartiles)
+        (center, spread), (center_q, spread_q) = ((q[1], q[2] - q[0]) for q in quartiles)
         unit = spread / 1.349
     else:
-        centre, spread, centre_q, spread_q = (
+        center, spread, center_q, spread_q = (
             truth.mean(0),
             truth.std(0),
             draws.mean(0),
@@ -135,7 +135,7 @@ def test_figures_of_known_draws(heavy_tails):
     row = accuracy.measure(jnp.asarray(draws, jnp.float32), reference, heavy_tails, 2)
     assert (row["dim"], row["finite"]) == (3, 1)
     np.testing.assert_allclose(
-        row["mean_error"], (np.abs(centre_q - centre) / unit).max(), rtol=1e-3
+        row["mean_error"], (np.abs(center_q - center) / unit).max(), rtol=1e-3
     )
     np.testing.assert_allclose(row["sd_low"], (spread_q / spread).min(), rtol=1e-3)
     np.testing.assert_allclose(row["sd_high"], (spread_q / spread).max(), rtol=1e-3)
@@ -145,7 +145,7 @@ def test_figures_of_known_draws(heavy_tails):
     directions = np.random.default_rng(0).normal(size=(200_000, 3))
     mean_cosine = np.abs(directions[:, 0] / np.linalg.norm(directions, axis=1)).mean()
     floor = accuracy.mean_distance(
-        (reference.other - centre) / unit, (reference.truth - centre) / unit, 2
+        (reference.other - center) / unit, (reference.truth - center) / unit, 2
     )
     np.testing.assert_allclose(far["distance"] * floor, 10 * mean_cosine, rtol=0.1)
 

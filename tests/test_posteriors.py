@@ -31,7 +31,7 @@ def draw_noise(dim, name="noise"):
 
 
 def regression(name):
-    """Intercept and slope, strongly correlated since the regressors are not centred."""
+    """Intercept and slope, strongly correlated since the regressors are not centered."""
     weights = numpyro.sample(name, dist.Normal(jnp.zeros(2), 2.0).to_event(1))
     mean = REGRESSORS @ weights
     numpyro.sample(f"{name} data", dist.Normal(mean, 0.5).to_event(1), obs=RESPONSES)

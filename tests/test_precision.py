@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from numpyro_kscore import ConjugateGradient, Krylov, NuMethod, ScoreEstimator, Subset, Tikhonov
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Subset
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import ConjugateGradient, Krylov
 
 COARSE = {"tensorfloat32": "HIGH", "bfloat16": "DEFAULT"}
 

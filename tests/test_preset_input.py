@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 from samples import base_function, make_data
 
-from numpyro_kscore import (
-    CurlFree,
-    Krylov,
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import (
     Landmarks,
-    Matern,
-    NuMethod,
-    ScoreEstimator,
-    SpectralCutoff,
     kef,
     kef_cg,
     landweber,
@@ -26,6 +21,9 @@ from numpyro_kscore import (
     stein,
     truncated_tikhonov,
 )
+from numpyro_kscore.kernels import CurlFree, Matern
+from numpyro_kscore.regularizers import NuMethod, SpectralCutoff
+from numpyro_kscore.solvers import Krylov
 
 GOOD = np.asarray(make_data(11, 2, 5, seed=5)[0], np.float32)
 
@@ -48,8 +46,8 @@ def fit(estimator):
         (ValueError, "lam: .*; got 0", lambda: kef_cg(0)),
         (ValueError, "lam: .*; got -0.1", lambda: truncated_tikhonov(-0.1)),
         (ValueError, "lam: expected a non-negative number; got -1", lambda: ssge(lam=-1.0)),
-        (ValueError, r"share: .*\(0, 1\]; got 1.5", lambda: spectral_cutoff(1.5)),
-        (ValueError, "share: .*positive.*; got 0", lambda: ssge(0.0)),
+        (ValueError, r"fraction: .*\(0, 1\]; got 1.5", lambda: spectral_cutoff(1.5)),
+        (ValueError, "fraction: .*positive.*; got 0", lambda: ssge(0.0)),
         (ValueError, "num_steps: .*at least 1; got 0", lambda: nu_method(0)),
         (ValueError, "num_steps: .*at least 1; got -3", lambda: landweber(-3)),
         (TypeError, "num_steps: expected an integer; got 2.5", lambda: nu_method(2.5)),
@@ -70,8 +68,8 @@ def fit(estimator):
         ),
         (ValueError, "count: .*at least 1; got 0", lambda: Landmarks(0)),
         (TypeError, "count: expected an integer; got 2.0", lambda: Landmarks(2.0)),
-        (ValueError, r"share: .*\(0, 1\]; got 1.01", lambda: Landmarks(share=1.01)),
-        (ValueError, "share: .*positive.*; got 0", lambda: Landmarks(share=0.0)),
+        (ValueError, r"fraction: .*\(0, 1\]; got 1.01", lambda: Landmarks(fraction=1.01)),
+        (ValueError, "fraction: .*positive.*; got 0", lambda: Landmarks(fraction=0.0)),
         (
             ValueError,
             "landmarks: expected at most as many as there are samples, 11; got 12",
@@ -88,7 +86,7 @@ def fit(estimator):
         (ValueError, "landmarks: .*; got none", lambda: fit(nkef(landmarks=Landmarks()))),
         (
             ValueError,
-            "landmarks: expected one of count, share and indices; got count and share",
+            "landmarks: expected one of count, fraction and indices; got count and fraction",
             lambda: fit(nkef(landmarks=Landmarks(2, 0.5))),
         ),
         (
@@ -172,7 +170,7 @@ def fit(estimator):
         ),
         (
             ValueError,
-            "landmarks: expected at most .*factorised; got 5000",
+            "landmarks: expected at most .*factorized; got 5000",
             lambda: jax.eval_shape(
                 nkef(landmarks=Landmarks(5000)).fit, jax.ShapeDtypeStruct((9000, 2), jnp.float32)
             ),

@@ -12,10 +12,9 @@ import pytest
 from compiling import quick_jit
 from samples import make_data
 
-from numpyro_kscore import (
-    ConjugateGradient,
+from numpyro_kscore import Score
+from numpyro_kscore.estimators import (
     Landmarks,
-    Score,
     kef,
     kef_cg,
     landweber,
@@ -26,6 +25,7 @@ from numpyro_kscore import (
     stein,
     truncated_tikhonov,
 )
+from numpyro_kscore.solvers import ConjugateGradient
 
 D, BANDWIDTH = 2, 1.5
 ROWS = np.array([7, 2, 10, 4])  # landmarks, in no order

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 
-from numpyro_kscore import (
+from numpyro_kscore.kernels import (
     IMQ,
     CurlFree,
     Diagonal,
@@ -152,7 +152,7 @@ def test_profile_algebra():
     lengthscales = (0.5, 1.0, 2.0)
     several = multi_bandwidth(IMQ(), lengthscales)
     one = [IMQ()(s / ell**2) for ell in lengthscales]
-    # Up to an overall factor, which cancels wherever the kernel is normalised.
+    # Up to an overall factor, which cancels wherever the kernel is normalized.
     ratio = several(s) / sum(one)
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
     assert float(ratio[0]) > 0

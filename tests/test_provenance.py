@@ -11,8 +11,8 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 
 from numpyro_kscore import AutoImplicit, Implicit
-from numpyro_kscore.program import Program, inspect_program
-from numpyro_kscore.provenance import find_blocks, trace_guide
+from numpyro_kscore._tracing.dependencies import find_blocks, trace_guide
+from numpyro_kscore._tracing.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
 N = 4
@@ -434,7 +434,7 @@ def rows_of_z(fn):
         (lambda e: dist.Normal(e, 1.0).mask(jnp.arange(4) < 3), "without a mask; got 'z'.*Drop it"),
         (lambda e: Implicit(e * jnp.ones(4)).mask(False), "without a mask; got 'z'"),
         (Implicit, r"each of the 4 coordinates of 'z'.*shape \(\).*Copies"),
-        (lambda e: dist.VonMises(e, 1.0), "differentiable.*'z' from.*no reparameterised sampler"),
+        (lambda e: dist.VonMises(e, 1.0), "differentiable.*'z' from.*no reparameterized sampler"),
     ],
     ids=["masked", "masked-implicit", "copies", "no-derivative"],
 )

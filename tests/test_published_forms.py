@@ -8,7 +8,7 @@ import pytest
 from compiling import quick_jit
 from samples import base_function, make_data
 
-from numpyro_kscore import ssge, stein
+from numpyro_kscore.estimators import ssge, stein
 
 N, D, M = 11, 2, 5
 BANDWIDTH = 1.5
@@ -81,7 +81,7 @@ def test_ssge_equals_its_eigenfunction_form(x64):
     ``psi_j(x) = sqrt(n)/l_j Σ_m u_jm k(x, x_m)``, ``β_j = -(1/n) Σ_m ∇psi_j(x_m)`` and
     ``ŝ = Σ_j≤J β_j psi_j``, with (l_j, u_j) the eigenpairs of the n by n Gram matrix.
     """
-    share = 0.95
+    fraction = 0.95
 
     def gram(x):
         return 1 / np.sqrt(1 + np.sum((x[:, None] - SAMPLES) ** 2, -1) / BANDWIDTH**2)
@@ -93,7 +93,7 @@ def test_ssge_equals_its_eigenfunction_form(x64):
 
     values, vectors = np.linalg.eigh(gram(SAMPLES))
     values, vectors = values[::-1], vectors[:, ::-1]
-    kept = 1 + np.searchsorted(np.cumsum(values) / values.sum(), share)
+    kept = 1 + np.searchsorted(np.cumsum(values) / values.sum(), fraction)
     assert 1 < kept < N
     scales = np.sqrt(N) / values[:kept]
     gradients = np.einsum("j,mj,imd->ijd", scales, vectors[:, :kept], gram_gradient(SAMPLES))
@@ -108,7 +108,7 @@ def test_ssge_equals_its_eigenfunction_form(x64):
         return [(score.at_samples, score(points)) for score in scores]
 
     threshold = np.sqrt(values[kept - 1] * values[kept]) / N
-    estimators = ssge(share, bandwidth=BANDWIDTH), ssge(lam=threshold, bandwidth=BANDWIDTH)
+    estimators = ssge(fraction, bandwidth=BANDWIDTH), ssge(lam=threshold, bandwidth=BANDWIDTH)
     for at_samples, at_points in evaluate(estimators, SAMPLES, POINTS):
         assert oracle.relative_error(at_samples, estimate(SAMPLES)) < 1e-8
         assert oracle.relative_error(at_points, estimate(POINTS)) < 1e-8

@@ -9,18 +9,10 @@ import pytest
 from compiling import quick_jit
 
 import numpyro_kscore
-from numpyro_kscore import (
-    IMQ,
-    CurlFree,
-    Diagonal,
-    Gaussian,
-    Median,
-    RadialProfile,
-    ScoreEstimator,
-    Tikhonov,
-    pytree,
-    static,
-)
+from numpyro_kscore import ScoreEstimator, pytree, static
+from numpyro_kscore.estimators import Median
+from numpyro_kscore.kernels import IMQ, CurlFree, Diagonal, Gaussian, RadialProfile
+from numpyro_kscore.regularizers import Tikhonov
 
 
 def configurations():

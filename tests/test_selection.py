@@ -12,19 +12,20 @@ from compiling import quick_jit
 from samples import base_function, make_scaled
 
 from benchmarks import selection as benchmark
-from numpyro_kscore import (
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import (
     AutoBandwidth,
-    CurlFree,
-    Diagonal,
-    Krylov,
     Landmarks,
-    Landweber,
-    NuMethod,
-    ScoreEstimator,
-    Tikhonov,
-    heldout,
-    selection,
 )
+from numpyro_kscore.estimators import (
+    _heldout as heldout,
+)
+from numpyro_kscore.estimators import (
+    _selection as selection,
+)
+from numpyro_kscore.kernels import CurlFree, Diagonal
+from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
+from numpyro_kscore.solvers import Krylov
 
 N, D = 13, 2  # odd: the last sample is in neither half
 FULL = (N // 2) * D  # a Krylov space of this size is the whole space of a half
@@ -92,7 +93,7 @@ def reference_choice(losses, is_auto=True):
     raise AssertionError
 
 
-# Normalised paths: λ = 1/(d degree²), degrees from 1/4 in half octaves.
+# Normalized paths: λ = 1/(d degree²), degrees from 1/4 in half octaves.
 DEGREES = 2.0 ** np.arange(-2, 6, 0.5)
 STEPS = sorted({max(1, round(degree * D**0.5)) for degree in DEGREES})
 DESCENTS = sorted({max(1, round(degree**2 * D)) for degree in DEGREES})
@@ -106,7 +107,7 @@ CASES = {
         1 / (D * DEGREES**2),
         oracle.tikhonov,
     ),
-    "landweber": (CurlFree(), Landweber("auto"), None, True, DESCENTS, oracle.landweber),
+    "landweber": (CurlFree(), LandweberIteration("auto"), None, True, DESCENTS, oracle.landweber),
     "diagonal-tikhonov": (
         Diagonal(),
         Tikhonov("auto"),
@@ -180,7 +181,7 @@ def test_choices_for_many_samples(monkeypatch, x64):
 
     @functools.partial(quick_jit, static_argnames="patched")
     def choose(z, patched):
-        problem = heldout.HeldOut(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
+        problem = heldout.HeldOutProblem(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
         bandwidths = jnp.asarray([1.0, 2.0])
         return selection.choose(CurlFree(), NuMethod("auto"), Krylov(), problem, bandwidths, True)[
             0
@@ -193,7 +194,7 @@ def test_choices_for_many_samples(monkeypatch, x64):
 
     @quick_jit
     def one_by_one(z):
-        problem = heldout.HeldOut(z, -z, factors, D)
+        problem = heldout.HeldOutProblem(z, -z, factors, D)
         return selection.choose(
             CurlFree(), NuMethod("auto"), Krylov(), problem, jnp.asarray([1.0, 2.0]), True
         )[0]

@@ -7,7 +7,8 @@ import pytest
 from compiling import quick_jit
 from samples import make_scaled
 
-from numpyro_kscore import ScoreEstimator, Tikhonov
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.regularizers import Tikhonov
 
 SAMPLES = make_scaled(13, 2)
 
@@ -49,7 +50,7 @@ def test_hard_samples():
 
 
 def test_losses_on_the_samples_own_scale(x64):
-    """Without standardisation, the loss and its error follow the units, and the choice does not."""
+    """Without standardization, the loss and its error follow the units, and the choice does not."""
     estimator = ScoreEstimator(standardize="none", base=None, bandwidth="auto")
     fit = quick_jit(lambda x: estimator.fit(x).info.choice)
     with jax.enable_x64(False):

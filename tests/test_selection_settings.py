@@ -7,18 +7,16 @@ import pytest
 from compiling import quick_jit
 from samples import make_scaled
 
-from numpyro_kscore import (
-    AutoBandwidth,
-    Dense,
-    Landweber,
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import AutoBandwidth, kef, nkef
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
     NuMethod,
-    ScoreEstimator,
     SpectralCutoff,
     Tikhonov,
     TruncatedTikhonov,
-    kef,
-    nkef,
 )
+from numpyro_kscore.solvers import Dense
 
 D, FACTORS = 2, (1.0, 2.5)
 SAMPLES = make_scaled(13, D)
@@ -66,12 +64,16 @@ def test_configurations_survive_the_pytree():
     ("error", "make", "message"),
     [
         (ValueError, lambda: NuMethod("best"), "num_steps: expected one of 'auto'; got 'best'"),
-        (ValueError, lambda: Landweber("best"), "num_steps: expected one of 'auto'; got 'best'"),
+        (
+            ValueError,
+            lambda: LandweberIteration("best"),
+            "num_steps: expected one of 'auto'; got 'best'",
+        ),
         (ValueError, lambda: Tikhonov("best"), "lam: expected one of 'auto'; got 'best'"),
         (ValueError, lambda: TruncatedTikhonov("auto"), "lam: expected a positive.*got 'auto'"),
         (ValueError, lambda: nkef("auto"), "lam: expected a positive.*got 'auto'"),
         (ValueError, lambda: SpectralCutoff("auto"), "lam: expected a non-neg.*got 'auto'"),
-        (ValueError, lambda: SpectralCutoff(share="auto"), "share: expected a pos.*got 'auto'"),
+        (ValueError, lambda: SpectralCutoff(fraction="auto"), "share: expected a pos.*got 'auto'"),
         (ValueError, lambda: AutoBandwidth(()), "factors: expected at least one.*got none"),
         (ValueError, lambda: AutoBandwidth((1.0, -2.0)), "factors: expected a positive"),
         (ValueError, lambda: ScoreEstimator(bandwidth="best"), "bandwidth: expected one of.*best"),
@@ -100,7 +102,7 @@ def test_configurations_survive_the_pytree():
         ),
         (
             ValueError,
-            lambda: Landweber("auto").evaluate(jnp.ones(2)),
+            lambda: LandweberIteration("auto").evaluate(jnp.ones(2)),
             "num_steps: expected a number here; got 'auto'. Only ScoreEstimator",
         ),
     ],

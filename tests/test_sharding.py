@@ -24,7 +24,7 @@ TOLERANCE = 1e-11
 
 def start(*arguments):
     path = os.pathsep.join([str(SCRIPT.parent.parent), os.environ.get("PYTHONPATH", "")])
-    # Most of the time would be the optimiser, of programs that run once.
+    # Most of the time would be the optimizer, of programs that run once.
     settings = {"PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],

@@ -16,8 +16,7 @@ from jax import lax, random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.primitives import mutable
 
-from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState
-from numpyro_kscore.training import sliced_loss
+from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState, sliced_loss
 
 pytestmark = pytest.mark.quick_compilation
 

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from numpyro_kscore.stopping import Progress, Row, Rule, advance, step_sizes, verdict, window_gain
+from numpyro_kscore._fit.stopping import (
+    Look,
+    Progress,
+    Rule,
+    advance,
+    step_sizes,
+    verdict,
+    window_gain,
+)
 
 RULE = Rule(chunk_size=10, num_chunks=100, tol=0.1, patience=3, dim=2)
 
@@ -17,7 +25,7 @@ def follow(discrepancies, losses=None, rule=RULE, error=1e-3, rng=None):
         if progress.phase == "done":
             break
         smoothed, loss = smoothed + error * rng.normal(), loss + error * rng.normal()
-        progress = advance(progress, Row(smoothed, error, loss, error, 0, 1, 0, 0), rule)
+        progress = advance(progress, Look(smoothed, error, loss, error, 0, 1, 0, 0), rule)
     return progress
 
 
@@ -52,7 +60,7 @@ def test_below_tol_settles_once_the_loss_is_flat():
     low = np.full(100, RULE.tol**2 / 4)
     progress = follow(low)
     assert (progress.cause, progress.settle_from, progress.settle_length) == ("tol", 6, 6)
-    assert (progress.phase, len(progress.rows)) == ("done", 12)
+    assert (progress.phase, len(progress.looks)) == ("done", 12)
     assert follow(low, 100 - np.arange(100.0)).cause == "budget"
     # An error as large as tol² proves nothing.
     assert follow(low, error=RULE.tol**2).cause == "plateau"
@@ -87,30 +95,30 @@ def test_window_gain_against_plain_formulas():
 
 
 def test_step_sizes_fall_to_zero_along_a_cosine():
-    progress = Progress(rows=(None,) * 4, phase="settle", settle_from=4, settle_length=2)
+    progress = Progress(looks=(None,) * 4, phase="settle", settle_from=4, settle_length=2)
     first = step_sizes(progress, RULE)
-    second = step_sizes(progress._replace(rows=(None,) * 5), RULE)
+    second = step_sizes(progress._replace(looks=(None,) * 5), RULE)
     expected = 0.5 * (1 + np.cos(np.pi * np.arange(20) / 20))
     np.testing.assert_allclose(np.concatenate([first, second]), expected)
     np.testing.assert_array_equal(step_sizes(Progress(recoveries=2), RULE), 0.25)
 
 
 def test_a_run_away_is_called_and_the_state_before_it_kept():
-    def row(spread, log_density, loss):
-        return Row(0.5, 0.01, loss, 0.01, log_density, 0.1, spread, 0)
+    def look(spread, log_density, loss):
+        return Look(0.5, 0.01, loss, 0.01, log_density, 0.1, spread, 0)
 
-    good = [row(0.0, -1.0, 5.0 - k) for k in range(4)]
+    good = [look(0.0, -1.0, 5.0 - k) for k in range(4)]
     progress = Progress()
-    for look in [*good, *(row(0.5 * k, -5.0 * k, 3.0 + k) for k in range(1, 9))]:
+    for look in [*good, *(look(0.5 * k, -5.0 * k, 3.0 + k) for k in range(1, 9))]:
         progress = advance(progress, look, RULE)
         if progress.phase == "done":
             break
-    assert (progress.cause, progress.best, len(progress.rows)) == ("runaway", 3, 7)
+    assert (progress.cause, progress.best, len(progress.looks)) == ("runaway", 3, 7)
     assert "ran away" in verdict(progress, RULE, interrupted=False)[1]
     # A guide that starts narrow grows too, and the density at it falls, but not in vain.
     progress = Progress()
     for k in range(8):
-        progress = advance(progress, row(0.5 * k, -5.0 * k, -k), RULE)
+        progress = advance(progress, look(0.5 * k, -5.0 * k, -k), RULE)
     assert progress.phase == "search"
 
 
@@ -119,7 +127,7 @@ def test_a_run_away_is_called_and_the_state_before_it_kept():
     [(0.25, 0.01, "0.5 sd from the model"), (0.25, 0.08, "too noisy to tell"), (0.1, 0.01, None)],
 )
 def test_a_doubtful_end_is_reported(smoothed, error, words):
-    looks = [Row(smoothed, error, 0.0, 0.1, 0, 1, 0, 0)] * 100
+    looks = [Look(smoothed, error, 0.0, 0.1, 0, 1, 0, 0)] * 100
     progress = Progress()
     while progress.phase != "done":
         progress = advance(progress, looks[0], RULE)

@@ -9,20 +9,11 @@ import oracle
 import pytest
 from compiling import quick_jit
 
-from numpyro_kscore import (
-    CurlFree,
-    Dense,
-    Diagonal,
-    ImplicitELBO,
-    Krylov,
-    Landmarks,
-    NuMethod,
-    Recursion,
-    ScoreEstimator,
-    Subset,
-    Tikhonov,
-)
-from numpyro_kscore.score import Score
+from numpyro_kscore import ImplicitELBO, Score, ScoreEstimator
+from numpyro_kscore.estimators import Landmarks, Subset
+from numpyro_kscore.kernels import CurlFree, Diagonal
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense, Krylov, Recursion
 
 N, D, M, BANDWIDTH = 15, 3, 6, 1.7
 ROWS = np.array([3, 11, 0, 7, 8])
@@ -95,7 +86,7 @@ def test_subset_equals_its_definition(curl_free, with_base, x64):
 def test_all_samples_as_subset_are_the_full_estimate(x64):
     """Whitened, with the Gaussian base, and with the automatic strength."""
     whole = ScoreEstimator(solver=Krylov(3 * N))
-    some = dataclasses.replace(whole, subset=Subset(share=1.0))
+    some = dataclasses.replace(whole, subset=Subset(fraction=1.0))
 
     @quick_jit
     def evaluate(samples, points):
@@ -167,7 +158,7 @@ def test_bad_subsets_are_refused():
 
     with pytest.raises(TypeError, match=r"subset: expected None or Subset\(count\).*got 5"):
         fit(5)
-    with pytest.raises(ValueError, match="expected one of count, share and indices; got none"):
+    with pytest.raises(ValueError, match="expected one of count, fraction and indices; got none"):
         fit(Subset())
     with pytest.raises(ValueError, match="at most as many as there are samples, 15; got 16"):
         fit(Subset(16))

@@ -11,7 +11,7 @@ from jax import random
 from numpyro.distributions import transforms
 
 from numpyro_kscore import Implicit, ImplicitELBO
-from numpyro_kscore.program import Program, inspect_program
+from numpyro_kscore._tracing.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
 N = 4

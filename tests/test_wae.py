@@ -98,22 +98,22 @@ def test_missing_and_broken_files(tmp_path):
 
 def write_pictures(folder, per_class, size=(178, 218)):
     """Two classes: a red and a blue square on grey, in the middle."""
-    for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+    for name, color in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
         (folder / name).mkdir()
         for k in range(per_class):
             picture = Image.new("RGB", size, (100, 100, 100 + k))
             picture.paste(
-                Image.new("RGB", (140, 140), colour), (size[0] // 2 - 70, size[1] // 2 - 70)
+                Image.new("RGB", (140, 140), color), (size[0] // 2 - 70, size[1] // 2 - 70)
             )
             picture.save(folder / name / f"{k}.png")
 
 
-def test_pictures_are_cropped_and_labelled(tmp_path):
+def test_pictures_are_cropped_and_labeled(tmp_path):
     write_pictures(tmp_path, 5)
     images = load_images("celeba", tmp_path)
     assert images.train.shape == (9, 64, 64, 3)
     assert images.test.shape == (1, 64, 64, 3)
-    # The square of 140 pixels is what is left of a picture, and it is of one colour.
+    # The square of 140 pixels is what is left of a picture, and it is of one color.
     for part, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
         blue_first = np.where(labels[:, None] == 0, (0, 0, 255), (255, 0, 0))
         np.testing.assert_array_equal(part.reshape(len(part), -1, 3).mean(1), blue_first)
@@ -131,8 +131,8 @@ def test_binary_pixels_have_the_probability_of_their_grey():
     # Four standard errors; 2⁻¹⁶ is the resolution.
     assert np.all(np.abs(drawn.mean(0) - p) <= 4 * np.sqrt(p * (1 - p) / 20_000) + 2**-14)
     assert not drawn[:, 0].any()
-    colours = to_batch(random.key(0), jnp.asarray(grey), False)
-    np.testing.assert_allclose(colours, p, rtol=1e-6)
+    colors = to_batch(random.key(0), jnp.asarray(grey), False)
+    np.testing.assert_allclose(colors, p, rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------------- training

@@ -39,7 +39,7 @@ def nystrom(
     base: Array | None = None,
     part: slice = slice(None),
 ) -> Combination:
-    """``-g(P L P) P zeta'`` on the span of landmarks, by a generalised eigenproblem.
+    """``-g(P L P) P zeta'`` on the span of landmarks, by a generalized eigenproblem.
 
     With ``B = K_ZX K_XZ / n``, the eigenfunctions of P L P are ``K(., Z) u`` with
     ``B u = s K_ZZ u`` and ``u^T K_ZZ u = 1``, and a function f has the coordinates ``u^T f(Z)`` in

@@ -54,15 +54,15 @@ def spectral_cutoff(lam: float) -> Filter:
     return Filter(_above(lam, lambda t: 1 / t), 0.0, _above(lam, lambda t: 1 / t**2))
 
 
-def cutoff_for_share(spectrum: Array, share: float) -> float:
-    """A threshold that keeps the smallest leading set with ``share`` of the trace.
+def cutoff_for_share(spectrum: Array, fraction: float) -> float:
+    """A threshold that keeps the smallest leading set with ``fraction`` of the trace.
 
     Equal eigenvalues stay together: a diagonal kernel repeats each one d times, and no estimator
     may depend on which copy an eigensolver happens to list first.
     """
     descending = np.sort(spectrum)[::-1]
     held = np.cumsum(descending) / np.sum(descending)
-    last = descending[np.searchsorted(held, share - 1e-12)]
+    last = descending[np.searchsorted(held, fraction - 1e-12)]
     lower = descending[descending < last * (1 - 1e-9)]
     return math.sqrt(last * max(lower[0], 1e-300)) if lower.size else 0.0
 

@@ -1,0 +1,1 @@
+"""``fit``: stochastic variational inference with a stopping rule."""

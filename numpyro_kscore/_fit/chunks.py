@@ -1,0 +1,212 @@
+"""A compiled chunk of optimizer steps, and a look at the guide after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+
+from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.evaluation import evaluate_particles
+from numpyro_kscore._tracing.layout import Layout, default_num_particles
+from numpyro_kscore._tracing.particles import are_finite
+from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
+from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
+
+__all__ = ["Chunk", "inspect_svi", "latent_size", "make_chunk", "parameter_slots", "strongly_typed"]
+
+# Fresh draws behind a discrepancy: about a tenth of the time of a hundred steps, or less.
+EVALUATION_DRAWS = 1024
+# Explicit guides take few particles a step; going through draws so few at a time would be slow.
+SMALLEST_BATCH = 64
+# Blocks of steps behind the error of a mean loss: the losses of an optimizer are correlated.
+LOSS_BLOCKS = 5
+
+
+class Chunk(NamedTuple):
+    """What a chunk of steps gives.
+
+    Attributes:
+        state: after the last step.
+        averaged: the same with the mean of the parameters over the steps.
+        losses: of every step; NaN where it was skipped.
+        look: the fields of :class:`~numpyro_kscore._fit.stopping.Look`.
+        finite: whether to go on from here.
+    """
+
+    state: SVIState
+    averaged: SVIState
+    losses: jax.Array
+    look: dict[str, jax.Array]
+    finite: jax.Array
+
+
+def parameter_slots(svi: SVI, optim_state: Any) -> tuple[int, ...]:
+    """Which leaves of an optimizer's state are the parameters.
+
+    Raises:
+        TypeError: if they are not leaves of it.
+    """
+    # Read off the program: at the start other leaves may be the very same arrays.
+    jaxpr = jax.make_jaxpr(svi.optim.get_params)(optim_state).jaxpr
+    places = {id(var): k for k, var in enumerate(jaxpr.invars)}
+    slots = tuple(places.get(id(var), -1) for var in jaxpr.outvars)
+    if -1 in slots:
+        raise TypeError(
+            f"svi: expected an optimizer whose state holds the parameters, as those of optax and "
+            f"numpyro.optim.Adam do; got {type(svi.optim).__name__}. Run it by svi.run"
+        )
+    return slots
+
+
+def _with_parameters(optim_state: Any, slots: tuple[int, ...], values: list[jax.Array]) -> Any:
+    leaves, structure = jax.tree.flatten(optim_state)
+    for slot, value in zip(slots, values, strict=True):
+        leaves[slot] = value
+    return jax.tree.unflatten(structure, leaves)
+
+
+def inspect_svi(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The layout of a particle of the guide.
+
+    Raises:
+        ValueError: if the guide is none that a discrepancy can be taken of.
+    """
+    try:
+        return inspect_program(jax.random.key(0), _program(svi, state, args, kwargs))
+    except ValueError as error:
+        error.add_note(
+            "fit looks at the guide by a kernel Stein discrepancy, which needs continuous, "
+            "reparameterized latents; fit(..., criterion='loss') does without"
+        )
+        raise
+
+
+def latent_size(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many numbers the model's latent sites have, of whatever kind, at these arguments."""
+    program, found = _program(svi, state, args, kwargs), []
+
+    def run(key: jax.Array) -> None:
+        trace = trace_both(key, program).model
+        found.append(sum(jnp.size(site["value"]) for site in trace.values() if is_drawn(site)))
+
+    jax.eval_shape(run, jax.random.key(0))
+    return found[0]
+
+
+def _program(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+    params = {**svi.get_params(state), **(state.mutable_state or {})}
+    return Program(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs}, {})
+
+
+def make_chunk(
+    svi: SVI,
+    layout: Layout | None,
+    slots: tuple[int, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    forward_mode: bool,
+) -> Callable[[SVIState, np.ndarray], Chunk]:
+    """Compile ``(state, step sizes) -> Chunk``.
+
+    Args:
+        svi: model, guide, optimizer and loss.
+        layout: the layout of a particle; None takes no discrepancy.
+        slots: as :func:`parameter_slots` gives them.
+        args: arguments of model and guide.
+        kwargs: keyword arguments of both.
+        forward_mode: differentiate in forward mode.
+    """
+
+    def step(carry: Any, size: jax.Array) -> tuple[Any, jax.Array]:
+        state, total = carry
+        old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+        state, loss = svi.stable_update(
+            state, *args, forward_mode_differentiation=forward_mode, **kwargs
+        )
+        new = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+        # At full size the optimizer's own step, to the last bit.
+        new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
+               for a, b in zip(old, new, strict=True)]  # fmt: skip
+        state = state._replace(optim_state=_with_parameters(state.optim_state, slots, new))
+        return (state, [a + b for a, b in zip(total, new, strict=True)]), loss
+
+    def chunk(state: SVIState, sizes: jax.Array) -> Chunk:
+        count = sizes.shape[0]
+        start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+        carry = (state, [jnp.zeros_like(a) for a in start])
+        (state, total), losses = lax.scan(step, carry, sizes)
+        mean = [(a / count).astype(a.dtype) for a in total]
+        averaged = state._replace(
+            optim_state=_with_parameters(state.optim_state, slots, mean),
+        )
+        look = _look_at_losses(losses)
+        kept = [*mean, *jax.tree.leaves(state.mutable_state)]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in kept]))
+        finite = finite & (2 * look["skipped"] <= count)
+        if layout is not None:
+            program = _program(svi, averaged, args, kwargs)
+            key = key_apart(state.rng_key, 0)
+            look.update(_look_at_guide(key, svi, program, layout, forward_mode))
+            finite = finite & jnp.isfinite(look["discrepancy"])
+        return Chunk(state, averaged, losses, look, finite)
+
+    return jax.jit(chunk)
+
+
+def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
+    whole = losses[: LOSS_BLOCKS * (losses.shape[0] // LOSS_BLOCKS)]
+    blocks = jnp.nanmean(whole.reshape(LOSS_BLOCKS, -1), axis=1)
+    return {
+        "loss": jnp.nanmean(losses),
+        "loss_error": jnp.nanstd(blocks, ddof=1) / LOSS_BLOCKS**0.5,
+        "skipped": jnp.sum(~jnp.isfinite(losses)),
+    }
+
+
+def _look_at_guide(
+    key: jax.Array, svi: SVI, program: Program, layout: Layout, forward_mode: bool
+) -> dict[str, jax.Array]:
+    particles = svi.loss.num_particles or default_num_particles(layout.dim)
+    batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
+    if svi.loss.vectorize_particles is False:
+        batch = 1
+    found = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
+    x, s, log_density = (
+        a[:EVALUATION_DRAWS] for a in (found.flat, found.scores, found.log_density)
+    )
+    valid = are_finite(log_density, x, s)
+    first = jnp.argmax(valid)
+    x, s = (jnp.where(valid[:, None], a, a[first]) for a in (x, s))
+    smoothed = masked_stein_discrepancy(x, s, valid)
+    count = jnp.sum(valid)
+    weight = valid / jnp.maximum(count, 1)
+    mean = weight @ jnp.where(valid, log_density, 0.0)
+    variance = weight @ jnp.where(valid, (log_density - mean) ** 2, 0.0)
+    spread = weight @ (x - weight @ x) ** 2
+    return {
+        "discrepancy": smoothed.value,
+        "discrepancy_error": smoothed.standard_error,
+        "log_density": mean,
+        "log_density_error": jnp.sqrt(variance / jnp.maximum(count, 1)),
+        "log_spread": 0.5 * jnp.mean(jnp.log(jnp.maximum(spread, jnp.finfo(x.dtype).tiny))),
+    }
+
+
+def strongly_typed(state: Any) -> Any:
+    """The same state with types that no step changes: a weak one would compile a second time."""
+
+    def one(leaf: Any) -> Any:
+        leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return lax.convert_element_type(leaf, leaf.dtype)
+
+    return jax.tree.map(one, state)

@@ -1,0 +1,261 @@
+"""When a noisy fit has stopped improving, and what it does then.
+
+A fit first moves at full step size. Once windows of its trace show no improvement beyond their
+errors, the step size falls to 0 along a cosine over as many steps as there were before, which
+averages the noise away. Everything here is plain numbers on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Gain", "Look", "Progress", "Rule", "advance", "step_sizes", "verdict", "window_gain"]
+
+# Windows are this fraction of the trace so far, so that slow progress is told from none.
+WINDOW_FRACTION = 0.2
+SHORTEST_WINDOW = 3
+# The latest moment to settle: a cosine run has taken most of its way by then.
+SEARCH_FRACTION = 0.4
+# A run-away is only called when so many chunks in a row show it, each beyond three errors.
+RUNAWAY_CHUNKS = 3
+RUNAWAY_SPREAD = 0.1
+# Discrepancy of a settled fit, in standard deviations, from which on it is called doubtful.
+DOUBTFUL = 0.3
+
+
+class Rule(NamedTuple):
+    """The settings of a fit that decide when it stops.
+
+    Attributes:
+        chunk_size: steps between two looks.
+        num_chunks: the most there will be.
+        tol: what matters, in standard deviations.
+        patience: looks in a row without improvement.
+        dim: of the latent space.
+    """
+
+    chunk_size: int
+    num_chunks: int
+    tol: float
+    patience: int
+    dim: int
+
+    @property
+    def least_loss(self) -> float:
+        """The divergence, in nats, of means that are off by ``tol`` in every coordinate."""
+        return 0.5 * self.dim * self.tol**2
+
+
+class Look(NamedTuple):
+    """What one look at a fit shows. Without a discrepancy the fields of the guide are NaN.
+
+    Attributes:
+        discrepancy: squared, see :func:`~numpyro_kscore.diagnostics.stein_discrepancy`.
+        discrepancy_error: its standard error.
+        loss: mean over the steps of the chunk that were taken.
+        loss_error: its standard error.
+        log_density: mean log density of the model at draws of the guide.
+        log_density_error: its standard error.
+        log_spread: mean log standard deviation of the draws' coordinates.
+        skipped: steps that were not taken, their loss or gradient not being finite.
+    """
+
+    discrepancy: float
+    discrepancy_error: float
+    loss: float
+    loss_error: float
+    log_density: float
+    log_density_error: float
+    log_spread: float
+    skipped: int
+
+
+class Progress(NamedTuple):
+    """Where a fit stands.
+
+    Attributes:
+        looks: one for each chunk.
+        phase: ``"search"``, ``"settle"`` or ``"done"``.
+        cause: why the search ended: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``,
+            ``"nan"``; empty before.
+        settle_from: chunks before the step size began to fall.
+        settle_length: chunks over which it falls.
+        calm: looks in a row that showed no improvement.
+        best: which row is that of the best state.
+        recoveries: how often the fit went back to a good state.
+    """
+
+    looks: tuple[Look, ...] = ()
+    phase: str = "search"
+    cause: str = ""
+    settle_from: int = 0
+    settle_length: int = 0
+    calm: int = 0
+    best: int = -1
+    recoveries: int = 0
+
+
+class Gain(NamedTuple):
+    """How much lower the last window lies than the one before it.
+
+    Attributes:
+        value: difference of the means; positive where things improve.
+        standard_error: of the difference.
+    """
+
+    value: float
+    standard_error: float
+
+    def is_real(self, least: float) -> bool:
+        """Whether it exceeds both its error and what matters."""
+        return self.value > max(self.standard_error, least)
+
+
+def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
+    """Compare the means of the last two windows.
+
+    Entries weigh by their inverse variances, so that one with a huge error says nothing. Where
+    they scatter more than their errors explain, as the loss of an optimizer that wanders does,
+    the error of a mean grows by the ratio.
+
+    Args:
+        values: one number a chunk, at least ``2 * window``, finite.
+        errors: their standard errors, positive.
+        window: entries in each of the two windows, at least 2.
+    """
+    value, error = np.asarray(values, float), np.asarray(errors, float)
+    before = _mean(value[-2 * window : -window], error[-2 * window : -window])
+    after = _mean(value[-window:], error[-window:])
+    return Gain(before[0] - after[0], float(np.hypot(before[1], after[1])))
+
+
+def _mean(value: np.ndarray, error: np.ndarray) -> tuple[float, float]:
+    weight = (np.min(error) / error) ** 2
+    mean = float(np.sum(weight * value) / np.sum(weight))
+    scatter = np.sum(((value - mean) / error) ** 2) / (len(value) - 1)
+    return mean, float(np.min(error) / np.sqrt(np.sum(weight)) * np.sqrt(max(scatter, 1.0)))
+
+
+def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
+    """Factors of the step size for the steps of the next chunk, (chunk_size,)."""
+    # Halved at every recovery: what broke at one step size breaks again.
+    factor = 0.5**progress.recoveries
+    if progress.phase == "search":
+        return np.full(rule.chunk_size, factor)
+    start = (len(progress.looks) - progress.settle_from) * rule.chunk_size
+    share = (start + np.arange(rule.chunk_size)) / (progress.settle_length * rule.chunk_size)
+    return factor * 0.5 * (1 + np.cos(np.pi * share))
+
+
+def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
+    """Take in one more look and decide what comes next."""
+    best = progress.best
+    if best < 0 or not _is_worse(look, progress.looks[best], rule):
+        best = len(progress.looks)
+    progress = progress._replace(looks=(*progress.looks, look), best=best)
+    if _runs_away(progress, rule):
+        return progress._replace(phase="done", cause="runaway")
+    count = len(progress.looks)
+    if progress.phase == "search":
+        calm, cause = progress.calm, ""
+        window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * count))
+        if count >= 2 * window:
+            loss = _gain(progress.looks, window, "loss").is_real(rule.least_loss)
+            smoothed = _gain(progress.looks, window, "discrepancy").is_real(rule.tol**2)
+            calm = 0 if loss or smoothed else calm + 1
+            if calm >= rule.patience:
+                cause = "plateau"
+            elif not loss and _is_below(look, rule):
+                cause = "tol"
+        rest = rule.num_chunks - count
+        if not cause and count >= SEARCH_FRACTION * rule.num_chunks:
+            cause = "budget"
+        if not cause:
+            return progress._replace(calm=calm)
+        # Half as many would do on easy targets, but not on ill-conditioned ones (docs/convergence).
+        wanted = rest if cause == "budget" else count
+        progress = progress._replace(
+            phase="settle",
+            cause=cause,
+            calm=calm,
+            settle_from=count,
+            settle_length=min(wanted, rest),
+        )
+    if count >= progress.settle_from + progress.settle_length:
+        progress = progress._replace(phase="done")
+    return progress
+
+
+def _is_below(look: Look, rule: Rule) -> bool:
+    """Whether the discrepancy is below tol² by two errors; False where it is not known."""
+    # An estimate below zero is noise, and makes nothing surer.
+    return max(look.discrepancy, 0.0) + 2 * look.discrepancy_error < rule.tol**2
+
+
+def _is_worse(look: Look, other: Look, rule: Rule) -> bool:
+    """Whether loss or discrepancy is higher beyond three errors of the difference."""
+    loss_error = math.hypot(look.loss_error, other.loss_error)
+    if look.loss - other.loss > 3 * loss_error + rule.least_loss:
+        return True
+    error = math.hypot(look.discrepancy_error, other.discrepancy_error)
+    return look.discrepancy - other.discrepancy > 3 * error + rule.tol**2
+
+
+def _gain(looks: tuple[Look, ...], window: int, name: str) -> Gain:
+    values = [getattr(look, name) for look in looks]
+    if not np.all(np.isfinite(values[-2 * window :])):
+        return Gain(-math.inf, 0.0)
+    # The errors of single losses come from few blocks and are noisy: their median serves for all.
+    errors = [max(getattr(look, f"{name}_error"), 1e-30) for look in looks]
+    if name == "loss":
+        errors = [float(np.median(errors[-2 * window :]))] * len(errors)
+    return window_gain(values, errors, window)
+
+
+def _runs_away(progress: Progress, rule: Rule) -> bool:
+    """Whether the guide spreads while the model's density at it falls and the loss grows."""
+    if progress.best > len(progress.looks) - 1 - RUNAWAY_CHUNKS:
+        return False
+    good = progress.looks[progress.best]
+    return all(
+        look.log_spread > good.log_spread + RUNAWAY_SPREAD
+        and good.log_density - look.log_density
+        > 3 * math.hypot(look.log_density_error, good.log_density_error)
+        and look.loss - good.loss > 3 * math.hypot(look.loss_error, good.loss_error)
+        for look in progress.looks[-RUNAWAY_CHUNKS:]
+    )
+
+
+def verdict(progress: Progress, rule: Rule, interrupted: bool) -> tuple[bool, str, str]:
+    """Whether a fit converged, why it stopped, and what to try if something is wrong with it."""
+    steps = len(progress.looks) * rule.chunk_size
+    if interrupted:
+        return False, f"interrupted after {steps} steps", ""
+    if progress.cause == "nan":
+        reason = f"after {steps} steps numbers were not finite, however often it was tried again"
+        return False, reason, "Try a smaller step size, or priors that keep off such values"
+    if progress.cause == "runaway":
+        reason = f"ran away: by step {steps} the guide grew while the model's density at it fell"
+        advice = "The best state before is returned. Try more particles or a smaller step size"
+        return False, reason, advice
+    if progress.cause == "budget":
+        reason = f"not converged: still improving when it had to settle to end in {steps} steps"
+        return False, reason, "Try a larger max_steps, or a larger tol if this is good enough"
+    reason = f"no improvement any more, settled after {steps} steps"
+    if progress.cause == "tol":
+        reason = f"discrepancy below {rule.tol:g} sd, settled after {steps} steps"
+    last = progress.looks[progress.best]
+    if last.discrepancy - 3 * last.discrepancy_error > DOUBTFUL**2:
+        reason = f"{reason}, at a guide {last.discrepancy**0.5:.2g} sd from the model"
+        return True, reason, "Try a more flexible guide, more particles or other parameters"
+    if 3 * last.discrepancy_error > DOUBTFUL**2:
+        reason = f"{reason}, at a guide whose distance from the model is too noisy to tell"
+        return True, reason, "Its tails are probably wrong. Try other parameters of the model"
+    if progress.recoveries:
+        reason = f"{reason}, after numbers that were not finite {progress.recoveries} time(s)"
+        return True, reason, "Look for what the model does at extreme values"
+    return True, reason, ""

@@ -1,0 +1,381 @@
+"""Automatic guides that can only be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import biject_to
+from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.util import helpful_support_errors
+
+from numpyro_kscore._guides.perceptron import GATE_RATE, apply_network, check_network, perceptron
+from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.validation import find_latents
+from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+
+__all__ = ["AutoImplicit", "AutoSemiImplicit"]
+
+# Draws behind median and quantiles: their Monte-Carlo error is about 1 % of a standard deviation.
+QUANTILE_DRAWS = 10_000
+# Noise of a mixture by default: more makes wide layers and little else.
+MOST_NOISE = 16
+
+
+class AutoImplicit(AutoContinuous):
+    """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
+
+    The default network is residual, ``u = loc + scale * ((ε * exp(g(ε))) A + f(ε))`` with f and g a
+    perceptron whose last layer starts at zero and A starting as the identity: the guide starts as
+    the narrow mean-field Gaussian NumPyro's own guides start from. f bends it; the gate ``exp(g)``
+    lets one coordinate set the scale of others, as in hierarchical models, and makes heavy tails.
+    Fit it with :class:`~numpyro_kscore.ImplicitELBO`.
+
+    Args:
+        model: a NumPyro model with continuous latents, none of them in subsampled plates.
+        hidden_dims: widths of the hidden layers.
+        noise_dim: dimension of the noise ε, at least the latent dimension for the default
+            network (fewer would leave a guide without a density at all); by default the latent
+            dimension.
+        network: replaces the default network: a callable from noise (noise_dim,) to
+            unconstrained latents (latent_dim,), which may use ``numpyro.param``,
+            ``flax_module`` and further sample sites marked ``is_auxiliary``; or a flax linen
+            module.
+        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
+        init_scale: initial standard deviation of every unconstrained coordinate.
+        prefix: prefix of the names of parameters and noise sites.
+        forward_mode_differentiation: find initial values in forward mode, for models with
+            ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
+
+    Raises:
+        ValueError: for a model without latents, with discrete ones or with local ones in
+            subsampled plates, or a network whose output has the wrong shape.
+
+    Example::
+
+        guide = AutoImplicit(model)
+        optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 5_000))
+        svi = SVI(model, guide, optimizer, ImplicitELBO())
+        result = svi.run(random.key(0), 5_000, data)
+        draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
+    """
+
+    prototype_trace: Any  # a dict once the model has been seen; NumPyro leaves it untyped
+    noise_dim: Any  # an integer once the model has been seen
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        hidden_dims: Sequence[int] = (64, 64),
+        noise_dim: int | None = None,
+        network: Callable[[jax.Array], jax.Array] | Any = None,
+        init_loc_fn: Callable[..., Any] = init_to_uniform,
+        init_scale: float = 0.1,
+        prefix: str = "auto",
+        forward_mode_differentiation: bool = False,
+    ) -> None:
+        if not isinstance(hidden_dims, list | tuple):
+            raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
+        for width in hidden_dims:
+            check_count("hidden_dims", width)
+        if noise_dim is not None:
+            check_count("noise_dim", noise_dim)
+        check_positive("init_scale", init_scale)
+        if network is not None:
+            check_network(network)
+        self.hidden_dims = tuple(hidden_dims)
+        self.noise_dim = noise_dim
+        self.network = network
+        self.init_scale = init_scale
+        super().__init__(
+            model,
+            prefix=prefix,
+            init_loc_fn=init_loc_fn,
+            forward_mode_differentiation=forward_mode_differentiation,
+        )
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        self._check_latents(*args, **kwargs)
+        try:
+            super()._setup_prototype(*args, **kwargs)
+        except ValueError as error:
+            if "local latent" not in str(error):
+                raise
+            self.prototype_trace = None
+            raise ValueError(
+                f"{type(self).__name__}: expected latent sites outside subsampled plates; got "
+                "local latent sites inside one. Subsample observed sites only, or write a guide "
+                "that draws noise inside the plate (docs/guides)"
+            ) from error
+        if self.noise_dim is None:
+            self.noise_dim = self._default_noise_dim()
+        self._dynamic = any(_is_dynamic(self.prototype_trace[name]) for name in self._init_locs)
+        try:
+            self._check_noise()
+        except ValueError:
+            self.prototype_trace = None
+            raise
+
+    def _check_latents(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse what NumPyro would take for latents to be summed out, which nobody does here."""
+
+        def run(key: jax.Array) -> None:
+            with handlers.block():
+                # From where NumPyro starts: an improper prior cannot be drawn from.
+                seeded = handlers.substitute(
+                    handlers.seed(self.model, key), substitute_fn=self.init_loc_fn
+                )
+                find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), type(self).__name__)
+
+        jax.eval_shape(run, random.key(0))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Draw every latent site of the model once."""
+        if self.prototype_trace is None:
+            self._setup_prototype(*args, **kwargs)
+        elif self._has_loc():
+            # Takes of the random stream what the set-up took, and only where parameters are made:
+            # a second fit by the same guide and key starts from the same weights.
+            numpyro.param(f"{self.prefix}_loc", lambda key: self._init_latent)
+        else:
+            # A network of the user may make its parameters anywhere: the same, at every call.
+            numpyro.prng_key()
+        unconstrained = self._unpack_latent(self._sample_latent(*args, **kwargs))
+        values = {}
+        if self._dynamic:
+            # Only the model knows supports that depend on other sites.
+            with handlers.block():
+                values = self._postprocess_fn(unconstrained)
+        out = {}
+        for name, u in unconstrained.items():
+            site = self.prototype_trace[name]
+            with helpful_support_errors(site):
+                value = values[name] if self._dynamic else biject_to(site["fn"].support)(u)
+            fn = Implicit(value, site["fn"].event_dim, unconstrained=u)
+            out[name] = numpyro.sample(name, fn)
+        return out
+
+    def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
+        noise = numpyro.sample(
+            f"_{self.prefix}_noise",
+            _standard_normal(self.noise_dim),
+            infer={"is_auxiliary": True},
+        )
+        return self._push(noise)
+
+    def _push(self, noise: jax.Array) -> jax.Array:
+        """Noise to unconstrained latents."""
+        if self.network is not None:
+            return self._apply_network(noise)
+        loc, scale = self._affine()
+        identity = jnp.asarray(np.eye(self.noise_dim, self.latent_dim, dtype=loc.dtype))
+        mixing = numpyro.param(f"{self.prefix}_mixing", identity)
+        size = self.latent_dim + self.noise_dim
+        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, size)
+        return _gated(noise, out, loc, scale, mixing)
+
+    def _apply_network(self, noise: jax.Array) -> jax.Array:
+        out = apply_network(f"{self.prefix}_network", self.network, noise)
+        if jnp.shape(out) != (self.latent_dim,):
+            raise ValueError(
+                f"network: expected output of shape ({self.latent_dim},), one number for each "
+                f"unconstrained coordinate; got {jnp.shape(out)}"
+            )
+        return out
+
+    def _has_loc(self) -> bool:
+        return self.network is None
+
+    def _affine(self) -> tuple[jax.Array, jax.Array]:
+        """Location and scale of the Gaussian a guide starts from."""
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        scale = numpyro.param(
+            f"{self.prefix}_scale",
+            jnp.asarray(np.full(self.latent_dim, self.init_scale, loc.dtype)),
+            constraint=constraints.softplus_positive,
+        )
+        return loc, scale
+
+    def _default_noise_dim(self) -> int:
+        return self.latent_dim
+
+    def _check_noise(self) -> None:
+        if self.network is None and self.noise_dim < self.latent_dim:
+            raise ValueError(
+                f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
+                f"{self.noise_dim}. Less noise than latents has no density: leave noise_dim out, "
+                "or use AutoSemiImplicit"
+            )
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Draws of the latent sites, with leading dimensions ``sample_shape``."""
+        flat = self._draw_latent(rng_key, params, sample_shape)
+        return self._unpack_and_constrain(flat, params)
+
+    def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
+        """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
+
+        From 10 000 draws with a fixed key. Of a site of single numbers that is the median; numbers
+        that are tied to each other, as on a simplex, stay so.
+        """
+        flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
+        return self._unpack_and_constrain(jnp.median(flat, axis=0), params)
+
+    def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
+        """Quantiles of every number of every latent site, from 10 000 draws with a fixed key.
+
+        Args:
+            params: fitted parameters.
+            quantiles: levels in [0, 1], shape (k,) or a scalar.
+
+        Returns:
+            A dict of arrays with leading dimension k (none for a scalar). Each number is taken by
+            itself: those of a simplex do not sum to one.
+
+        Raises:
+            ValueError: for levels outside [0, 1].
+        """
+        if is_concrete(quantiles) or isinstance(quantiles, list | tuple):
+            given = np.asarray(quantiles)
+            if not np.all((given >= 0) & (given <= 1)):
+                raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
+        levels = jnp.asarray(quantiles)
+        draws = self.sample_posterior(random.key(0), params, sample_shape=(QUANTILE_DRAWS,))
+        return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
+
+    def get_base_dist(self) -> NoReturn:
+        """Not available: the guide is no transformed distribution with a density."""
+        self._no_density()
+
+    def get_transform(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide is no transformed distribution with a density."""
+        self._no_density()
+
+    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide has no density. Use :meth:`sample_posterior`."""
+        self._no_density()
+
+    def _get_posterior(self) -> NoReturn:
+        self._no_density()
+
+    def _no_density(self) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected no use of a density; the guide can only be "
+            "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
+        )
+
+    def _draw_latent(
+        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
+    ) -> jax.Array:
+        if self.prototype_trace is None:
+            raise RuntimeError(
+                f"{type(self).__name__}: expected a guide that has seen its model; got a new one. "
+                "Call svi.init(rng_key, *args) or svi.run(...) first"
+            )
+
+        def one(key: jax.Array) -> jax.Array:
+            return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
+
+        if not sample_shape:
+            return one(rng_key)
+        count = 1
+        for length in sample_shape:
+            count *= length
+        flat = jax.vmap(one)(random.split(rng_key, count))
+        return flat.reshape(*sample_shape, -1)
+
+
+class AutoSemiImplicit(AutoImplicit):
+    """A mixture of mean-field Gaussians over network noise: more latents than noise will do.
+
+    ``u | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)`` in unconstrained coordinates,
+    with f and g a perceptron whose last layer starts at zero, as M does: the guide starts as the
+    narrow mean-field Gaussian that :class:`AutoImplicit` starts from. Given ε it has a density,
+    without it none (Yin and Zhou 2018). The Gaussian part keeps it from collapsing on a surface
+    of the noise's dimension; where a posterior is a thin sheet, :class:`AutoImplicit` is closer.
+
+    Args:
+        model: as for :class:`AutoImplicit`.
+        hidden_dims: widths of the hidden layers.
+        noise_dim: dimension of ε, by default the latent dimension but at most 16.
+        network: a callable from ε (noise_dim,) to the Gaussians' means less ``loc``
+            (latent_dim,), or a flax linen module. Their standard deviations are then ``scale``.
+        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
+        init_scale: initial standard deviation of every unconstrained coordinate.
+        prefix: prefix of the names of parameters and noise sites.
+        forward_mode_differentiation: as for :class:`AutoImplicit`.
+
+    Raises:
+        ValueError: as :class:`AutoImplicit`, but for the size of the noise.
+
+    Example::
+
+        guide = AutoSemiImplicit(model, noise_dim=4)
+        svi = SVI(model, guide, optimizer, ImplicitELBO())
+    """
+
+    def _default_noise_dim(self) -> int:
+        return min(self.latent_dim, MOST_NOISE)
+
+    def _check_noise(self) -> None:
+        """Any number of noise dimensions leaves a density."""
+
+    def _has_loc(self) -> bool:
+        return True
+
+    def _push(self, noise: jax.Array) -> jax.Array:
+        dim = self.latent_dim
+        unit = numpyro.sample(
+            f"_{self.prefix}_spread",
+            _standard_normal(dim),
+            infer={"is_auxiliary": True},
+        )
+        loc, scale = self._affine()
+        if self.network is not None:
+            return loc + self._apply_network(noise) + scale * unit
+        mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
+        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, 2 * dim)
+        shift, log_gate = out[:dim], GATE_RATE * out[dim:]
+        return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate))
+
+
+@jax.jit
+def _gated(
+    noise: jax.Array, out: jax.Array, loc: jax.Array, scale: jax.Array, mixing: jax.Array
+) -> jax.Array:
+    """The residual network of :class:`AutoImplicit`, from what its perceptron gives."""
+    dim = loc.shape[0]
+    shift, log_gate = out[:dim], GATE_RATE * out[dim:]
+    return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
+
+
+def _standard_normal(dim: int) -> dist.Distribution:
+    # By numpy and unchecked: operations outside a compiled step are compiled one by one.
+    zeros = jnp.asarray(np.zeros(dim))
+    return dist.Normal(zeros, 1.0, validate_args=False).to_event(1)
+
+
+def _is_dynamic(site: dict[str, Any]) -> bool:
+    """Whether a site's support has bounds that are values of the model, not plain numbers."""
+    support = site["fn"].support
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
+    return not all(isinstance(bound, int | float) for bound in bounds)

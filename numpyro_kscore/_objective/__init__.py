@@ -1,0 +1,1 @@
+"""``ImplicitELBO`` and what it is made of."""

@@ -1,0 +1,1 @@
+"""NumPyro models and guides: what they draw, what depends on what, and their densities."""

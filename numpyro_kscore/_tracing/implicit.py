@@ -1,0 +1,86 @@
+"""A guide site that can only be sampled."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import Distribution, constraints
+
+__all__ = ["Implicit"]
+
+
+class Implicit(Distribution):
+    """A guide site given by a draw of it: nothing is known of its density.
+
+    Use it for every latent site a guide computes from noise::
+
+        def guide(data):
+            noise = numpyro.sample(
+                "noise", dist.Normal().expand([8]).to_event(1), infer={"is_auxiliary": True}
+            )
+            numpyro.sample("theta", Implicit(network(noise), event_dim=1))
+
+    and fit with :class:`~numpyro_kscore.ImplicitELBO`. It is deliberately no ``Delta``: under
+    NumPyro's own ELBOs a ``Delta`` site collapses to the posterior mode without a word.
+
+    Args:
+        value: the draw; the last ``event_dim`` dimensions are the event.
+        event_dim: number of event dimensions, as the model's site has it.
+        unconstrained: the draw in unconstrained coordinates, shape batch + anything, if the
+            guide has it; spares the inverse of the model's transform, and its rounding.
+
+    Raises:
+        TypeError: if ``event_dim`` is not an integer.
+        ValueError: if ``value`` has fewer dimensions than ``event_dim``.
+    """
+
+    arg_constraints = {"value": constraints.dependent(is_discrete=False)}
+    reparametrized_params = ["value"]
+    pytree_data_fields = ("value", "unconstrained")
+
+    def __init__(
+        self,
+        value: Any,
+        event_dim: int = 0,
+        *,
+        unconstrained: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        ndim = jnp.ndim(value)
+        if isinstance(event_dim, bool) or not isinstance(event_dim, int | np.integer):
+            raise TypeError(f"event_dim: expected an integer; got {event_dim!r}")
+        if event_dim < 0 or event_dim > ndim:
+            raise ValueError(
+                f"event_dim: expected between 0 and the {ndim} dimension(s) of value; "
+                f"got {event_dim}"
+            )
+        self.value = value
+        self.unconstrained = unconstrained
+        shape = jnp.shape(value)
+        batch_shape, event_shape = shape[: ndim - event_dim], shape[ndim - event_dim :]
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+
+    @constraints.dependent_property
+    def support(self) -> Any:
+        """All real numbers; the model's site says what the support is."""
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """The draw itself, repeated to ``sample_shape``."""
+        # Not by batch_shape, which numpyro.contrib.control_flow.scan leaves that of one step.
+        return jnp.broadcast_to(self.value, sample_shape + jnp.shape(self.value))
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:
+        """Not available.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "Implicit: expected an objective that needs no density of the guide; got a call of "
+            "log_prob. Use SVI(model, guide, optim, ImplicitELBO()) instead of Trace_ELBO and "
+            "its relatives"
+        )

@@ -1,0 +1,154 @@
+"""The layout of a flat particle: which of its coordinates belong to which latent and block."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+__all__ = ["Frame", "Layout", "Part", "Site", "default_num_particles"]
+
+
+class Frame(NamedTuple):
+    """A plate, as a site has it.
+
+    Attributes:
+        name: of the plate.
+        dim: of the plate, negative.
+        axis: of the site's value, counted from the left.
+        size: number of its elements that are drawn.
+        full_size: number of all its elements.
+    """
+
+    name: str
+    dim: int
+    axis: int
+    size: int
+    full_size: int
+
+
+class Site(NamedTuple):
+    """Where one latent site lives in a flat particle.
+
+    Attributes:
+        name: of the site.
+        shape: of its unconstrained value.
+        start: its first coordinate.
+        frames: the plates it is in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    frames: tuple[Frame, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of unconstrained coordinates."""
+        return math.prod(self.shape)
+
+    def coordinates(self, plates: dict[str, int]) -> np.ndarray:
+        """Its coordinates by element of some plates: (number of elements, coordinates of each).
+
+        Args:
+            plates: sizes of the plates by name. In those the site is not in, all elements share
+                its coordinates.
+        """
+        index = self.start + np.arange(self.size).reshape(self.shape)
+        axes = {frame.name: frame.axis for frame in self.frames}
+        inside = [name for name in plates if name in axes]
+        index = np.moveaxis(index, [axes[name] for name in inside], range(len(inside)))
+        rest = index.shape[len(inside) :]
+        sizes = tuple(plates.values())
+        index = index.reshape([plates[n] if n in axes else 1 for n in plates] + list(rest))
+        index = np.broadcast_to(index, sizes + rest)
+        return index.reshape(math.prod(sizes), math.prod(rest))
+
+
+class Part(NamedTuple):
+    """A block's share of a particle.
+
+    Attributes:
+        sites: names of its latents.
+        is_implicit: whether its entropy is estimated.
+        rows: coordinates by element of its plates, (elements, d).
+        context: coordinates of the latents it is conditional on, (elements, c), or None.
+        scale: how many elements of subsampled plates one that is drawn stands for.
+        plates: sizes of its plates by name.
+    """
+
+    sites: tuple[str, ...]
+    is_implicit: bool
+    rows: np.ndarray
+    context: np.ndarray | None
+    scale: float
+    plates: dict[str, int]
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space one estimate lives in."""
+        return self.rows.shape[1] + (0 if self.context is None else self.context.shape[1])
+
+
+class Layout(NamedTuple):
+    """What a trace of model and guide shows, all of it static.
+
+    Attributes:
+        sites: the latents, in the order of the model.
+        parts: the guide's blocks.
+        model_params: names of the model's parameters.
+        shared_plates: plates whose elements have estimates of their own, or whose rows latents
+            are computed from, so that all particles must draw the same ones.
+    """
+
+    sites: tuple[Site, ...]
+    parts: tuple[Part, ...]
+    model_params: tuple[str, ...]
+    shared_plates: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Length of a flat particle."""
+        return sum(site.size for site in self.sites)
+
+    @property
+    def dim(self) -> int:
+        """Largest dimension an estimate has to deal with."""
+        return max((part.dim for part in self.parts if part.is_implicit), default=1)
+
+    @property
+    def explicit_sites(self) -> frozenset[str]:
+        """Names of the latents whose guide has a density."""
+        return frozenset(n for part in self.parts if not part.is_implicit for n in part.sites)
+
+    def pooled(self, plate: str) -> Layout:
+        """The latents in a plate as one part, whose rows are draws of one joint distribution.
+
+        Latents that are independent in each row are not so over all rows. The rows are shuffled,
+        always alike: halves of them, which the jackknife takes, must be samples of the same.
+        """
+        inside = [part for part in self.parts if plate in part.plates]
+        rest = [part for part in self.parts if plate not in part.plates]
+        rows = np.concatenate([part.rows for part in inside], axis=1)
+        rows = np.random.default_rng(0).permutation(rows)
+        names = tuple(name for part in inside for name in part.sites)
+        together = inside[0]._replace(sites=names, rows=rows)
+        return self._replace(parts=(*rest, together))
+
+    def unravel(self, flat: jax.Array) -> dict[str, Any]:
+        """A flat particle (d,) as a dict of unconstrained sites."""
+        return {
+            site.name: flat[site.start : site.start + site.size].reshape(site.shape)
+            for site in self.sites
+        }
+
+
+def default_num_particles(dim: int) -> int:
+    """Particles for estimates in ``dim`` dimensions: 8 a dimension, from 128 to 512.
+
+    Guides come out a little narrow with fewer: at 22 dimensions by 2 % with 128 particles, and a
+    30-d Gaussian of condition 10⁴ is on the sampling floor with 240 (docs/accuracy).
+    """
+    return min(max(128, 8 * dim), 512)

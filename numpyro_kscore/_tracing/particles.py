@@ -1,0 +1,228 @@
+"""Guide draws as one matrix of unconstrained particles, and the model's density at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.distributions.util import scale_and_mask, sum_rightmost
+from numpyro.infer.util import potential_energy
+from numpyro.primitives import Messenger
+
+from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._tracing.program import (
+    Program,
+    is_subsampled,
+    trace_both,
+    unconstrain,
+    values_of,
+)
+from numpyro_kscore._util.keys import key_apart
+
+__all__ = [
+    "Draw",
+    "LogJoint",
+    "are_finite",
+    "draw_particle",
+    "draw_plates",
+    "log_joint_and_gradients",
+]
+
+
+class Draw(NamedTuple):
+    """One draw from the guide.
+
+    Attributes:
+        flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
+        log_density: of the sites with a density, in unconstrained coordinates; differentiable.
+        plates: rows of subsampled plates that the guide drew, which the model must share; not
+            those that all particles share.
+        mutable: values at mutable sites of guide and model.
+        model_key: key the model is seeded with.
+    """
+
+    flat: jax.Array
+    log_density: jax.Array
+    plates: dict[str, jax.Array]
+    mutable: dict[str, Any]
+    model_key: jax.Array
+
+
+def draw_plates(key: jax.Array, program: Program, layout: Layout) -> dict[str, jax.Array]:
+    """Rows of the plates that all particles share."""
+    if not layout.shared_plates:
+        return {}
+    # The keys of particles are split from the same one.
+    rows = values_of(trace_both(key_apart(key, 0), program).guide, "plate")
+    return {name: rows[name] for name in layout.shared_plates}
+
+
+def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
+    """Run the guide once and express its latents in unconstrained coordinates."""
+    traces = trace_both(key, program)
+    latents = {
+        name: unconstrain(site, traces.guide[name])
+        for name, site in traces.model.items()
+        if is_drawn(site)
+    }
+    flat = jnp.concatenate([jnp.ravel(u) for u in latents.values()])
+    log_density = jnp.zeros((), flat.dtype)
+    for name in sorted(layout.explicit_sites):
+        log_density = log_density + _log_density(name, latents[name], traces.guide, traces.model)
+    # Rows that all particles share stay with the program: as many copies of them would make as many
+    # of all that a model computes from them, such as a prior's covariance.
+    plates = {
+        name: site["value"]
+        for name, site in traces.guide.items()
+        if site["type"] == "plate" and is_subsampled(site) and name not in program.plates
+    }
+    return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
+
+
+def _log_density(
+    name: str, unconstrained: jax.Array, trace: dict[str, Any], model_trace: dict[str, Any]
+) -> jax.Array:
+    """Log density of a site, as one of its unconstrained value, scaled by plates."""
+    site = trace[name]
+    intermediates = [site["intermediates"]] if site["intermediates"] else []
+    log_prob = site["fn"].log_prob(site["value"], *intermediates)
+    transform = biject_to(model_trace[name]["fn"].support)
+    log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
+    # What is an event in the guide may be a batch in the model, and the other way round.
+    ndim = min(jnp.ndim(log_det), jnp.ndim(log_prob))
+    log_prob, log_det = (sum_rightmost(a, jnp.ndim(a) - ndim) for a in (log_prob, log_det))
+    return jnp.sum(scale_and_mask(log_prob + log_det, site["scale"]))
+
+
+class LogJoint(NamedTuple):
+    """The model at the particles.
+
+    Attributes:
+        log_density: log p(data, z) + log |dz/du|, (n,).
+        scores: its gradient in u, (n, d).
+        prior_scores: the part of that gradient that comes from the priors of aggregated sites,
+            (n, d); None if there are none.
+        param_gradient: mean over particles of the gradient in the model's parameters.
+    """
+
+    log_density: jax.Array
+    scores: jax.Array
+    prior_scores: jax.Array | None
+    param_gradient: dict[str, Any]
+
+
+def log_joint_and_gradients(
+    draws: Draw,
+    program: Program,
+    layout: Layout,
+    map_particles: Callable[..., Any] | None,
+    forward_mode: bool,
+    aggregated: frozenset[str] = frozenset(),
+) -> LogJoint:
+    """The model's log joint density and its gradients at every particle, in one evaluation.
+
+    Random keys the model draws itself (``numpyro.prng_key``) are the same for all particles of a
+    step: what it simulates, such as draws behind a prior, is simulated once.
+
+    Args:
+        draws: a batch of draws, leading axis n.
+        program: the model, its parameters and arguments.
+        layout: the layout of a particle.
+        map_particles: ``(fn, xs) -> ys`` to go through the particles with; None evaluates all
+            at once.
+        forward_mode: differentiate in forward mode, d + parameters evaluations.
+        aggregated: sites whose prior's gradient is wanted by itself.
+    """
+    draws = lax.stop_gradient(draws)
+    params = lax.stop_gradient(program.params)
+    differentiated = {name: params[name] for name in layout.model_params if name in params}
+
+    common_key = draws.model_key[0]
+
+    def log_joint(flat: jax.Array, theta: dict[str, Any], draw: Draw) -> tuple[jax.Array, Any]:
+        data = {**params, **theta, **program.plates, **draw.plates}
+        data = jax.tree.map(lambda leaf: leaf, data)
+        model = handlers.substitute(CommonKeys(program.model, common_key), data=data)
+        seeded = handlers.trace(handlers.seed(model, draw.model_key))
+        latents = layout.unravel(flat)
+        value = -potential_energy(seeded, program.args, program.kwargs, latents)
+        prior = [
+            _log_density(name, latents[name], seeded.trace, seeded.trace)
+            for name in sorted(aggregated)
+        ]
+        return value, (value, sum(prior) if prior else None)
+
+    def one(draw: Draw) -> tuple[Any, jax.Array, dict[str, Any], Any]:
+        differentiate = jax.jacfwd if forward_mode else jax.grad
+        gradients = differentiate(log_joint, (0, 1), has_aux=True)
+        (score, theta_gradient), (value, _) = gradients(draw.flat, differentiated, draw)
+        prior = None
+        if aggregated:
+            prior = differentiate(lambda flat: log_joint(flat, differentiated, draw)[1][1])(
+                draw.flat
+            )
+        return value, score, theta_gradient, prior
+
+    def valid_mean(theta_gradients: Any, valid: jax.Array) -> Any:
+        def mean(g: jax.Array) -> jax.Array:
+            mask = valid.reshape(-1, *[1] * (g.ndim - 1))
+            return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / jnp.maximum(jnp.sum(valid), 1)
+
+        return jax.tree.map(mean, theta_gradients)
+
+    if map_particles is not None or forward_mode:
+        map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
+        values, scores, theta_gradients, prior_scores = map_particles(one, draws)
+        valid = are_finite(values, scores)
+        return LogJoint(values, scores, prior_scores, valid_mean(theta_gradients, valid))
+
+    def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
+        values, (_, priors) = jax.vmap(log_joint, (0, None, 0))(flat, theta, draws)
+        return jnp.sum(values), (values, priors)
+
+    gradients = jax.grad(total, (0, 1), has_aux=True)
+    (scores, theta_total), (values, _) = gradients(draws.flat, differentiated)
+    prior_scores = None
+    if aggregated:
+        prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, differentiated)[1][1]))(draws.flat)
+    if not differentiated:
+        return LogJoint(values, scores, prior_scores, theta_total)
+    count = draws.flat.shape[0]
+    valid = are_finite(values, scores)
+    if count == 1:
+        # No branch: what comes out of one is copied, and a network has many parameters.
+        alone = jax.tree.map(lambda g: jnp.where(valid[0], g, 0.0), theta_total)
+        return LogJoint(values, scores, prior_scores, alone)
+    # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
+    # particle's gradient taken by itself.
+    theta_gradient = lax.cond(
+        jnp.all(valid),
+        lambda: jax.tree.map(lambda g: g / count, theta_total),
+        lambda: valid_mean(lax.map(one, draws)[2], valid),
+    )
+    return LogJoint(values, scores, prior_scores, theta_gradient)
+
+
+class CommonKeys(Messenger):
+    """Answers ``numpyro.prng_key`` by keys split from one that all particles share."""
+
+    def __init__(self, fn: Callable[..., Any], key: jax.Array) -> None:
+        self.key = key
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Set the value of a key that is asked for."""
+        if msg["type"] == "prng_key" and msg["value"] is None:
+            self.key, msg["value"] = jax.random.split(self.key)
+
+
+def are_finite(*arrays: jax.Array) -> jax.Array:
+    """At which particles all of some values are finite: arrays (n,) or (n, d) -> (n,)."""
+    columns = [jnp.isfinite(array).reshape(array.shape[0], -1) for array in arrays]
+    return jnp.all(jnp.concatenate(columns, axis=1), axis=1)

@@ -1,0 +1,226 @@
+"""A guide and a model run together, and the layout of what they draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.util import helpful_support_errors
+
+from numpyro_kscore._tracing.dependencies import Block, find_blocks, is_drawn, trace_guide
+from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
+from numpyro_kscore._tracing.supports import free_axes, support_sources
+from numpyro_kscore._tracing.validation import (
+    check_draws,
+    check_sites,
+    check_subsampling,
+    num_rows,
+)
+
+__all__ = [
+    "Program",
+    "Traces",
+    "inspect_program",
+    "is_subsampled",
+    "trace_both",
+    "unconstrain",
+    "values_of",
+]
+
+
+class Program(NamedTuple):
+    """A guide and a model with their parameters and arguments.
+
+    Attributes:
+        params: parameters and mutable sites by name.
+        model: the model.
+        guide: the guide.
+        args: arguments of both.
+        kwargs: keyword arguments of both.
+        plates: rows of subsampled plates that all particles share.
+    """
+
+    params: dict[str, Any]
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    plates: dict[str, jax.Array]
+
+
+class Traces(NamedTuple):
+    """One run of guide and model.
+
+    Attributes:
+        guide: trace of the guide.
+        model: trace of the model at the guide's draws.
+        mutable: values at mutable sites of both.
+        model_key: key the model is seeded with.
+    """
+
+    guide: dict[str, Any]
+    model: dict[str, Any]
+    mutable: dict[str, Any]
+    model_key: jax.Array
+
+
+def trace_both(key: jax.Array, program: Program) -> Traces:
+    """Run the guide, and the model at what it draws."""
+    # New containers: a guide may change nested mutable state in place.
+    params = jax.tree.map(lambda leaf: leaf, program.params)
+    args, kwargs = program.args, program.kwargs
+    guide_key, model_key = jax.random.split(key)
+    seeded_guide = handlers.seed(program.guide, guide_key)
+    guide = handlers.substitute(seeded_guide, data={**params, **program.plates})
+    guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
+    mutable = values_of(guide_trace, "mutable")
+    # The model runs only for its supports; what the likelihood costs here is dead code to XLA.
+    drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
+    seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
+    model = handlers.substitute(seeded_model, data={**params, **mutable})
+    model_trace = handlers.trace(model).get_trace(*args, **kwargs)
+    mutable.update(values_of(model_trace, "mutable"))
+    return Traces(guide_trace, model_trace, mutable, model_key)
+
+
+def values_of(trace: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Values of the sites of one type."""
+    return {name: site["value"] for name, site in trace.items() if site["type"] == kind}
+
+
+def inspect_program(key: jax.Array, program: Program) -> Layout:
+    """Trace guide and model, abstractly: check that they match and lay out their latents.
+
+    Raises:
+        ValueError: if guide and model do not match, the model has latents this objective cannot
+            handle, or a latent is drawn without noise.
+    """
+    found: list[Layout] = []
+
+    def run(key: jax.Array) -> None:
+        traces = trace_both(key, program)
+        check_sites(traces.model, traces.guide)
+        params = {**program.params, **program.plates}
+        sites = _sites(traces)
+        drawn = trace_guide(program.guide, program.args, program.kwargs, params, key)
+        used = {n: site for n, site in drawn.items() if n in sites or not site.is_latent}
+        for name, site in sites.items():
+            plates = used[name].plates & {frame.name for frame in site.frames}
+            used[name] = dataclasses.replace(used[name], plates=plates)
+        blocks = find_blocks(used)
+        # A block alone has no other to depend on, and spares the model a trace.
+        if len(blocks) > 1:
+            for name, sources in _supports(traces, sites, program, key).items():
+                used[name] = dataclasses.replace(used[name], support=sources)
+            blocks = find_blocks(used)
+        found.append(_lay_out(traces, sites, blocks))
+
+    jax.eval_shape(run, key)
+    return found[0]
+
+
+def _sites(traces: Traces) -> dict[str, Site]:
+    """Where the latents live in a particle, in the order of the model."""
+    sites: dict[str, Site] = {}
+    start = 0
+    for name, site in traces.model.items():
+        if not is_drawn(site):
+            continue
+        with helpful_support_errors(site):
+            shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
+        frames = _frames(traces.guide, name)
+        free = tuple(frame for frame in frames if frame.axis < free_axes(site))
+        sites[name] = Site(name, tuple(shape), start, free)
+        start += math.prod(shape)
+    return sites
+
+
+def _supports(
+    traces: Traces, sites: dict[str, Site], program: Program, key: jax.Array
+) -> dict[str, frozenset[str]]:
+    """The latents that the supports of others are computed from."""
+    latents = {name: traces.model[name]["value"] for name in sites}
+    data = {**program.params, **traces.mutable, **values_of(traces.guide, "plate")}
+    return support_sources(program.model, program.args, program.kwargs, data, latents, key)
+
+
+def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
+    found = (_part(block, sites, traces) for block in blocks)
+    # Latents of no size have no entropy.
+    parts = tuple(part for part in found if part.rows.size)
+    shared = {
+        frame.name
+        for part in parts
+        for name in part.sites
+        for frame in sites[name].frames
+        if part.is_implicit and frame.size != frame.full_size
+    }
+    # Latents computed from a minibatch are draws of one distribution only if it is the same one.
+    for block in blocks:
+        if block.is_implicit:
+            shared |= {name for name in block.rows if is_subsampled(traces.guide[name])}
+    names = tuple(values_of(traces.model, "param"))
+    return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)))
+
+
+def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
+    site = trace[name]
+    # Axes from the left are the same for constrained and unconstrained values.
+    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
+    return tuple(
+        Frame(
+            frame.name,
+            frame.dim,
+            batch_ndim + frame.dim,
+            frame.size,
+            num_rows(trace, frame),
+        )
+        for frame in site["cond_indep_stack"]
+    )
+
+
+def is_subsampled(plate: dict[str, Any]) -> bool:
+    """Whether a plate of a trace draws some of its elements only."""
+    size, subsample_size = plate["args"]
+    return subsample_size is not None and subsample_size != size
+
+
+def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
+    frames = {frame.name: frame for name in block.sites for frame in sites[name].frames}
+    inside = sorted(block.plates, key=lambda name: frames[name].dim)
+    plates = {name: frames[name].size for name in inside}
+    if block.is_implicit:
+        check_subsampling(block, sites)
+    for name in block.sites:
+        check_draws(name, traces.guide[name]["fn"], sites[name])
+    rows = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
+    context = None
+    given = [sites[name] for name in block.parents if sites[name].size]
+    if given:
+        context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
+    scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
+    return Part(block.sites, block.is_implicit, rows, context, scale, plates)
+
+
+def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:
+    """The guide's draw in the unconstrained coordinates of the model's support."""
+    fn = guide_site["fn"]
+    with helpful_support_errors(model_site):
+        transform = biject_to(model_site["fn"].support)
+    if not isinstance(fn, Implicit) or fn.unconstrained is None:
+        return transform.inv(guide_site["value"])
+    expected, got = transform.inverse_shape(jnp.shape(fn.value)), jnp.shape(fn.unconstrained)
+    if expected != got:
+        raise ValueError(
+            f"Implicit: expected unconstrained of shape {expected} at site "
+            f"'{guide_site['name']}', to match its value; got {got}"
+        )
+    return fn.unconstrained

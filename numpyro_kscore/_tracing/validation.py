@@ -1,0 +1,182 @@
+"""What a guide and a model must agree on, and what a latent must be for its entropy to be known."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from numpyro.distributions import Distribution, MaskedDistribution
+from numpyro.infer.util import is_identically_one
+
+from numpyro_kscore._tracing.dependencies import Block, is_drawn, layers
+from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.layout import Site
+
+__all__ = ["check_draws", "check_sites", "check_subsampling", "find_latents", "num_rows"]
+
+
+def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
+    """The latent sites of a model, which must be there, continuous and without a mask.
+
+    Args:
+        model_trace: trace of the model.
+        asker: the class that needs them, for the message.
+
+    Raises:
+        ValueError: naming the sites and what to do.
+    """
+    latents = {name: site for name, site in model_trace.items() if is_drawn(site)}
+    if not latents:
+        raise ValueError("model: expected at least one latent sample site; got none")
+    discrete = [name for name, site in latents.items() if site["fn"].support.is_discrete]
+    if discrete:
+        raise ValueError(
+            f"{asker}: expected continuous latent sites; got discrete {discrete}. Sum them out "
+            "of the model (dist.MixtureSameFamily, or logsumexp in a numpyro.factor), or use "
+            "another objective for them"
+        )
+    masked = [name for name, site in latents.items() if _is_masked(site["fn"])]
+    if masked:
+        raise ValueError(
+            f"model: expected latent sites without a mask; got {masked} under one, which takes the "
+            "density of what it hides away: nothing would hold those draws. Mask observed sites "
+            "only; instead of obs_mask, give what is missing a sample site of its own"
+        )
+    return latents
+
+
+def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
+    """Check that the guide draws every latent of the model, as the model has it.
+
+    Raises:
+        ValueError: naming the sites and what to do.
+    """
+    latents = find_latents(model_trace, "ImplicitELBO")
+    drawn = {
+        name
+        for name, site in guide_trace.items()
+        if is_drawn(site) and not site["infer"].get("is_auxiliary", False)
+    }
+    missing = [name for name in latents if name not in drawn]
+    if missing:
+        hint = ""
+        others = [n for n in missing if guide_trace.get(n, {}).get("type") == "deterministic"]
+        if others:
+            hint = f" ({others} are deterministic there: use Implicit(value) sample sites)"
+        raise ValueError(
+            f"guide: expected a sample site for every latent of the model; got none for "
+            f"{missing}{hint}"
+        )
+    extra = sorted(drawn - set(latents))
+    if extra:
+        raise ValueError(
+            f"guide: expected only the model's latents {sorted(latents)} and auxiliary sites; "
+            f"got {extra} besides. Mark noise with infer={{'is_auxiliary': True}}"
+        )
+    for name, site in latents.items():
+        _check_site(site, guide_trace[name], model_trace, guide_trace)
+
+
+def _check_site(
+    model_site: dict[str, Any],
+    guide_site: dict[str, Any],
+    model_trace: dict[str, Any],
+    guide_trace: dict[str, Any],
+) -> None:
+    name, fn = model_site["name"], model_site["fn"]
+    sample_shape = tuple(model_site["kwargs"].get("sample_shape", ()))
+    model_shape = sample_shape + tuple(fn.batch_shape) + tuple(fn.event_shape)
+    guide_shape = jnp.shape(guide_site["value"])
+    if model_shape != guide_shape:
+        raise ValueError(
+            f"guide: expected shape {model_shape} at site '{name}', as the model has it; "
+            f"got {guide_shape}. Under a plate the site's own shape goes into event_dim: "
+            "Implicit(value, event_dim=1) for one vector"
+        )
+    in_model, in_guide = (
+        {frame.name: (frame.size, num_rows(trace, frame)) for frame in site["cond_indep_stack"]}
+        for site, trace in ((model_site, model_trace), (guide_site, guide_trace))
+    )
+    for plate, (size, full_size) in in_model.items():
+        if size != full_size and in_guide.get(plate) != (size, full_size):
+            raise ValueError(
+                f"guide: expected '{name}' in plate '{plate}', which draws {size} of {full_size} "
+                f"in the model; got it {_described(in_guide.get(plate))}. Write the same plate, "
+                "with the same sizes, in the guide"
+            )
+    for plate, (size, full_size) in in_guide.items():
+        if size != full_size and plate not in in_model:
+            raise ValueError(
+                f"guide: expected '{name}' outside subsampled plates, as the model has it; got it "
+                f"in plate '{plate}', which draws {size} of {full_size}"
+            )
+    expected = math.prod(full_size / size for size, full_size in in_guide.values())
+    if not _is_scaled_by(guide_site["scale"], expected):
+        raise ValueError(
+            f"guide: expected latent sites unscaled but for subsampled plates; got '{name}' under "
+            "a scale handler. Remove it: the entropy is that of all latents"
+        )
+
+
+def _described(sizes: tuple[int, int] | None) -> str:
+    if sizes is None:
+        return "outside that plate"
+    return f"in one that draws {sizes[0]} of {sizes[1]}"
+
+
+def _is_scaled_by(scale: Any, expected: float) -> bool:
+    if scale is None or is_identically_one(scale):
+        return expected == 1.0
+    # Plates multiply plain numbers; an array comes from a handler.
+    return isinstance(scale, int | float) and math.isclose(scale, expected, rel_tol=1e-6)
+
+
+def _is_masked(fn: Distribution) -> bool:
+    return any(isinstance(layer, MaskedDistribution) for layer in layers(fn))
+
+
+def num_rows(trace: dict[str, Any], frame: Any) -> int:
+    """How many rows the plate of a frame has, drawn or not."""
+    # Plates inside control flow leave no trace, and are not subsampled.
+    return trace[frame.name]["args"][0] if frame.name in trace else frame.size
+
+
+def check_draws(name: str, fn: Distribution, site: Site) -> None:
+    """Raise for draws without a derivative, and for copies of one draw."""
+    if not fn.has_rsample:
+        raise ValueError(
+            f"guide: expected draws that are differentiable in the parameters; got '{name}' from "
+            f"{type(fn).__name__}, which has no reparameterized sampler. Use another distribution"
+        )
+    if _is_masked(fn):
+        raise ValueError(
+            f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
+            "mask observed sites only: latents behind no data then follow their prior"
+        )
+    fn = layers(fn)[-1]
+    if isinstance(fn, Implicit) and site.size > jnp.size(fn.value):
+        raise ValueError(
+            f"guide: expected a number for each of the {site.size} coordinates of '{name}'; got "
+            f"Implicit(value) with value of shape {jnp.shape(fn.value)}, which a plate or "
+            "sample_shape repeats. Copies have no density: give value the site's shape"
+        )
+
+
+def check_subsampling(block: Block, sites: dict[str, Site]) -> None:
+    """Rows that are left out need an entropy too, which only independence of rows gives."""
+    for name in (*block.sites, *block.parents):
+        for frame in sites[name].frames:
+            if frame.size == frame.full_size or frame.name in block.plates:
+                continue
+            drawn = f"plate '{frame.name}', which draws {frame.size} of {frame.full_size}"
+            if name in block.sites:
+                raise ValueError(
+                    f"guide: expected latent sites in subsampled plates to have noise of their "
+                    f"own in the plate; got '{name}' in {drawn}, computed from noise outside. "
+                    "Draw its noise inside the plate"
+                )
+            raise ValueError(
+                f"guide: expected latent sites outside subsampled plates not to depend on those "
+                f"inside; got {list(block.sites)}, computed from '{name}' in {drawn}"
+            )

@@ -1,0 +1,1 @@
+"""Pytrees, checks, linear algebra, precision, sharding and random keys."""

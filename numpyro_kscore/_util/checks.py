@@ -1,0 +1,118 @@
+"""Checks of input, in one place."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = [
+    "as_points",
+    "as_scored",
+    "check_choice",
+    "check_count",
+    "check_positive",
+    "is_concrete",
+    "with_jax_leaves",
+]
+
+T = TypeVar("T")
+
+
+def is_concrete(x: Any) -> bool:
+    """Whether ``x`` is a number or array whose value is known now (not a tracer)."""
+    if isinstance(x, bool) or isinstance(x, jax.core.Tracer):
+        return False
+    return isinstance(x, int | float | np.ndarray | np.generic | jax.Array)
+
+
+def check_positive(name: str, x: Any) -> None:
+    """Raise ``ValueError`` if ``x`` is concrete and not a positive finite number."""
+    if isinstance(x, str):
+        raise ValueError(f"{name}: expected a positive finite number; got {x!r}")
+    if is_concrete(x):
+        value = np.asarray(x)
+        if not np.all(np.isfinite(value) & (value > 0)):
+            raise ValueError(f"{name}: expected a positive finite number; got {x}")
+
+
+def check_count(name: str, x: Any, minimum: int = 1) -> None:
+    """Raise unless ``x`` is a Python integer of at least ``minimum``."""
+    if isinstance(x, bool) or not isinstance(x, int | np.integer):
+        raise TypeError(f"{name}: expected an integer; got {x!r} of type {type(x).__name__}")
+    if x < minimum:
+        raise ValueError(f"{name}: expected an integer of at least {minimum}; got {x}")
+
+
+def check_choice(name: str, x: Any, choices: tuple[Any, ...]) -> None:
+    """Raise ``ValueError`` unless ``x`` is one of ``choices``."""
+    if not any(x is c or (isinstance(x, str) and x == c) for c in choices):
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}; got {x!r}")
+
+
+def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> jax.Array:
+    """``x`` as a floating-point array of shape (n, d), checked.
+
+    Raises:
+        TypeError: for a dtype other than float32 and float64.
+        ValueError: for a wrong rank or dimension, fewer than ``minimum`` rows, or, outside
+            ``jit``, entries that are not finite.
+    """
+    if not isinstance(x, jax.Array):
+        x = np.asarray(x)
+    if x.dtype not in (jnp.float32, jnp.float64):
+        raise TypeError(
+            f"{name}: expected an array of float32 or float64, of shape (n, d); got dtype "
+            f"{x.dtype}. Convert it with .astype('float32')"
+        )
+    if x.ndim != 2:
+        raise ValueError(
+            f"{name}: expected shape (n, d), one draw a row; got shape {x.shape}. "
+            "Reshape scalar draws to (n, 1)"
+        )
+    if x.shape[1] < 1 or (dim is not None and x.shape[1] != dim):
+        want = "at least 1" if dim is None else str(dim)
+        raise ValueError(f"{name}: expected {want} column(s); got shape {x.shape}")
+    if x.shape[0] < minimum:
+        raise ValueError(f"{name}: expected at least {minimum} rows; got shape {x.shape}")
+    if is_concrete(x) and (bad := _count_rows_not_finite(x)):
+        raise ValueError(
+            f"{name}: expected finite values; got {bad} row(s) with NaN or infinity out of "
+            f"{x.shape[0]}. Remove them, or find what produced them"
+        )
+    return _as_jax(x)
+
+
+def _count_rows_not_finite(x: Any) -> int:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        # Rows in other processes cannot be fetched; all processes count them together.
+        return int(jnp.sum(~jnp.all(jnp.isfinite(x), axis=1)))
+    return int(np.sum(~np.isfinite(np.asarray(x)).all(axis=1)))
+
+
+def as_scored(samples: Any, scores: Any, minimum: int = 1) -> tuple[jax.Array, jax.Array]:
+    """Draws and the model's score at them, both (n, d), checked and of one precision.
+
+    Raises:
+        TypeError: for a dtype that is not real floating point.
+        ValueError: see :func:`as_points`; and if the shapes differ.
+    """
+    x = as_points("samples", samples, minimum=minimum)
+    s = as_points("scores", scores)
+    if x.shape != s.shape:
+        raise ValueError(f"scores: expected shape {x.shape}, that of the samples; got {s.shape}")
+    return x, s.astype(x.dtype)
+
+
+def with_jax_leaves(tree: T) -> T:
+    """The tree with its NumPy arrays turned into JAX arrays."""
+    return jax.tree.map(_as_jax, tree)
+
+
+def _as_jax(x: Any) -> Any:
+    # JAX 0.10 to 0.12 remembers what it makes of a NumPy array by the array alone, not by the
+    # precision too, as long as a program uses it: in the other precision the same array then has
+    # the wrong dtype. A copy is an array JAX has not seen.
+    return jnp.asarray(x.copy()) if isinstance(x, np.ndarray) else x

@@ -1,0 +1,136 @@
+"""Factorizations that are safe and fast on CPU.
+
+Safe: jaxlib splits a batched LAPACK call over its own thread pool and blocks a thread of that pool
+until the parts are done. Two such calls that run at once on a machine with two cores therefore
+wait for each other for ever (seen with jaxlib 0.10.2: two batched ``eigh`` in one program). Under
+``vmap`` the functions here loop over the batch instead; the matrices are small, and a loop costs
+little.
+
+Fast: LAPACK's own threads (OpenBLAS's) go on spinning for a while after a call that used them, and
+take the cores from everything that comes next. On two cores one such call in a step doubled the
+time of whole fits (docs/performance). Calls of the sizes that occur in a step stay below what
+OpenBLAS divides: 1024 numbers on the right of a triangular solve, so that triangles are inverted
+by blocks here; eigenproblems of 25; Cholesky factors of about 200.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import sequential_vmap
+from jax.scipy.linalg import block_diag, solve_triangular
+
+from numpyro_kscore._util.precision import full_precision
+
+__all__ = ["cholesky", "eigh", "inverse_root", "invert_lower", "qr"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Rows of a triangle that one LAPACK call inverts: 31² numbers are solved for by one thread.
+BLOCK = 31
+
+
+def _looped(fn: F) -> F:
+    """``fn``, with its batches under ``vmap`` taken one after another."""
+    sequential = sequential_vmap(fn)
+    wrapped = jax.custom_jvp(lambda *args: sequential(*args))
+
+    # sequential_vmap knows no reverse mode, so derivatives are those of the plain function.
+    @wrapped.defjvp
+    def _rule(primals: Any, tangents: Any) -> Any:
+        return wrapped(*primals), jax.jvp(fn, primals, tangents)[1]
+
+    return wrapped  # type: ignore[return-value]
+
+
+@_looped
+def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues, ascending, and eigenvectors (columns) of a symmetric matrix."""
+    values, vectors = jnp.linalg.eigh(a)
+    return values, vectors
+
+
+@_looped
+def cholesky(a: jax.Array) -> jax.Array:
+    """Lower Cholesky factor."""
+    return jnp.linalg.cholesky(a)
+
+
+@_looped
+def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Reduced QR factorization."""
+    q, r = jnp.linalg.qr(a)
+    return q, r
+
+
+@jax.custom_jvp
+@full_precision
+def invert_lower(factor: jax.Array) -> jax.Array:
+    """The inverse of a lower triangular matrix (d, d), by blocks: d³/3 multiplications.
+
+    As exact as forward substitution where the inverse is multiplied by once, and what is divided
+    over threads is matrix products, by XLA.
+    """
+    dim = factor.shape[0]
+    count = 2 ** max(0, math.ceil(math.log2(dim / BLOCK)))
+    size = -(-dim // count)
+    padding = count * size - dim
+    padded = block_diag(factor, jnp.eye(padding, dtype=factor.dtype))
+
+    inverses = jax.vmap(_invert_block)(_along_diagonal(padded, size))
+    while count > 1:
+        count //= 2
+        first, last = inverses[0::2], inverses[1::2]
+        below = _along_diagonal(padded, 2 * size)[:, size:, :size]
+        across = -last @ (below @ first)
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=2)
+        inverses = jnp.concatenate([upper, jnp.concatenate([across, last], axis=2)], axis=1)
+        size *= 2
+    return inverses[0, :dim, :dim]
+
+
+@invert_lower.defjvp
+@full_precision
+def _invert_lower_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    inverse = invert_lower(*primals)
+    return inverse, -inverse @ (jnp.tril(tangents[0]) @ inverse)
+
+
+def _along_diagonal(matrix: jax.Array, size: int) -> jax.Array:
+    """Square blocks along the diagonal, (count, size, size)."""
+    count = matrix.shape[0] // size
+    blocks = matrix.reshape(count, size, count, size)
+    return jnp.moveaxis(jnp.diagonal(blocks, axis1=0, axis2=2), -1, 0)
+
+
+@sequential_vmap
+def _invert_block(factor: jax.Array) -> jax.Array:
+    return solve_triangular(factor, jnp.eye(factor.shape[0], dtype=factor.dtype), lower=True)
+
+
+@jax.custom_jvp
+def inverse_root(a: jax.Array, shift: jax.Array, least: jax.Array) -> jax.Array:
+    """W with ``W Wᵀ = (a + shift)⁻¹`` for a positive semi-definite matrix, up to a rotation.
+
+    Columns are zero where an eigenvalue of ``a + shift`` does not exceed ``least``. The
+    derivative keeps to that rank, and is that of W up to a rotation: equal eigenvalues, whose
+    eigenvectors have none, do not matter.
+    """
+    sigma, vectors = eigh(a)
+    sigma = jnp.maximum(sigma, 0.0) + shift
+    # A NaN is kept: it must not look like a direction left out.
+    keep = ~(sigma <= least)
+    return vectors * jnp.where(keep, lax.rsqrt(jnp.where(keep, sigma, 1.0)), 0.0)
+
+
+@inverse_root.defjvp
+def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    a, shift, _ = primals
+    root = inverse_root(*primals)
+    change = tangents[0] + tangents[1] * jnp.eye(a.shape[0], dtype=a.dtype)
+    # d(W Wᵀ) = -W Wᵀ da W Wᵀ is shared out evenly.
+    return root, -0.5 * root @ (root.T @ change @ root)

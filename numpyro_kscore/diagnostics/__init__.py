@@ -1,0 +1,52 @@
+"""Diagnostics of guides without a density: tests, importance weights, distances and plots."""
+
+from numpyro_kscore.diagnostics._arviz import to_arviz
+from numpyro_kscore.diagnostics._diagnose import (
+    Diagnosis,
+    diagnose,
+    fisher_divergence,
+    spread_ratios,
+    vsbc,
+)
+from numpyro_kscore.diagnostics._discrepancy import Discrepancy, stein_discrepancy
+from numpyro_kscore.diagnostics._distances import mmd_squared, sliced_wasserstein
+from numpyro_kscore.diagnostics._draws import GuideDraws, evaluate_guide
+from numpyro_kscore.diagnostics._khat import KhatEstimate, khat
+from numpyro_kscore.diagnostics._pareto import importance_resample, pareto_smooth, weight_ess
+from numpyro_kscore.diagnostics._plots import (
+    plot_convergence,
+    plot_pairs,
+    plot_score_field,
+    plot_vsbc,
+    plot_weights,
+)
+from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
+
+__all__ = [
+    "Diagnosis",
+    "Discrepancy",
+    "GuideDraws",
+    "JumpTest",
+    "KhatEstimate",
+    "SteinTest",
+    "diagnose",
+    "evaluate_guide",
+    "fisher_divergence",
+    "importance_resample",
+    "khat",
+    "ksd",
+    "mmd_squared",
+    "mode_jump_test",
+    "pareto_smooth",
+    "plot_convergence",
+    "plot_pairs",
+    "plot_score_field",
+    "plot_vsbc",
+    "plot_weights",
+    "sliced_wasserstein",
+    "spread_ratios",
+    "stein_discrepancy",
+    "to_arviz",
+    "vsbc",
+    "weight_ess",
+]

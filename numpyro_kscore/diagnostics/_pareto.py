@@ -1,0 +1,129 @@
+"""Importance weights by themselves: Pareto smoothing, effective number, resampling.
+
+The weights of a guide q against a posterior p are ``w = p/q``. The shape k of the generalized
+Pareto distribution of the largest of them says whether q can stand for p (Vehtari, Simpson, Gelman,
+Yao and Gabry 2024; Yao, Vehtari, Simpson and Gelman 2018): below 0.7 averages under q can be
+corrected by the weights, above they cannot. It does not depend on the constants that log p and an
+energy lack. The smoothing itself is ArviZ's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.keys import key_apart
+
+__all__ = ["GOOD_KHAT", "importance_resample", "pareto_smooth", "smoother", "weight_ess"]
+
+GOOD_KHAT = 0.7
+# Log weights that differ by less are those of one and the same density: there is no tail to fit.
+CONSTANT = 1e-2
+
+
+def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
+    """Pareto-smoothed log weights, normalized, and k̂; by ArviZ, whichever version there is.
+
+    Args:
+        log_weights: (n,), n at least 25, finite; a constant is of no matter.
+
+    Returns:
+        Log weights whose exponentials sum to 1, (n,), and k̂; ``-inf`` for equal weights.
+
+    Raises:
+        ImportError: without ArviZ.
+        ValueError: for another shape, or numbers that are not finite.
+    """
+    values = np.asarray(log_weights, np.float64)
+    if values.ndim != 1 or values.shape[0] < 25 or not np.all(np.isfinite(values)):
+        raise ValueError(
+            f"log_weights: expected at least 25 finite numbers of shape (n,); got shape "
+            f"{values.shape}, {int(np.sum(~np.isfinite(values)))} of them not finite"
+        )
+    values = values - np.max(values)
+    if np.ptp(values) < CONSTANT:
+        return values - np.log(np.sum(np.exp(values))), -np.inf
+    smoothed, shape = smoother()(values)
+    smoothed = np.asarray(smoothed, np.float64)
+    return smoothed - np.logaddexp.reduce(smoothed), float(shape)
+
+
+def smoother() -> Any:
+    """ArviZ's smoothing of log weights, whichever version there is.
+
+    Raises:
+        ImportError: without ArviZ.
+    """
+    try:
+        from arviz_stats.base import array_stats
+    except ImportError:
+        pass
+    else:
+        # There the argument is a log likelihood: the weights are its inverse.
+        return lambda values: array_stats.psislw(-values)
+    try:
+        from arviz import psislw
+    except ImportError as error:
+        raise ImportError(
+            "khat: expected ArviZ for Pareto smoothing; got none installed. "
+            'Run: pip install "numpyro-kscore[arviz]"'
+        ) from error
+    return psislw
+
+
+def weight_ess(log_weights: Any) -> float:
+    """Effective number of draws of some weights, ``(Σw)²/Σw²`` (Kong 1992).
+
+    Args:
+        log_weights: logarithms of weights, (n,), finite or -inf, any constant missing.
+
+    Returns:
+        A number from 1 to n.
+    """
+    values = np.asarray(log_weights, np.float64)
+    weights = np.exp(values - np.max(values))
+    return float(np.sum(weights) ** 2 / np.sum(weights**2))
+
+
+def importance_resample(
+    rng_key: Array, values: Any, log_weights: Any, num_samples: int | None = None
+) -> Any:
+    """Draws of the posterior from those of a guide: resampled by Pareto-smoothed weights.
+
+    Meant for k̂ below 0.7. Draws are taken with replacement, by systematic resampling, which adds
+    the least noise; of n draws with effective number m, most occur n/m times.
+
+    Args:
+        rng_key: random key.
+        values: an array or pytree of arrays with leading axis n.
+        log_weights: (n,), from :func:`khat`.
+        num_samples: how many draws to return; by default n.
+
+    Returns:
+        The same tree, with leading axis ``num_samples``.
+
+    Raises:
+        ValueError: for weights of another length.
+        ImportError: without ArviZ.
+    """
+    weights = np.exp(pareto_smooth(log_weights)[0])
+    n = weights.shape[0]
+    for leaf in jax.tree.leaves(values):
+        if jnp.shape(leaf)[:1] != (n,):
+            raise ValueError(
+                f"values: expected {n} draws along the first axis, one a weight; got shape "
+                f"{jnp.shape(leaf)}"
+            )
+    count = n if num_samples is None else num_samples
+    check_count("num_samples", count)
+    offset = float(jax.random.uniform(rng_key))
+    levels = (np.arange(count) + offset) / count
+    rows = np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), levels), n - 1)
+    # In random order: neighbors would be copies of each other.
+    rows = np.asarray(jax.random.permutation(key_apart(rng_key, 1), jnp.asarray(rows)))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], values)

@@ -1,0 +1,46 @@
+"""Score estimation from samples: the general estimator, and the published ones by name."""
+
+from numpyro_kscore.estimators._density import KernelExponentialFamily
+from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._fitting import AtSamples
+from numpyro_kscore.estimators._info import ScoreInfo, Selection
+from numpyro_kscore.estimators._landmarks import Landmarks
+from numpyro_kscore.estimators._presets import (
+    kef,
+    kef_cg,
+    landweber,
+    nkef,
+    nu_method,
+    spectral_cutoff,
+    ssge,
+    stein,
+    truncated_tikhonov,
+)
+from numpyro_kscore.estimators._score import Score
+from numpyro_kscore.estimators._selection import AutoBandwidth, Median
+from numpyro_kscore.estimators._stein import RefitEstimator, RefitScore
+from numpyro_kscore.estimators._subset import Subset
+
+__all__ = [
+    "AtSamples",
+    "AutoBandwidth",
+    "KernelExponentialFamily",
+    "Landmarks",
+    "Median",
+    "RefitEstimator",
+    "RefitScore",
+    "Score",
+    "ScoreEstimator",
+    "ScoreInfo",
+    "Selection",
+    "Subset",
+    "kef",
+    "kef_cg",
+    "landweber",
+    "nkef",
+    "nu_method",
+    "spectral_cutoff",
+    "ssge",
+    "stein",
+    "truncated_tikhonov",
+]

@@ -1,0 +1,129 @@
+"""Base scores: what an estimate is shrunk to, and returns to far from the samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_kscore._util.checks import as_points
+from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._coordinates import Coordinates
+
+__all__ = ["Base", "DistributionBase", "FunctionBase", "GaussianBase", "ValuesBase", "ZeroBase"]
+
+UNKNOWN = (
+    "{what}: expected a base score that is known away from the samples; got base_scores as "
+    "values at the samples. Use score.{alternative}(x) for the difference from the base, or fit "
+    "with base=a callable or a distribution"
+)
+
+
+@pytree
+class Base:
+    """A base score s0, as far as it is known.
+
+    Attributes:
+        at_samples: s0 at the samples, (n, d); None stands for zero.
+        held_out: factors (n,) that turn s0 at each sample into what it would be without this
+            sample; None where s0 does not depend on the samples.
+    """
+
+    at_samples: jax.Array | None = None
+    held_out: jax.Array | None = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        """s0 at ``x``: (m, d) -> (m, d)."""
+        return jnp.zeros_like(x)
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        """A function with gradient s0: (m, d) -> (m,)."""
+        return jnp.zeros_like(x[:, 0])
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        """div s0: (m, d) -> (m,)."""
+        dim = x.shape[1]
+
+        def trace(point: jax.Array) -> jax.Array:
+            return jnp.trace(jax.jacfwd(lambda p: self.score(p[None])[0])(point).reshape(dim, dim))
+
+        return jax.vmap(trace)(x)
+
+
+@pytree
+class ZeroBase(Base):
+    """No base: the estimators of the paper."""
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(x[:, 0])
+
+
+@pytree
+class ValuesBase(Base):
+    """Known at the samples only."""
+
+    def score(self, x: jax.Array) -> jax.Array:
+        raise ValueError(UNKNOWN.format(what="score(x)", alternative="residual"))
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        raise ValueError(UNKNOWN.format(what="log_density", alternative="residual_potential"))
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        raise ValueError(UNKNOWN.format(what="divergence", alternative="residual_divergence"))
+
+
+@pytree
+class FunctionBase(Base):
+    """A score function, (m, d) -> (m, d): a pytree, such as another score, or wrapped in one."""
+
+    function: Any = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        return as_points("base(x)", self.function(x), dim=x.shape[1])
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        raise ValueError(
+            "log_density: expected a base with a density; got a score function. Use base=a "
+            "NumPyro distribution, base='gaussian', or score.residual_potential(x)"
+        )
+
+
+@pytree
+class DistributionBase(Base):
+    """A NumPyro distribution with event shape (d,)."""
+
+    distribution: Any = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        return jax.vmap(jax.grad(self.distribution.log_prob))(x)
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        return self.distribution.log_prob(x)
+
+
+@pytree
+class GaussianBase(Base):
+    """The Gaussian with the samples' mean and a covariance shrunk by held-out score matching."""
+
+    coordinates: Coordinates | None = None
+
+    def score(self, x: jax.Array) -> jax.Array:
+        map_ = self.whitening()
+        return -map_.scores_from_kernel(map_.to_kernel(x))
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        map_ = self.whitening()
+        z = map_.to_kernel(x)
+        log_norm = 0.5 * x.shape[1] * jnp.log(2 * jnp.pi) + map_.log_det()
+        return -0.5 * jnp.sum(z * z, axis=1) - log_norm
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        factor = self.whitening().factor()
+        return jnp.full_like(x[:, 0], -jnp.sum(factor * factor))
+
+    def whitening(self) -> Coordinates:
+        """The map that makes it a standard Gaussian."""
+        if self.coordinates is None:
+            raise ValueError("coordinates: expected the samples' coordinates; got None")
+        return self.coordinates

@@ -1,0 +1,91 @@
+"""What happened in a fit, as data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["ScoreInfo", "Selection"]
+
+# The error of the estimate is up to ten times the residual (measured, ν-method), so this stands
+# for about 1 %, well below the statistical error at any affordable n.
+RESIDUAL_TOLERANCE = 1e-3
+
+
+class Selection(NamedTuple):
+    """What an automatic choice saw, b bandwidths by p strengths.
+
+    Attributes:
+        strengths: λ or the number of steps, (p,), strongest first; the first stands for the base
+            score alone (λ = ∞, no steps).
+        bandwidths: in standardized units, (b,).
+        loss: held-out score-matching loss less that of the base, in standardized units, (b, p);
+            infinite where it is not finite, NaN for fewer than 4 samples, which are not judged.
+        standard_error: of the loss's difference from the least at that bandwidth, (b, p).
+        row: index of the chosen bandwidth.
+        column: index of the chosen strength.
+    """
+
+    strengths: jax.Array
+    bandwidths: jax.Array
+    loss: jax.Array
+    standard_error: jax.Array
+    row: jax.Array
+    column: jax.Array
+
+    @property
+    def strength(self) -> jax.Array:
+        """The chosen λ or number of steps."""
+        return _entry(self.strengths, self.column)
+
+    @property
+    def bandwidth(self) -> jax.Array:
+        """The chosen bandwidth, in standardized units."""
+        return _entry(self.bandwidths, self.row)
+
+
+def _entry(values: jax.Array, index: jax.Array) -> jax.Array:
+    """``values[index]``, also where ``vmap`` has put axes in front of both."""
+    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+
+class ScoreInfo(NamedTuple):
+    """What happened in a fit, as data: nothing raises under ``jit``.
+
+    Attributes:
+        steps: products with the Gram operator.
+        residual: relative residual of the solver; 0 where it is direct.
+        bandwidth: in standardized units.
+        spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regularizer and was
+            divided by ρ (never with ``normalize=True``).
+        finite: whether all values at the samples are finite.
+        choice: what an automatic choice of regularization or bandwidth saw and took, or None.
+    """
+
+    steps: jax.Array
+    residual: jax.Array
+    bandwidth: jax.Array
+    spectral_scale: jax.Array
+    finite: jax.Array
+    choice: Selection | None = None
+
+    @property
+    def converged(self) -> jax.Array:
+        """Whether the values are finite and the residual is below 1e-3."""
+        return self.finite & (self.residual < RESIDUAL_TOLERANCE)
+
+    def raise_if_failed(self) -> None:
+        """Raise ``FloatingPointError`` if the fit failed. Call it outside ``jit``."""
+        if not bool(self.finite):
+            raise FloatingPointError(
+                "score fit: expected finite values; got NaN or infinity. Look for samples or "
+                "base scores that are not finite, or so large that squares overflow"
+            )
+        if not bool(self.converged):
+            raise FloatingPointError(
+                f"score fit: expected a residual below {RESIDUAL_TOLERANCE:g}; got "
+                f"{float(self.residual):.2g} after {int(self.steps)} steps. Give the solver more "
+                "steps, regularize more, or use Dense() for a small problem"
+            )

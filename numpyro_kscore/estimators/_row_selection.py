@@ -1,0 +1,105 @@
+"""Which of many samples to use: a number of them, a fraction, or given rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.pytree import pytree, static
+
+__all__ = ["RowSelection"]
+
+
+@pytree
+class RowSelection:
+    """Some of the samples. Give one of count, fraction and indices.
+
+    Attributes:
+        count: how many.
+        fraction: the fraction of the samples, in (0, 1], rounded up.
+        indices: rows of the samples, distinct integers, shape (m,). A leaf.
+        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
+            take evenly spaced rows. A leaf.
+    """
+
+    count: int | None = static(default=None)
+    fraction: float | None = static(default=None)
+    indices: Any = None
+    key: Any = None
+
+    # What the argument is called that holds them.
+    argument: ClassVar[str] = "rows"
+
+    def __post_init__(self) -> None:
+        # The entries of a list would be leaves of their own.
+        if isinstance(self.indices, list | tuple):
+            object.__setattr__(self, "indices", np.asarray(self.indices))
+        if self.count is not None:
+            check_count("count", self.count)
+        if self.fraction is not None:
+            check_positive("fraction", self.fraction)
+            if self.fraction > 1:
+                raise ValueError(f"fraction: expected a number in (0, 1]; got {self.fraction}")
+
+    def check(self, num_samples: int) -> int:
+        """How many there are among so many samples.
+
+        Raises:
+            ValueError: for none or several of count, fraction and indices, more rows than samples,
+                or indices that are concrete and repeated or out of range.
+            TypeError: for indices that are not integers.
+        """
+        given = {"count": self.count, "fraction": self.fraction, "indices": self.indices}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            raise ValueError(
+                f"{self.argument}: expected one of count, fraction and indices; got "
+                f"{' and '.join(names) or 'none of them'}"
+            )
+        if self.indices is not None:
+            size = self._check_indices(num_samples)
+        elif self.fraction is not None:
+            # What rounding adds to fraction · n must not make one more.
+            size = math.ceil(self.fraction * num_samples - 1e-9)
+        else:
+            size = int(self.count)  # type: ignore[arg-type]
+        if size > num_samples:
+            raise ValueError(
+                f"{self.argument}: expected at most as many as there are samples, {num_samples}; "
+                f"got {size}. Use {self.argument}=None for all of them"
+            )
+        return size
+
+    def _check_indices(self, num_samples: int) -> int:
+        indices = self.indices if isinstance(self.indices, jax.Array) else np.asarray(self.indices)
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise TypeError(f"indices: expected integers; got dtype {indices.dtype}")
+        if indices.ndim != 1 or indices.shape[0] < 1:
+            raise ValueError(f"indices: expected shape (m,) with m >= 1; got {indices.shape}")
+        if self.key is not None:
+            raise ValueError("key: expected None beside indices; got a key. Drop one of the two")
+        if is_concrete(indices):
+            values = np.asarray(indices)
+            if values.min() < 0 or values.max() >= num_samples:
+                raise ValueError(
+                    f"indices: expected values in [0, {num_samples}); got values from "
+                    f"{values.min()} to {values.max()}"
+                )
+            if np.unique(values).size < values.size:
+                repeated = values.size - np.unique(values).size
+                raise ValueError(f"indices: expected distinct values; got {repeated} repeated")
+        return int(indices.shape[0])
+
+    def select(self, num_samples: int) -> jax.Array:
+        """Rows of the samples, shape (m,)."""
+        size = self.check(num_samples)
+        if self.indices is not None:
+            return jnp.asarray(self.indices)
+        if self.key is not None:
+            return jax.random.choice(self.key, num_samples, (size,), replace=False)
+        return jnp.asarray((2 * np.arange(size) + 1) * num_samples // (2 * size))

@@ -1,0 +1,145 @@
+"""Automatic choice of the regularization and the bandwidth, by held-out score matching.
+
+The samples are dealt into two halves. A fit to one is judged at the other by the score-matching
+loss ``J = E[½|ŝ|² + div ŝ]``, which is the error ``½ E|ŝ - s|²`` up to a constant and needs no
+density. One Krylov space gives the losses of a whole path of regularizations, so that the curve
+costs about as much as the fit it is made for.
+
+Of all members whose loss is within one standard error of the least, the strongest regularization
+is chosen: held-out losses are noisy, and too little regularization costs far more than too much
+(docs/accuracy).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+
+from numpyro_kscore._util.checks import check_positive
+from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._heldout import HeldOutProblem, PathMember, held_out_losses
+from numpyro_kscore.estimators._info import Selection
+from numpyro_kscore.kernels._contract import Kernel
+from numpyro_kscore.regularizers._filters import Regularizer, Tikhonov
+from numpyro_kscore.solvers._spectrum import Decomposer
+
+__all__ = ["AutoBandwidth", "Median", "choose"]
+
+# More samples than these are not looked at for the choice: half of them in a fit.
+CHOICE_POINTS = 2048
+# With fewer there is nothing to hold out.
+FEWEST_POINTS = 4
+
+
+@pytree
+class Median:
+    """Bandwidth rule: the median distance between samples, times a factor.
+
+    Args:
+        factor: positive multiplier.
+    """
+
+    factor: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("factor", self.factor)
+
+
+@pytree
+class AutoBandwidth:
+    """Bandwidth rule: the multiple of the median distance with the least held-out loss.
+
+    Args:
+        factors: positive multiples that are tried; each costs as much as the fit itself.
+    """
+
+    factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0))
+
+    def __post_init__(self) -> None:
+        # A static field must be hashable, which lists and arrays are not.
+        factors = tuple(float(factor) for factor in np.atleast_1d(self.factors))
+        if not factors:
+            raise ValueError("factors: expected at least one multiple; got none")
+        check_positive("factors", np.array(factors))
+        object.__setattr__(self, "factors", factors)
+
+
+def choose(
+    kernel: Kernel,
+    family: Regularizer,
+    solver: Decomposer,
+    problem: HeldOutProblem,
+    bandwidths: jax.Array,
+    normalize: bool,
+    sharding: NamedSharding | None = None,
+) -> tuple[Selection, PathMember]:
+    """Choose a bandwidth among some, and the strength if ``family`` leaves it open.
+
+    Args:
+        kernel: the kernel at unit bandwidth.
+        family: a regularizer, its strength ``"auto"`` or not.
+        solver: whose Krylov space is used.
+        problem: the samples; the choice uses at most 2048 of them, evenly spaced.
+        bandwidths: what is tried, (b,), in standardized units.
+        normalize: whether the kernel is divided by its trace.
+        sharding: how samples are divided over devices, or None.
+
+    Returns:
+        The choice, and the regularizer it amounts to.
+    """
+    bound = 1.0 / problem.dim if normalize else None
+    unchosen = PathMember(family, jnp.asarray(0), bound)
+    dtype = problem.points.dtype
+    strengths = _strengths(family, bound, dtype)
+    n = problem.points.shape[0]
+    stride, tried = -(-n // CHOICE_POINTS), bandwidths
+    problem = jax.tree.map(lambda a: a[::stride] if jnp.ndim(a) else a, problem)
+
+    if problem.points.shape[0] < FEWEST_POINTS:
+        # Nothing can be held out: the strongest member that estimates at all.
+        shape = (bandwidths.shape[0], strengths.shape[0])
+        unknown = jnp.full(shape, jnp.nan, dtype)
+        index = jnp.asarray(1)
+        choice = Selection(strengths, tried, unknown, unknown, jnp.asarray(0), index)
+        return choice, dataclasses.replace(unchosen, index=index)
+
+    def losses(bandwidth: jax.Array) -> jax.Array:
+        values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
+        # Fields are in units of the inverse bandwidth. In units of the first one losses can be
+        # compared, and their squares neither underflow nor overflow.
+        return values * (bandwidths[0] / bandwidth) ** 2
+
+    # A choice has no derivative, and what it is made from is not differentiated either.
+    # The dimension stays a number, which programs depend on.
+    problem = lax.stop_gradient(problem)._replace(dim=problem.dim)
+    bandwidths = lax.stop_gradient(bandwidths)
+    values = lax.map(losses, bandwidths)
+    # What is not finite is never chosen.
+    values = jnp.where(jnp.isfinite(values), values, jnp.inf)
+    loss = jnp.mean(values, axis=2)
+    # The base alone is a member of the path only where its strength is open.
+    admissible = loss if family.is_auto else loss.at[:, 0].set(jnp.inf)
+    row = jnp.argmin(jnp.min(admissible, axis=1))
+    least = jnp.argmin(admissible, axis=1)
+    best = jnp.take_along_axis(values, least[:, None, None], axis=1)
+    error = jnp.std(values - best, axis=2) / values.shape[2] ** 0.5
+    error = jnp.where(jnp.isfinite(error), error, jnp.inf)
+    within = admissible[row] - admissible[row, least[row]] <= error[row]
+    within = within & jnp.isfinite(admissible[row])
+    # Where nothing is finite, the strongest there is.
+    index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if family.is_auto else 1)
+    unit = bandwidths[0] ** 2
+    choice = Selection(strengths, tried, loss / unit, error / unit, row, index)
+    return choice, dataclasses.replace(unchosen, index=index)
+
+
+def _strengths(family: Regularizer, bound: float | None, dtype: Any) -> jax.Array:
+    path = [member.strength() for member in family.path(bound)]
+    nothing = jnp.inf if isinstance(family, Tikhonov) else 0.0
+    return jnp.stack([jnp.asarray(value, dtype) for value in (nothing, *path)])

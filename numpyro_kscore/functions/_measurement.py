@@ -1,0 +1,176 @@
+"""Inference over functions: their values at measurement points are an ordinary latent site.
+
+A random function has no density, but its values at m points do, and two random functions are equal
+if they are so at all finite sets of points. So the latent of a model is the vector f of values at a
+*measurement set*, drawn anew at every step: rows of the data, where the likelihood is, and other
+points, where only the prior is. The guide is any network with noise, evaluated there; the prior
+any distribution of f, such as a Gaussian process, or a sampler::
+
+    def model(x, y, pool):
+        at = measure(x, 20, pool, 10)                   # 20 rows of the data, 10 points of the pool
+        f = numpyro.sample("f", gaussian_process(at.points))
+        with at.data:
+            numpyro.sample("y", dist.Normal(at.of_data(f), noise), obs=y[at.rows])
+
+
+    def guide(x, y, pool):
+        at = measure(x, 20, pool, 10)
+        numpyro.sample("f", dist.Normal(network(at.points), jitter).to_event(1))
+
+
+    svi = SVI(model, guide, optax.adam(1e-3), ImplicitELBO(100, base="moments"))
+
+The objective is that of Sun, Zhang, Shi and Grosse (2019), *Functional variational Bayesian neural
+networks*: the log likelihood of the rows times N/B, less KL(q(f) || p(f)) at the measurement set.
+With all rows in every set it is a lower bound of the evidence, for any further points. With a
+minibatch it is not: all data are paid for by the information in a few values (docs/functions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+
+from numpyro_kscore._util.checks import check_count, check_positive
+from numpyro_kscore.estimators._density import KernelExponentialFamily
+from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.functions._learned_prior import draw_functions
+
+__all__ = ["Measurement", "measure", "sampled_prior"]
+
+# Names of the plate that draws points of the pool.
+POOL = "{}_pool"
+
+
+class Measurement(NamedTuple):
+    """A measurement set.
+
+    Attributes:
+        points: inputs at which functions are evaluated, (B + M, ...): rows of the data first.
+        rows: which rows of the data they are, (B,).
+        data: the plate of those rows; what is observed in it counts N/B times.
+    """
+
+    points: jax.Array
+    rows: jax.Array
+    data: Any
+
+    def of_data(self, values: jax.Array) -> jax.Array:
+        """The part of values (B + M, ...) at the rows of the data, (B, ...)."""
+        return values[: self.rows.shape[0]]
+
+
+def measure(
+    x: Any,
+    batch_size: int | None = None,
+    pool: Any = None,
+    num_points: int | None = None,
+    *,
+    name: str = "data",
+) -> Measurement:
+    """Draw a measurement set: a minibatch of the data, and points of a pool.
+
+    Call it first in model and guide, with the same arguments: both then see the same set, and so
+    do all particles of a step of :class:`~numpyro_kscore.ImplicitELBO`, while every step sees
+    another. It is made of two subsampled plates, so nothing but NumPyro is behind it.
+
+    Args:
+        x: inputs of the data, (N, ...).
+        batch_size: B, rows of the data in a set; all by default.
+        pool: further inputs, (K, ...), such as many draws of a law on the region where functions
+            matter, or a test set's inputs; none by default.
+        num_points: M, points of the pool in a set; all by default.
+        name: of the plate of the data. That of the pool is ``name_pool``.
+
+    Returns:
+        The points, (B + M, ...), rows of the data first, and the plate of those rows.
+
+    Raises:
+        TypeError: for counts that are no integers.
+        ValueError: for counts beyond what there is, or inputs of different shapes.
+    """
+    x = _inputs("x", x)
+    batch_size = _count("batch_size", batch_size, x.shape[0])
+    data = numpyro.plate(name, x.shape[0], subsample_size=batch_size)
+    with data as rows:
+        points = x[rows]
+    if pool is None:
+        if num_points is not None:
+            raise ValueError(
+                f"num_points: expected none without a pool; got {num_points}. Give the pool that "
+                "they are drawn from"
+            )
+        return Measurement(points, rows, data)
+    pool = _inputs("pool", pool)
+    if pool.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            f"pool: expected inputs of shape {x.shape[1:]}, as those of the data; got "
+            f"{pool.shape[1:]}"
+        )
+    num_points = _count("num_points", num_points, pool.shape[0])
+    with numpyro.plate(POOL.format(name), pool.shape[0], subsample_size=num_points) as picked:
+        points = jnp.concatenate([points, pool[picked].astype(points.dtype)])
+    return Measurement(points, rows, data)
+
+
+def sampled_prior(
+    sampler: Callable[[jax.Array, jax.Array], jax.Array],
+    points: jax.Array,
+    num_draws: int = 500,
+    *,
+    jitter: Any,
+    estimator: ScoreEstimator | None = None,
+) -> KernelExponentialFamily:
+    """A prior of nearly Gaussian functions of which only draws are at hand, at some points.
+
+    The draws are new at every step and the same for all particles of it, and the points may be
+    others at every step; nobody differentiates the draws. Functions may have no density even at
+    finitely many points, so white noise is added, which the guide needs too:
+    ``dist.Normal(network(points), jitter)``.
+
+    A few hundred draws give the covariance, and little beyond it: of piecewise-constant functions
+    the estimate acted like the Gaussian of the same covariance. For functions far from Gaussian,
+    at points that stay the same, use :func:`~numpyro_kscore.functions._learned_prior.learn_prior`.
+
+    Args:
+        sampler: ``(key, points (m, ...)) -> values (m,)`` of one random function.
+        points: inputs, (m, ...).
+        num_draws: functions behind an estimate, several times m.
+        jitter: standard deviation of the noise, in units of the values.
+        estimator: a :class:`~numpyro_kscore.ScoreEstimator` with a Gaussian base; the default
+            leaves the Gaussian no further than held-out functions support.
+
+    Returns:
+        A distribution of the values, event shape (m,), known up to a constant.
+
+    Raises:
+        ValueError: for values of another shape than (m,), or a jitter that is not positive.
+
+    Cost: O(num_draws²) a solver step and O(num_draws) a particle.
+    """
+    check_count("num_draws", num_draws, minimum=2)
+    check_positive("jitter", jitter)
+    key, noise_key = jax.random.split(numpyro.prng_key())
+    values = draw_functions(sampler, key, points, num_draws)
+    values = values + jitter * jax.random.normal(noise_key, values.shape, values.dtype)
+    return KernelExponentialFamily(values, estimator)
+
+
+def _inputs(name: str, x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    if x.ndim < 1 or x.shape[0] < 1:
+        raise ValueError(f"{name}: expected shape (N, ...), one input a row; got {x.shape}")
+    return x
+
+
+def _count(name: str, count: int | None, size: int) -> int:
+    if count is None:
+        return size
+    check_count(name, count)
+    if count > size:
+        raise ValueError(f"{name}: expected at most the {size} that there are; got {count}")
+    return int(count)

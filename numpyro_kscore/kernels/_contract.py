@@ -1,0 +1,104 @@
+"""What a kernel gives: scalar weights of pairs of points."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["DivergenceWeights", "FieldWeights", "Kernel", "PotentialWeights"]
+
+
+class FieldWeights(NamedTuple):
+    """Weights of the field ``K(x, y) c`` and of the divergence term ζ.
+
+    ``K(x, y) c = outer · r (rᵀc) + inner · c`` and ``ζ(x) = mean_j zeta_j · r_j``. ``outer`` is
+    None where it vanishes.
+    """
+
+    outer: jax.Array | None
+    inner: jax.Array
+    zeta: jax.Array
+
+
+class PotentialWeights(NamedTuple):
+    """Weights of the potentials: of ``K(x, y) c`` it is ``field · rᵀc``, of ζ ``mean_j zeta_j``."""
+
+    field: jax.Array
+    zeta: jax.Array
+
+
+class DivergenceWeights(NamedTuple):
+    """Weights of ``tr(A ∇)`` applied to ``K(·, y) c`` and to ζ, for a symmetric matrix A.
+
+    ``tr(A ∇ K c) = (rᵀc)(along · rᵀA r + trace · tr A) + cross · rᵀA c``, and for ζ
+    ``mean_j [zeta_along · rᵀA r + zeta · tr A]``.
+    """
+
+    along: jax.Array | None
+    trace: jax.Array | None
+    cross: jax.Array
+    zeta_along: jax.Array
+    zeta: jax.Array
+
+
+class Kernel:
+    """A radial matrix-valued kernel; subclasses give the weights of pairs of points."""
+
+    #: The radial profile, a :class:`~numpyro_kscore.kernels.RadialProfile`.
+    profile: Any
+
+    @property
+    def has_potential(self) -> bool:
+        """Whether fields of this kernel are gradients, so that a log density exists."""
+        return False
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether K(x, y) is a multiple of the identity."""
+        return False
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if the profile is too rough for this kernel."""
+        raise NotImplementedError
+
+    def trace(self, dim: int) -> jax.Array:
+        """tr K(x, x) at unit bandwidth, in ``dim`` dimensions."""
+        raise NotImplementedError
+
+    def scale_exponent(self) -> int:
+        """p such that K at bandwidth h is ``h^-p`` times K of the points divided by h."""
+        raise NotImplementedError
+
+    def field_weights(
+        self, s: jax.Array, dim: int, within: jax.Array | None = None
+    ) -> FieldWeights:
+        """Weights of the field and of ζ at squared distances ``s``.
+
+        ``within`` is the share of ``s`` in the coordinates the field has, where the points have
+        others besides: a context, see :meth:`~numpyro_kscore.ScoreEstimator.at_samples`. Then
+        ``dim`` and r are of those coordinates. None is all of ``s``.
+        """
+        raise NotImplementedError
+
+    def potential_weights(self, s: jax.Array, dim: int) -> PotentialWeights:
+        """Weights of the potentials at ``s``; only where :attr:`has_potential`."""
+        raise TypeError(
+            f"log_density: expected a curl-free kernel; got {type(self).__name__}, whose fields "
+            "are not gradients. Use kernel=CurlFree(...)"
+        )
+
+    def divergence_weights(self, s: jax.Array, dim: int) -> DivergenceWeights:
+        """Weights of the divergences at ``s``."""
+        raise NotImplementedError
+
+    def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
+        """K(x, y), shape (d, d), for two points of shape (d,) in units of the bandwidth."""
+        r = x - y
+        dim = r.shape[-1]
+        weights = self.field_weights(jnp.sum(r * r), dim)
+        matrix = weights.inner * jnp.eye(dim, dtype=r.dtype)
+        if weights.outer is not None:
+            matrix = matrix + weights.outer * jnp.outer(r, r)
+        return matrix

@@ -1,0 +1,13 @@
+"""Sliced score matching: a neural network as score estimator."""
+
+from numpyro_kscore.sliced._estimator import SlicedScoreMatching, SlicedState
+from numpyro_kscore.sliced._network import NeuralInfo, NeuralScore
+from numpyro_kscore.sliced._training import sliced_loss
+
+__all__ = [
+    "NeuralInfo",
+    "NeuralScore",
+    "SlicedScoreMatching",
+    "SlicedState",
+    "sliced_loss",
+]

@@ -1,0 +1,290 @@
+"""Sliced score matching: a neural network as score estimator, the parametric baseline.
+
+Needs optax, which the extra ``examples`` brings.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
+from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._coordinates import (
+    STANDARDIZE_CHOICES,
+    Coordinates,
+    standardize_samples,
+    whiten,
+)
+from numpyro_kscore.sliced._network import (
+    Layers,
+    NeuralInfo,
+    NeuralScore,
+    init_layers,
+    residual_at,
+    score_at,
+)
+from numpyro_kscore.sliced._training import make_adam, select, train
+
+__all__ = ["SlicedScoreMatching", "SlicedState"]
+
+
+@pytree
+class SlicedState:
+    """A network that is being trained: all arrays, so it can be a carry or a mutable site.
+
+    Attributes:
+        layers: weights and biases.
+        optimizer: the moments of Adam.
+        coordinates: of the last samples; the network lives in these.
+        loss: at the last step, NaN if that step was skipped.
+    """
+
+    layers: Layers
+    optimizer: Any
+    coordinates: Coordinates
+    loss: jax.Array
+
+
+@pytree
+class SlicedScoreMatching:
+    """A perceptron fitted by sliced score matching (Song, Garg, Shi and Ermon 2019).
+
+    ``ŝ = s0 + f`` in standardized coordinates, with f the network. The output layer starts at
+    zero, so training starts from the base score, by default the Gaussian's. Nothing regularizes
+    f but the number of steps: with few samples the loss falls without end, and the network
+    concentrates on them.
+
+    As :meth:`fit` it is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. As :meth:`init`,
+    :meth:`update` and :meth:`score` it follows a distribution that changes slowly, such as a
+    guide in training, at one gradient step (or a few) for each new set of draws::
+
+        state = estimator.init(key, dim)
+        for key, samples in ...:                        # or lax.scan
+            state = estimator.update(state, key, samples)
+        estimator.score(state, x)
+
+    Those three are pure, and the state keeps its structure, shapes and dtypes.
+
+    Args:
+        hidden_dims: widths of the hidden layers, at least one.
+        num_steps: training steps of :meth:`fit`.
+        learning_rate: of Adam; :meth:`fit` lets it fall to zero along a cosine, :meth:`update`
+            keeps it.
+        num_projections: random directions a sample and step.
+        batch_size: samples a step of :meth:`fit`, drawn anew with replacement; all if None.
+        standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
+            ``"none"`` centers them only.
+        base: ``"gaussian"`` adds the score ``-z`` of the standard Gaussian in standardized
+            coordinates, which makes the tails linear; None adds nothing.
+
+    Example::
+
+        score = SlicedScoreMatching().fit(random.key(0), draws)     # (n, d)
+        score(x), score.divergence(x), score.info.losses
+    """
+
+    hidden_dims: tuple[int, ...] = static(default=(128, 128))
+    num_steps: int = static(default=2_000)
+    learning_rate: Any = 1e-3
+    num_projections: int = static(default=1)
+    batch_size: int | None = static(default=None)
+    standardize: str = static(default="full")
+    base: str | None = static(default="gaussian")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hidden_dims, list | tuple) or not self.hidden_dims:
+            raise TypeError(
+                f"hidden_dims: expected a tuple of one or more integers; got {self.hidden_dims!r}"
+            )
+        for width in self.hidden_dims:
+            check_count("hidden_dims", width)
+        object.__setattr__(self, "hidden_dims", tuple(self.hidden_dims))
+        check_count("num_steps", self.num_steps)
+        check_count("num_projections", self.num_projections)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        check_positive("learning_rate", self.learning_rate)
+        check_choice("standardize", self.standardize, STANDARDIZE_CHOICES)
+        check_choice("base", self.base, ("gaussian", None))
+
+    def fit(self, key: jax.Array, samples: Any, base_scores: Any = None) -> NeuralScore:
+        """Train a network on draws.
+
+        Args:
+            key: random key, for weights, directions and batches.
+            samples: i.i.d. draws, (n, d), n ≥ 2, in any units.
+            base_scores: values of another base score at the samples, (n, d), in 1/units; needs
+                ``base=None``. Away from the samples only the residual is then known.
+
+        Returns:
+            The fitted score. Numerical trouble is reported in ``score.info``, never raised.
+
+        Raises:
+            ImportError: if optax is not installed.
+            ValueError: for shapes that do not fit, or samples that are not finite (outside
+                ``jit``).
+            TypeError: for integer samples.
+
+        Cost: num_steps passes over the network with about six products a layer.
+        """
+        samples, base_scores = self._checked(samples, base_scores)
+        return _fit(self, key, samples, base_scores)
+
+    def init(self, key: jax.Array, dim: int, dtype: Any = None) -> SlicedState:
+        """A state for draws of ``dim`` dimensions, before it has seen any.
+
+        Args:
+            key: random key, for the weights.
+            dim: d.
+            dtype: of the draws; JAX's default if None.
+
+        Raises:
+            ImportError: if optax is not installed.
+        """
+        check_count("dim", dim)
+        dtype = jnp.zeros(()).dtype if dtype is None else dtype
+        layers = init_layers(key, (dim, *self.hidden_dims, dim), dtype)
+        whitened = self.standardize == "full" and dim > 1
+        coordinates = Coordinates(
+            jnp.zeros(dim, dtype),
+            jnp.ones(dim, dtype),
+            whiten(jnp.eye(dim, dtype=dtype)) if whitened else None,
+            jnp.ones((), dtype),
+        )
+        loss = jnp.zeros((), dtype)
+        return SlicedState(layers, make_adam("SlicedScoreMatching").init(layers), coordinates, loss)
+
+    def update(
+        self,
+        state: SlicedState,
+        key: jax.Array,
+        samples: Any,
+        base_scores: Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> SlicedState:
+        """Follow the draws: standardize anew, then take gradient steps on all of them.
+
+        A step whose gradient is not finite is skipped, and samples that are not finite leave the
+        coordinates as they are: the state stays usable, and ``loss`` is NaN.
+
+        Args:
+            state: as :meth:`init` or this method returned it.
+            key: random key, for the directions.
+            samples: draws, (n, d), n ≥ 2.
+            base_scores: as for :meth:`fit`.
+            num_steps: gradient steps.
+
+        Raises:
+            ValueError: for shapes that do not fit.
+            TypeError: for integer samples.
+        """
+        check_count("num_steps", num_steps)
+        dim = state.coordinates.mean.shape[0]
+        samples, base_scores = self._checked(samples, base_scores, dim)
+        return _update(self, num_steps, state, key, samples, base_scores)
+
+    def score(self, state: SlicedState, x: Any) -> jax.Array:
+        """The estimate at ``x``: (m, d) -> (m, d). With ``base_scores`` see :meth:`residual`."""
+        return score_at(self.base, state.layers, state.coordinates, self._points(state, x))
+
+    def residual(self, state: SlicedState, x: Any) -> jax.Array:
+        """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
+        return residual_at(state.layers, state.coordinates, self._points(state, x))
+
+    def _points(self, state: SlicedState, x: Any) -> jax.Array:
+        mean = state.coordinates.mean
+        return as_points("x", x, dim=mean.shape[0]).astype(mean.dtype)
+
+    def _checked(
+        self, samples: Any, base_scores: Any, dim: int | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        samples = as_points("samples", samples, dim=dim, minimum=2)
+        if base_scores is None:
+            return samples, None
+        if self.base is not None:
+            raise ValueError(
+                f"base_scores: expected base=None beside given values; got base={self.base!r}. "
+                "Drop one of the two"
+            )
+        values = as_points("base_scores", base_scores, dim=samples.shape[1])
+        if values.shape != samples.shape:
+            raise ValueError(
+                f"base_scores: expected shape {samples.shape}, one row a sample; got {values.shape}"
+            )
+        return samples, values.astype(samples.dtype)
+
+
+@jax.jit
+def _fit(
+    estimator: SlicedScoreMatching,
+    key: jax.Array,
+    samples: jax.Array,
+    base_scores: jax.Array | None,
+) -> NeuralScore:
+    init_key, train_key = random.split(key)
+    coordinates = standardize_samples(samples, estimator.standardize)
+    start = estimator.init(init_key, samples.shape[1], samples.dtype)
+    steps = jnp.arange(estimator.num_steps) / estimator.num_steps
+    rates = estimator.learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * steps))
+    layers, _, losses = train(
+        train_key,
+        start.layers,
+        start.optimizer,
+        *_in_coordinates(estimator, coordinates, samples, base_scores),
+        rates.astype(samples.dtype),
+        estimator.num_projections,
+        estimator.batch_size,
+    )
+    if base_scores is None:
+        base, scores = estimator.base, score_at(estimator.base, layers, coordinates, samples)
+    else:
+        base, scores = "values", base_scores + residual_at(layers, coordinates, samples)
+    info = NeuralInfo(losses, jnp.all(jnp.isfinite(scores)))
+    return NeuralScore(layers, coordinates, scores, info, base)
+
+
+@partial(jax.jit, static_argnums=1)
+def _update(
+    estimator: SlicedScoreMatching,
+    num_steps: int,
+    state: SlicedState,
+    key: jax.Array,
+    samples: jax.Array,
+    base_scores: jax.Array | None,
+) -> SlicedState:
+    dtype = state.coordinates.mean.dtype
+    samples = samples.astype(dtype)
+    coordinates = standardize_samples(samples, estimator.standardize)
+    sound = jnp.all(jnp.isfinite(samples))
+    coordinates = select(sound, coordinates, state.coordinates)
+    if base_scores is not None:
+        base_scores = base_scores.astype(dtype)
+    layers, optimizer, losses = train(
+        key,
+        state.layers,
+        state.optimizer,
+        *_in_coordinates(estimator, coordinates, samples, base_scores),
+        jnp.full(num_steps, estimator.learning_rate, dtype),
+        estimator.num_projections,
+        None,
+    )
+    return SlicedState(layers, optimizer, coordinates, losses[-1])
+
+
+def _in_coordinates(
+    estimator: SlicedScoreMatching,
+    coordinates: Coordinates,
+    samples: jax.Array,
+    base_scores: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Samples and base scores in the network's coordinates, (n, d) each or None."""
+    z = coordinates.to_kernel(samples)
+    if base_scores is not None:
+        return z, coordinates.scores_to_kernel(base_scores)
+    return z, None if estimator.base is None else -z

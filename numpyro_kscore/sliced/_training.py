@@ -1,0 +1,124 @@
+"""Training of networks: careful steps of Adam, and the loss of sliced score matching."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_kscore.sliced._network import Layers, network
+
+__all__ = ["make_adam", "select", "sliced_loss", "take_step", "train"]
+
+Field = Callable[[jax.Array], jax.Array]
+
+
+def sliced_loss(
+    field: Field, x: jax.Array, directions: jax.Array, base_scores: jax.Array | None = None
+) -> jax.Array:
+    """Score-matching loss by random projections: ``E[½|f|² + f·s0 + vᵀ(∇f)v]``.
+
+    The variance-reduced objective of Song, Garg, Shi and Ermon (2019), eq. 8, for a score
+    ``s0 + f``, less what does not depend on f. Directions with ``E[v vᵀ] = I`` make it unbiased.
+
+    Args:
+        field: f, (m, d) -> (m, d), each row a function of the same row of its argument.
+        x: draws, (m, d).
+        directions: v, (p, m, d): p projections a draw.
+        base_scores: s0 at the draws, (m, d); zero if None.
+
+    Returns:
+        The mean over draws and projections, a scalar.
+
+    Cost: p derivatives of the field along a direction, forward mode.
+    """
+    values, along = jax.vmap(lambda v: jax.jvp(field, (x,), (v,)), out_axes=(None, 0))(directions)
+    curvature = jnp.mean(jnp.sum(directions * along, axis=2), axis=0)
+    energy = 0.5 * values if base_scores is None else 0.5 * values + base_scores
+    return jnp.mean(jnp.sum(values * energy, axis=1) + curvature)
+
+
+def make_adam(asker: str) -> Any:
+    """Adam without its step size, which may be traced; ``asker`` needs it, for the message."""
+    try:
+        import optax
+    except ImportError as error:
+        raise ImportError(
+            f"{asker}: expected optax, which trains the network; got none. Install it by "
+            "pip install 'numpyro-kscore[examples]'"
+        ) from error
+    return optax.scale_by_adam()
+
+
+def train(
+    key: jax.Array,
+    layers: Layers,
+    moments: Any,
+    x: jax.Array,
+    base_scores: jax.Array | None,
+    rates: jax.Array,
+    num_projections: int,
+    batch_size: int | None,
+) -> tuple[Layers, Any, jax.Array]:
+    """Steps of Adam on :func:`sliced_loss`; one whose gradient is not finite is skipped.
+
+    Args:
+        key: random key, for directions and batches.
+        layers: weights and biases.
+        moments: state of :func:`make_adam`.
+        x: draws, (n, d), in the network's coordinates.
+        base_scores: s0 at the draws, (n, d), in the same coordinates, or None.
+        rates: learning rates, one a step, (k,).
+        num_projections: directions a draw and step.
+        batch_size: draws a step, with replacement; all if None.
+
+    Returns:
+        Weights and biases, moments, and the loss at every step, (k,): NaN where it was skipped.
+    """
+    adam = make_adam("SlicedScoreMatching")
+
+    def step(carry: Any, inputs: Any) -> tuple[Any, jax.Array]:
+        layers, moments = carry
+        step_key, rate = inputs
+        row_key, direction_key = random.split(step_key)
+        batch, base = x, base_scores
+        if batch_size is not None:
+            rows = random.randint(row_key, (batch_size,), 0, x.shape[0])
+            batch = x[rows]
+            base = None if base_scores is None else base_scores[rows]
+        shape = (num_projections, *batch.shape)
+        directions = random.rademacher(direction_key, shape, x.dtype)
+
+        def loss_of(layers: Layers) -> jax.Array:
+            return sliced_loss(partial(network, layers), batch, directions, base)
+
+        return take_step(adam, loss_of, layers, moments, rate)
+
+    keys = random.split(key, rates.shape[0])
+    (layers, moments), losses = lax.scan(step, (layers, moments), (keys, rates))
+    return layers, moments, losses
+
+
+def take_step(
+    adam: Any,
+    loss_of: Callable[[Layers], jax.Array],
+    layers: Layers,
+    moments: Any,
+    rate: jax.Array,
+) -> tuple[tuple[Layers, Any], jax.Array]:
+    """One step down a loss, and the loss before it; none, and NaN, at a gradient not finite."""
+    loss, gradient = jax.value_and_grad(loss_of)(layers)
+    change, new_moments = adam.update(gradient, moments)
+    moved = jax.tree.map(lambda w, c: w - rate * c, layers, change)
+    sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(gradient)]))
+    new = select(sound, (moved, new_moments), (layers, moments))
+    return new, jnp.where(sound, loss, jnp.nan)
+
+
+def select(condition: jax.Array, new: Any, old: Any) -> Any:
+    """The one tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)
