@@ -33,7 +33,7 @@ exclude_patterns = ["_build"]
 # kept until the page or the package changes: myst-nb looks at the page only, so the folder is
 # named after the package's source.
 _SOURCE = b"".join(
-    path.read_bytes() for path in sorted(Path(numpyro_kscore.__file__).parent.glob("*.py"))
+    path.read_bytes() for path in sorted(Path(numpyro_kscore.__file__).parent.rglob("*.py"))
 )
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(BUILD / "cells" / hashlib.sha256(_SOURCE).hexdigest()[:12])

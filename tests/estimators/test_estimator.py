@@ -1,0 +1,284 @@
+"""Every regularizer with every solver that takes it, against the dense reference."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import CurlFree, Diagonal, Mixture
+from numpyro_kscore.kernels import _pairwise as pairwise
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
+    NuMethod,
+    SpectralCutoff,
+    Tikhonov,
+    TruncatedTikhonov,
+)
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
+from support import oracle
+from support.compiling import quick_jit
+from support.estimating import (
+    BASES,
+    FULL,
+    LANDWEBER,
+    NU,
+    POINTS,
+    PROFILES,
+    REFERENCE_PROFILES,
+    SAMPLES,
+    SHARE,
+    TIKHONOV,
+    TOLERANCE,
+    M,
+    base_values,
+    jackknife_reference,
+    reference_fit,
+)
+from support.samples import base_function, make_data
+
+
+class Case(NamedTuple):
+    """One way to configure an estimator, and the filter it stands for."""
+
+    regularizer: Any  # or a function of the cut-off
+    solver: Any
+    filter: Any  # or a function of the spectrum and the cut-off
+    base: str | None = None
+    standardize: str = "none"
+    normalize: bool = True
+    bandwidth: Any = 2.0
+
+
+# Every regularizer with every solver that takes it; bases, coordinates and scales go round.
+CASES = {
+    "tikhonov-dense": Case(TIKHONOV[0], Dense(), TIKHONOV[1], None, "none", False),
+    "tikhonov-krylov": Case(
+        TIKHONOV[0], Krylov(FULL), TIKHONOV[1], "function", "full", True, "median"
+    ),
+    "tikhonov-cg": Case(
+        TIKHONOV[0], ConjugateGradient(200, 1e-13), TIKHONOV[1], "values", "diagonal", True
+    ),
+    "truncated-dense": Case(
+        TruncatedTikhonov(1e-2),
+        Dense(),
+        oracle.truncated_tikhonov(1e-2, 1e-15),
+        "gaussian",
+        "full",
+    ),
+    "cutoff-dense": Case(
+        SpectralCutoff, Dense(), lambda s, cut: oracle.spectral_cutoff(cut), None, "full"
+    ),
+    "share-dense": Case(
+        SpectralCutoff(fraction=SHARE),
+        Dense(),
+        lambda s, cut: oracle.spectral_cutoff(oracle.cutoff_for_share(s, SHARE)),
+        "values",
+        "none",
+        False,
+        "median",
+    ),
+    "landweber-dense": Case(
+        LANDWEBER[0], Dense(), LANDWEBER[1], "function", "diagonal", False, 0.7
+    ),
+    "landweber-krylov": Case(LANDWEBER[0], Krylov(FULL), LANDWEBER[1]),
+    "landweber-recursion": Case(LANDWEBER[0], Recursion(), LANDWEBER[1], "gaussian", "none", False),
+    "nu-dense": Case(NU[0], Dense(), NU[1], "gaussian", "diagonal", True, "median"),
+    "nu-krylov": Case(NuMethod(20, 2.0), Krylov(FULL), oracle.nu_method(20, 2.0), "values", "full"),
+    "nu-recursion": Case(NU[0], Recursion(), NU[1], "function", "none", False, 0.7),
+}
+SINGLE_PROFILES = [
+    "imq",
+    "gaussian",
+    "rational-quadratic",
+    "matern-2.5",
+    "matern-3.5",
+    "user-written",
+]
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+def test_every_estimator_equals_the_reference(curl_free, enabled):
+    """Every regularizer with every solver that takes it, for every profile.
+
+    All cases are one program, mapped over the profiles by a mixture with all weight on one, or, for
+    the last, on several: what is compared is cheap, what is compiled is not.
+    """
+    kernel_class = CurlFree if curl_free else Diagonal
+    # How float32 rounds is a matter of the solvers; the profiles' own rounding is tested alone.
+    names = SINGLE_PROFILES if enabled else SINGLE_PROFILES[:1]
+    profiles = tuple(PROFILES[name] for name in names)
+    references = {name: REFERENCE_PROFILES[name] for name in names}
+    weights, lengthscales = np.eye(len(names)), np.ones((len(names), len(names)))
+    if enabled:
+        weights = np.concatenate([weights, [[1.0, 0.5, 0.0, 0.0, 2.0, 0.0]]])
+        lengthscales = np.concatenate([lengthscales, [[0.7, 1.0, 1.0, 1.0, 1.6, 1.0]]])
+        references["mixture"] = oracle.mixture(
+            tuple(references.values()), tuple(weights[-1]), tuple(lengthscales[-1])
+        )
+    cuts = []
+    for reference in references.values():
+        # In the widest gap of the spectrum's middle: how well an invariant subspace is determined
+        # is the rounding error over the gap, whatever the eigensolver.
+        spectrum = reference_fit(
+            curl_free, reference, oracle.tikhonov(1.0), *CASES["cutoff-dense"][3:]
+        ).spectrum
+        middle = spectrum[FULL // 4 :]
+        widest = np.argmax(middle[1:] - middle[:-1])
+        cuts.append(0.5 * (middle[widest] + middle[widest + 1]))
+
+    @quick_jit
+    def fit_all(weights, lengthscales, cuts, samples, points, base_scores):
+        def fit(weights, lengthscales, cut):
+            kernel = kernel_class(Mixture(profiles, tuple(weights), tuple(lengthscales)))
+            results = {}
+            for name, case in CASES.items():
+                is_family = case.regularizer is SpectralCutoff
+                estimator = ScoreEstimator(
+                    kernel,
+                    case.regularizer(cut) if is_family else case.regularizer,
+                    case.solver,
+                    case.bandwidth,
+                    case.standardize,
+                    BASES[case.base],
+                    case.normalize,
+                )
+                given = case.base == "values"
+                score = estimator.fit(samples, base_scores if given else None)
+                at_points = score.residual(points) if given else score(points)
+                results[name] = score.at_samples, at_points, score.info
+            return results
+
+        return jax.vmap(fit)(weights, lengthscales, cuts)
+
+    with jax.enable_x64(enabled):
+        arguments = weights, lengthscales, cuts, SAMPLES, POINTS, base_function(SAMPLES)
+        results = jax.device_get(fit_all(*(jnp.asarray(a, float) for a in arguments)))
+
+    errors = {}
+    for name, case in CASES.items():
+        at_samples, at_points, info = results[name]
+        assert at_samples.dtype == at_points.dtype == (np.float64 if enabled else np.float32)
+        assert np.all(info.finite)
+        for i, (profile_name, reference) in enumerate(references.items()):
+            rho = float(info.spectral_scale[i])
+
+            def rescaled(spectrum, i=i, rho=rho, case=case):
+                is_function = not isinstance(case.filter, oracle.Filter)
+                filt = case.filter(spectrum, cuts[i]) if is_function else case.filter
+                return filt.rescaled(rho)
+
+            fitted = reference_fit(curl_free, reference, rescaled, *case[3:])
+            bounded = isinstance(case.regularizer, NuMethod | LandweberIteration)
+            largest = fitted.spectrum[-1] * getattr(case.regularizer, "step_size", 1.0)
+            if bounded and largest > 1:
+                assert largest * (1 - 1e-6) <= rho <= 1.02 * largest
+            elif case.normalize or not bounded:
+                assert rho == 1.0
+            expected = base_values(case.base, SAMPLES) + fitted.in_sample
+            errors[name, profile_name, "samples"] = oracle.relative_error(at_samples[i], expected)
+            expected = fitted.residual(POINTS)
+            if case.base != "values":
+                expected = expected + base_values(case.base, POINTS)
+            errors[name, profile_name, "points"] = oracle.relative_error(at_points[i], expected)
+    assert not {key: error for key, error in errors.items() if error > TOLERANCE[enabled]}
+
+
+@pytest.mark.parametrize(("dim", "num_steps"), [(2, 24), (8, 24), (20, 16)])
+def test_few_krylov_steps_equal_a_hundred_nu_steps(dim, num_steps):
+    samples, _ = make_data(64, dim, 1, seed=3)
+    whitener = oracle.whitener(samples, "full")
+    nodes = (samples - samples.mean(0)) @ whitener.T
+    kernel = oracle.Kernel(True, oracle.imq(), oracle.median_distance(nodes)).normalized(dim)
+    base = base_function(samples)
+    literal = oracle.literal_nu_steps(kernel, nodes, 100, base=base @ np.linalg.inv(whitener))
+    expected = base + literal @ whitener
+    for solver in (Krylov(num_steps), Recursion())[: 2 if dim == 8 else 1]:
+        estimator = ScoreEstimator(CurlFree(), NuMethod(100), solver, base=None)
+        score = jax.jit(estimator.fit)(jnp.asarray(samples), jnp.asarray(base))
+        assert score.at_samples.dtype == jnp.float32
+        assert oracle.relative_error(score.at_samples, expected) < 1e-4
+        assert score.info.steps == (100 if isinstance(solver, Recursion) else solver.num_steps)
+        assert bool(score.info.converged)
+        score.info.raise_if_failed()
+
+
+def test_an_unconverged_krylov_space_is_reported():
+    samples, _ = make_data(64, 2, 1, seed=3)
+    score = ScoreEstimator(CurlFree(), NuMethod(100), Krylov(4), base=None).fit(
+        jnp.asarray(samples)
+    )
+    assert not bool(score.info.converged)
+    with pytest.raises(FloatingPointError, match=r"(?s)expected.*got"):
+        score.info.raise_if_failed()
+
+
+@pytest.mark.parametrize("standardize", ["none", "full"])
+def test_more_dimensions_than_samples(standardize, x64):
+    """n < d: whatever the library does to save work is exact."""
+    samples, points = make_data(5, 9, 4, seed=2)
+    base = base_function(samples)
+    estimator = ScoreEstimator(
+        CurlFree(), Tikhonov(1e-2), Krylov(45), standardize=standardize, normalize=False, base=None
+    )
+
+    @quick_jit
+    def evaluate(samples, base, points):
+        score = estimator.fit(samples, base)
+        return score, score.residual(points), score.residual_divergence(points)
+
+    arguments = (jnp.asarray(a) for a in (samples, base, points))
+    score, at_points, divergence = evaluate(*arguments)
+    # The covariance is shrunk here, so the whitener is the library's own: scores transform by it.
+    whitener = np.eye(9)
+    if standardize == "full":
+        coordinates = score.coordinates
+        origin = coordinates.to_kernel(jnp.zeros((1, 9)))
+        unit = coordinates.to_kernel(jnp.eye(9)) - origin
+        whitener = np.asarray(unit).T * float(score.info.bandwidth)
+    kernel = oracle.Kernel(True, oracle.imq(), float(score.info.bandwidth))
+    fitted = oracle.estimate(kernel, samples, oracle.tikhonov(1e-2), base, whitener)
+    assert oracle.relative_error(score.at_samples, base + fitted.in_sample) < 1e-9
+    assert (
+        oracle.relative_error(score.residual(jnp.asarray(points)), fitted.residual(points)) < 1e-9
+    )
+    assert oracle.relative_error(divergence, fitted.residual_divergence(points)) < 1e-9
+
+
+@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+def test_without_stored_pairs(curl_free, x64, monkeypatch):
+    """Above a size the pairs are recomputed tile by tile; here above zero, in many small tiles."""
+    monkeypatch.setattr(pairwise, "CACHED_PAIRS", 0)
+    monkeypatch.setattr(pairwise, "TILE_ROWS", 4)
+    monkeypatch.setattr(pairwise, "TILE_COLUMNS", 3)
+    # A shape of its own: programs traced for stored pairs must neither serve nor be replaced.
+    samples, points = make_data(11, 2, M, seed=8)
+    kernel = CurlFree() if curl_free else Diagonal()
+    for solver, base in ((Krylov(22), "function"), (Recursion(), None))[: 2 if curl_free else 1]:
+        estimator = ScoreEstimator(kernel, NuMethod(20), solver, base=BASES[base])
+
+        @quick_jit
+        def evaluate(samples, points, estimator=estimator):
+            score = estimator.fit(samples)
+            is_krylov = isinstance(estimator.solver, Krylov)
+            debias = "jackknife" if is_krylov else None
+            jackknife = estimator.at_samples(samples, debias=debias).residual
+            residual = score.residual(points), score.residual_divergence(points)
+            return score.at_samples, jackknife, *residual
+
+        at_samples, jackknife, at_points, divergence = evaluate(
+            jnp.asarray(samples), jnp.asarray(points)
+        )
+        filt, values = oracle.nu_method(20), base_values(base, samples)
+        fitted = reference_fit(curl_free, oracle.imq(), filt, base, samples=samples)
+        assert oracle.relative_error(at_samples, values + fitted.in_sample) < 1e-9
+        assert oracle.relative_error(at_points, fitted.residual(points)) < 1e-9
+        assert oracle.relative_error(divergence, fitted.residual_divergence(points)) < 1e-9
+        if isinstance(solver, Krylov):
+            expected = jackknife_reference(curl_free, filt, samples, values)
+        else:
+            expected = fitted.in_sample
+        assert oracle.relative_error(jackknife, expected) < 1e-9

@@ -1,0 +1,188 @@
+"""Estimators under JAX: first steps when compiled, settings as leaves, pytrees, dtypes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.kernels import IMQ, CurlFree, Diagonal, Gaussian, Matern, Mixture
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
+    NuMethod,
+    SpectralCutoff,
+    Tikhonov,
+    TruncatedTikhonov,
+)
+from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
+from support import oracle
+from support.compiling import quick_jit
+from support.estimating import (
+    FULL,
+    LANDWEBER,
+    NU,
+    POINTS,
+    SAMPLES,
+    TIKHONOV,
+    TOLERANCE,
+    bases_with_density,
+    reference_fit,
+)
+from support.samples import base_function
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_compiled_first_steps_equal_the_reference(num_steps):
+    """The compiler may fuse a product with a zero start into garbage; the first steps show it.
+
+    The reference is NumPy, so it is never compiled: the same steps in the same Krylov space.
+    """
+    base = base_function(SAMPLES)
+    spectral = {1: TIKHONOV, 2: LANDWEBER, 3: NU}
+    for regularizer, filt, solver in (
+        # One iteration serves all filters, so each step count takes another.
+        (*spectral[num_steps], Krylov(num_steps)),
+        (*TIKHONOV, ConjugateGradient(num_steps, 1e-12)),
+        (NuMethod(num_steps), oracle.nu_method(num_steps), Recursion()),
+        (LandweberIteration(num_steps), oracle.landweber(num_steps), Recursion()),
+    ):
+        estimator = ScoreEstimator(CurlFree(), regularizer, solver, 2.0, "none", base=None)
+
+        @jax.jit
+        def fit(samples, base, estimator=estimator):
+            score = estimator.fit(samples, base)
+            return score.at_samples, score.info.steps
+
+        at_samples, steps = fit(jnp.asarray(SAMPLES), jnp.asarray(base))
+        # A Krylov space of t steps holds every polynomial of degree t - 1.
+        fitted = reference_fit(
+            True, oracle.imq(), filt, "values", "none", True, 2.0, krylov_steps=num_steps
+        )
+        assert oracle.relative_error(at_samples - base, fitted.in_sample) < TOLERANCE[False]
+        assert steps == num_steps
+
+
+@pytest.mark.parametrize(
+    "solver", [Krylov(FULL), Dense(), ConjugateGradient(200, 1e-13)], ids=lambda s: type(s).__name__
+)
+def test_lam_is_a_leaf(solver, x64):
+    """vmap and gradients over lam, and one trace for many values of it."""
+    samples, points = jnp.asarray(SAMPLES), jnp.asarray(POINTS)
+    estimator = ScoreEstimator(CurlFree(), Tikhonov(1e-2), solver, base=None)
+    lams = (1e-3, 1e-2, 0.3)
+    traces = []
+
+    @quick_jit
+    def fit(estimator):
+        traces.append(None)
+        return estimator.fit(samples)(points)
+
+    def with_lam(lam):
+        return dataclasses.replace(estimator, regularizer=Tikhonov(lam))
+
+    def loss(lam):
+        return jnp.sum(with_lam(lam).fit(samples)(points) ** 2)
+
+    one_by_one = jnp.stack([fit(with_lam(lam)) for lam in lams])
+    assert len(traces) == 1
+    mapped = quick_jit(jax.vmap(lambda lam: with_lam(lam).fit(samples)(points)))(jnp.asarray(lams))
+    # A stopping rule may act at another step when mapped; both are within its tolerance.
+    assert oracle.relative_error(mapped, one_by_one) < 1e-9
+    expected = [
+        reference_fit(True, oracle.imq(), oracle.tikhonov(lam)).residual(POINTS) for lam in lams
+    ]
+    assert oracle.relative_error(one_by_one, np.stack(expected)) < 1e-9
+
+    def reference_loss(lam):
+        fitted = reference_fit(True, oracle.imq(), oracle.tikhonov(lam))
+        return np.sum(fitted.residual(POINTS) ** 2)
+
+    # An early-stopped loop has a forward derivative only.
+    derivative = jax.jacfwd if isinstance(solver, ConjugateGradient) else jax.grad
+    slope = (reference_loss(1e-2 + 1e-6) - reference_loss(1e-2 - 1e-6)) / 2e-6
+    assert float(quick_jit(derivative(loss))(1e-2)) == pytest.approx(slope, rel=1e-5)
+
+
+def test_bandwidth_and_step_size_are_leaves():
+    samples = jnp.asarray(SAMPLES)
+    traces = []
+
+    @jax.jit
+    def fit(estimator):
+        traces.append(None)
+        score = estimator.fit(samples)
+        return score.at_samples, score.info.bandwidth
+
+    for bandwidth, step_size in ((1.0, 0.5), (2.0, 0.7)):
+        estimator = ScoreEstimator(
+            CurlFree(),
+            LandweberIteration(10, step_size),
+            bandwidth=bandwidth,
+            standardize="none",
+            base=None,
+        )
+        at_samples, used = fit(estimator)
+        assert float(used) == bandwidth
+        kernel = oracle.Kernel(True, oracle.imq(), bandwidth)
+        fitted = oracle.estimate(kernel, SAMPLES, oracle.landweber(10, step_size), normalize=True)
+        assert oracle.relative_error(at_samples, fitted.in_sample) < 1e-4
+    assert len(traces) == 1
+
+
+def test_pytree_round_trips():
+    samples, points = jnp.asarray(SAMPLES), jnp.asarray(POINTS)
+    for regularizer, solver in (
+        (Tikhonov(1e-2), Krylov(8)),
+        (TruncatedTikhonov(1e-2), Dense()),
+        (SpectralCutoff(lam=0.1), Dense()),
+        (SpectralCutoff(fraction=0.5), Dense()),
+        (LandweberIteration(5), Recursion()),
+        (NuMethod(5, 2.0), Krylov(8)),
+        (Tikhonov(1e-2), ConjugateGradient(5)),
+    ):
+        estimator = ScoreEstimator(
+            CurlFree(Mixture((IMQ(), Matern(2.5)))), regularizer, solver, base=None
+        )
+        leaves, structure = jax.tree.flatten(estimator)
+        again = jax.tree.unflatten(structure, leaves)
+        assert again == estimator
+        assert jax.tree.structure(again) == structure
+        assert hash(structure) == hash(jax.tree.structure(again))
+        # Transformations rebuild objects with placeholders in place of numbers.
+        jax.tree.unflatten(structure, [object()] * len(leaves))
+    for base in (None, "gaussian", base_function, bases_with_density()["student-t"]):
+        estimator = ScoreEstimator(CurlFree(), NuMethod(5), Krylov(8), base=base)
+        shapes = jax.eval_shape(estimator.fit, samples)
+        leaves, structure = jax.tree.flatten(shapes)
+        assert jax.tree.unflatten(structure, leaves).at_samples.shape == samples.shape
+        jax.tree.unflatten(structure, [object()] * len(leaves))
+    fitted = estimator.fit(samples)
+    evaluate = jax.jit(lambda score: (score, score(points)))
+    passed, value = evaluate(fitted)
+    assert jax.tree.structure(passed) == jax.tree.structure(fitted)
+    np.testing.assert_array_equal(passed.at_samples, fitted.at_samples)
+    np.testing.assert_array_equal(evaluate(passed)[1], value)
+
+
+def test_dtypes_follow_the_samples(x64):
+    """float32 samples stay float32 where 64-bit mode is on."""
+    samples, points = jnp.asarray(SAMPLES, jnp.float32), jnp.asarray(POINTS, jnp.float32)
+    for kernel, regularizer, solver in (
+        (CurlFree(), NuMethod(5), Krylov(8)),
+        (Diagonal(), SpectralCutoff(fraction=0.9), Dense()),
+        (CurlFree(Matern(2.5)), Tikhonov(0.1), ConjugateGradient(8)),
+        (CurlFree(Mixture((IMQ(), Gaussian()))), LandweberIteration(5), Recursion()),
+    ):
+        estimator = ScoreEstimator(kernel, regularizer, solver, base="gaussian")
+
+        def evaluate(samples, points, estimator=estimator):
+            score = estimator.fit(samples)
+            values = [score.at_samples, score(points), score.divergence(points)]
+            if isinstance(estimator.kernel, CurlFree):
+                values.append(score.log_density(points))
+            return *values, score.info.bandwidth, score.info.spectral_scale, score.info.residual
+
+        for value in jax.eval_shape(evaluate, samples, points):
+            assert value.dtype == jnp.float32

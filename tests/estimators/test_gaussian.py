@@ -1,0 +1,60 @@
+"""The shrunk Gaussian, and the one that each sample sees without itself."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore.estimators._gaussian import fit_gaussian
+from support import oracle
+from support.compiling import quick_jit
+from support.samples import make_scaled
+
+
+def test_a_left_out_gaussian_by_leaving_out(x64):
+    """The factors are exact without shrinkage and right to O(1/n) with it."""
+    rng = np.random.default_rng(3)
+    stiff = rng.normal(size=(60, 2)) @ np.array([[1.0, 1.0], [0.0, 1e-3]])
+    round_ = rng.normal(size=(12, 6))
+    shares = []
+    # Covariances of condition 4e6 leave nine digits of sixteen.
+    for samples, tolerance in ((stiff, 1e-8), (round_, 0.5 / 12)):
+        fitted = fit_gaussian(jnp.asarray(samples))
+        scale, rho, _ = oracle.held_out_parameters(samples)
+        shares.append(rho)
+        assert float(fitted.shrinkage) == pytest.approx(rho)
+        whole = oracle.gaussian_score(samples, samples)
+        expected = oracle.left_out_gaussian_scores(samples)
+        assert oracle.relative_error(np.asarray(fitted.held_out)[:, None] * whole, expected) < (
+            tolerance
+        )
+        # What it is for: the score at a sample is larger without it.
+        assert np.linalg.norm(whole) < np.linalg.norm(expected)
+    assert shares[0] == 0.0
+    assert 0.0 < shares[1] <= 1.0
+
+
+def test_gaussian_of_more_coordinates_than_samples(x64):
+    """From the eigenvalues of the small matrix, the same Gaussian."""
+    samples = make_scaled(7, 10, seed=4)
+    samples[:, 3] = 5.0
+    fitted = quick_jit(fit_gaussian)(jnp.asarray(samples))
+    varying = np.delete(samples, 3, axis=1)
+    z = (samples - samples.mean(axis=0)) / np.asarray(fitted.coordinates.scale)
+    assert float(fitted.coordinates.scale[3]) == 1.0
+    # A coordinate that does not vary changes nothing for the others.
+    alone = quick_jit(fit_gaussian)(jnp.asarray(varying))
+    np.testing.assert_allclose(alone.held_out, fitted.held_out, rtol=1e-9)
+    _, rho, sharpness = oracle.held_out_parameters(varying)
+    assert float(fitted.shrinkage) == pytest.approx(rho)
+    root = np.delete(np.asarray(fitted.coordinates.whitening.factor), 3, axis=0)
+    np.testing.assert_allclose(
+        oracle.relative_error(
+            np.delete(z, 3, axis=1)
+            @ np.linalg.inv(root @ root.T).T
+            / np.delete(np.asarray(fitted.coordinates.scale), 3),
+            -oracle.gaussian_score(varying, varying),
+        ),
+        0.0,
+        atol=1e-9,
+    )
+    assert sharpness > 0

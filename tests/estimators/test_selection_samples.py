@@ -1,0 +1,95 @@
+"""Automatic choices for samples that are hard, few, or in any unit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.regularizers import Tikhonov
+from support.compiling import quick_jit
+from support.samples import make_scaled
+
+SAMPLES = make_scaled(13, 2)
+
+
+def hard_samples():
+    samples = make_scaled(10, 3, seed=7)
+    return {
+        "plain": samples,
+        "twice the same": np.repeat(samples[:5], 2, axis=0),
+        "all the same": np.full((10, 3), 1.7),
+        "nearly the same": 1e3 + 1e-4 * samples,
+        "one coordinate fixed": samples * [1.0, 0.0, 1.0],
+        "collinear": samples[:, [0, 0, 1]],
+        "one far off": np.concatenate([samples[:9], [[1e6, -1e6, 1e6]]]),
+        "tiny": 2.0**-50 * samples,
+        "huge": 2.0**50 * samples,
+    }
+
+
+def test_hard_samples():
+    """One program for all: finite, and the same in any units."""
+    estimator = ScoreEstimator(bandwidth="auto")
+
+    @quick_jit
+    def evaluate(x):
+        score = estimator.fit(x)
+        return score.at_samples, score(x + 0.1 * jnp.std(x)), score.info
+
+    results = {name: evaluate(jnp.asarray(x, jnp.float32)) for name, x in hard_samples().items()}
+    for name, (*values, info) in results.items():
+        assert bool(info.finite), name
+        for value in values:
+            assert np.all(np.isfinite(value)), name
+    plain = results["plain"]
+    for name, unit in (("tiny", 2.0**-50), ("huge", 2.0**50)):
+        assert int(results[name][-1].choice.column) == int(plain[-1].choice.column)
+        assert int(results[name][-1].choice.row) == int(plain[-1].choice.row)
+        np.testing.assert_allclose(results[name][0] * unit, plain[0], rtol=1e-4, atol=1e-4)
+
+
+def test_losses_on_the_samples_own_scale(x64):
+    """Without standardization, the loss and its error follow the units, and the choice does not."""
+    estimator = ScoreEstimator(standardize="none", base=None, bandwidth="auto")
+    fit = quick_jit(lambda x: estimator.fit(x).info.choice)
+    with jax.enable_x64(False):
+        choices = [fit(jnp.asarray(unit * SAMPLES, jnp.float32)) for unit in (1, 2.0**50, 2.0**-50)]
+    assert int(choices[0].column) > 0
+    for choice, unit in zip(choices[1:], (2.0**50, 2.0**-50), strict=True):
+        assert (int(choice.row), int(choice.column)) == (
+            int(choices[0].row),
+            int(choices[0].column),
+        )
+        for name in ("loss", "standard_error"):
+            value, expected = getattr(choice, name) * unit**2, getattr(choices[0], name)
+            np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("n", "d"), [(3, 2), (4, 12), (5, 1)])
+def test_few_samples(n, d):
+    """Below four there is nothing to hold out: the strongest member that estimates at all."""
+    samples = jnp.asarray(make_scaled(n, d, seed=8), jnp.float32)
+    score = quick_jit(lambda x: ScoreEstimator().fit(x))(samples)
+    assert score.at_samples.dtype == score.info.choice.loss.dtype == jnp.float32
+    assert bool(score.info.finite)
+    if n < 4:
+        assert int(score.info.choice.column) == 1
+        assert np.all(np.isnan(score.info.choice.loss))
+    else:
+        assert np.all(np.isfinite(score.info.choice.loss))
+        assert float(score.info.choice.loss[0, 0]) == 0.0
+
+
+def test_nothing_finite_is_no_base():
+    """A fixed strength stays what it is where no loss can be computed."""
+    estimator = ScoreEstimator(regularizer=Tikhonov(0.1), bandwidth="auto")
+
+    @quick_jit
+    def fit(x, s):
+        return estimator.fit(x, s).info
+
+    samples = jnp.asarray(SAMPLES, jnp.float32)
+    info = fit(samples, jnp.full_like(samples, jnp.nan))
+    assert int(info.choice.column) == 1
+    assert not bool(info.finite)

@@ -1,0 +1,112 @@
+"""``"auto"`` as a setting: one trace, batches, pytrees and messages."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import AutoBandwidth, kef, nkef
+from numpyro_kscore.regularizers import (
+    LandweberIteration,
+    NuMethod,
+    SpectralCutoff,
+    Tikhonov,
+    TruncatedTikhonov,
+)
+from numpyro_kscore.solvers import Dense
+from support.compiling import quick_jit
+from support.samples import make_scaled
+
+D, FACTORS = 2, (1.0, 2.5)
+SAMPLES = make_scaled(13, D)
+
+
+def test_batches_and_one_trace():
+    """Mapped over data sets it chooses for each; new data compile nothing."""
+    traces = 0
+
+    def choice(x):
+        nonlocal traces
+        traces += 1
+        info = ScoreEstimator(bandwidth=AutoBandwidth(FACTORS)).fit(x).info
+        return info.choice, info.finite
+
+    plain = quick_jit(choice)
+    batch = jnp.stack([jnp.asarray(make_scaled(24, D, seed), jnp.float32) for seed in range(3)])
+    singles = [plain(x)[0] for x in batch]
+    assert traces == 1
+    mapped, finite = quick_jit(jax.vmap(choice))(batch)
+    assert np.all(finite)
+    assert mapped.strength.shape == mapped.bandwidth.shape == (3,)
+    for k, single in enumerate(singles):
+        assert int(mapped.column[k]) == int(single.column)
+        assert float(mapped.strength[k]) == float(single.strength)
+        assert float(mapped.bandwidth[k]) == pytest.approx(float(single.bandwidth), rel=1e-5)
+        np.testing.assert_allclose(mapped.loss[k], single.loss, rtol=1e-3, atol=1e-3)
+    # Otherwise the indices above need not have been looked at.
+    assert len({int(single.column) for single in singles}) > 1
+
+
+def test_configurations_survive_the_pytree():
+    for value in (Tikhonov("auto"), NuMethod("auto"), AutoBandwidth((1.0, 2.0)), ScoreEstimator()):
+        leaves, structure = jax.tree.flatten(value)
+        assert jax.tree.unflatten(structure, leaves) == value
+    assert Tikhonov("auto").is_auto
+    assert not Tikhonov(0.1).is_auto
+    assert AutoBandwidth([1, 2]) == AutoBandwidth(np.array([1.0, 2.0])) == AutoBandwidth((1.0, 2.0))
+    assert hash(AutoBandwidth([1, 2])) == hash(AutoBandwidth((1.0, 2.0)))
+    # In a space of millions of dimensions there is still a step to take.
+    assert [member.num_steps for member in NuMethod("auto").path(1e-8)] == [512]
+
+
+@pytest.mark.parametrize(
+    ("error", "make", "message"),
+    [
+        (ValueError, lambda: NuMethod("best"), "num_steps: expected one of 'auto'; got 'best'"),
+        (
+            ValueError,
+            lambda: LandweberIteration("best"),
+            "num_steps: expected one of 'auto'; got 'best'",
+        ),
+        (ValueError, lambda: Tikhonov("best"), "lam: expected one of 'auto'; got 'best'"),
+        (ValueError, lambda: TruncatedTikhonov("auto"), "lam: expected a positive.*got 'auto'"),
+        (ValueError, lambda: nkef("auto"), "lam: expected a positive.*got 'auto'"),
+        (ValueError, lambda: SpectralCutoff("auto"), "lam: expected a non-neg.*got 'auto'"),
+        (ValueError, lambda: SpectralCutoff(fraction="auto"), "share: expected a pos.*got 'auto'"),
+        (ValueError, lambda: AutoBandwidth(()), "factors: expected at least one.*got none"),
+        (ValueError, lambda: AutoBandwidth((1.0, -2.0)), "factors: expected a positive"),
+        (ValueError, lambda: ScoreEstimator(bandwidth="best"), "bandwidth: expected one of.*best"),
+        (TypeError, lambda: kef("auto").fit(SAMPLES), r"solver: expected Krylov\(\).*got Dense"),
+        (
+            TypeError,
+            lambda: ScoreEstimator(solver=Dense()).fit(SAMPLES),
+            r"solver: expected Krylov\(\) for an automatic choice.*got Dense",
+        ),
+        (
+            TypeError,
+            lambda: ScoreEstimator(
+                regularizer=SpectralCutoff(0.1), solver=Dense(), bandwidth="auto"
+            ).fit(SAMPLES),
+            r"solver: expected Krylov\(\) for an automatic choice.*got Dense",
+        ),
+        (
+            ValueError,
+            lambda: Tikhonov("auto").evaluate(jnp.ones(2)),
+            "lam: expected a number here; got 'auto'. Only ScoreEstimator",
+        ),
+        (
+            ValueError,
+            lambda: NuMethod("auto").evaluate(jnp.ones(2)),
+            "num_steps: expected a number here; got 'auto'. Only ScoreEstimator",
+        ),
+        (
+            ValueError,
+            lambda: LandweberIteration("auto").evaluate(jnp.ones(2)),
+            "num_steps: expected a number here; got 'auto'. Only ScoreEstimator",
+        ),
+    ],
+)
+def test_messages(error, make, message):
+    with pytest.raises(error, match=f"(?s){message}"):
+        make()

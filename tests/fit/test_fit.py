@@ -1,0 +1,200 @@
+"""``fit`` from end to end: where it stops, what it returns, how it goes on when interrupted."""
+
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, Trace_ELBO
+
+from numpyro_kscore import Implicit, ImplicitELBO, fit
+from numpyro_kscore._fit import fit as convergence
+from numpyro_kscore._fit.checkpoint import save_checkpoint
+from numpyro_kscore._fit.chunks import parameter_slots
+from numpyro_kscore._fit.stopping import Rule
+from support.doubles import GaussianScore
+from support.fits import DATA, KEY, MEAN, QUICK, SD, guide, make_svi, model, quiet_fit
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """One uninterrupted fit, for several tests to look at."""
+    return fit(make_svi(), KEY, DATA, **QUICK)
+
+
+def same(a, b):
+    """Whether two results are equal, to the last bit."""
+
+    def bits(x):
+        typed = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(random.key_data(x) if typed else x)
+
+    left, right = (jax.tree.map(bits, (r.params, r.state, r.losses)) for r in (a, b))
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+    assert repr(a.info) == repr(b.info)
+
+
+def test_fit_stops_early_at_the_posterior(whole):
+    info = whole.info
+    assert info.converged
+    assert info.steps < QUICK["max_steps"]
+    assert info.steps == len(whole.losses) == info.trace_steps[-1]
+    assert info.skipped == info.recoveries == 0
+    # 8 particles a step, averaged by the settling: a twentieth of a standard deviation.
+    np.testing.assert_allclose(whole.params["loc"], MEAN, atol=0.05 * SD)
+    np.testing.assert_allclose(whole.params["sd"], SD, rtol=0.05)
+    np.testing.assert_array_less(info.discrepancy[-1], 5 * info.discrepancy_error[-1])
+    assert info.discrepancy[0] > 5 * info.discrepancy_error[0]
+    info.raise_if_failed()
+
+
+def test_old_style_keys_are_taken(whole):
+    """As most NumPyro programs have them: words, with an axis of their own."""
+    result = fit(make_svi(), random.PRNGKey(0), DATA, **QUICK)
+    np.testing.assert_array_equal(result.losses, whole.losses)
+    assert repr(result.info) == repr(whole.info)
+
+
+def test_the_state_holds_the_parameters_and_goes_on(whole):
+    svi = make_svi()
+    result = quiet_fit(svi, KEY, DATA, init_state=whole.state, **{**QUICK, "max_steps": 20})
+    np.testing.assert_allclose(result.params["loc"], whole.params["loc"], atol=0.1 * SD)
+    held = svi.get_params(whole.state)
+    jax.tree.map(np.testing.assert_array_equal, held, whole.params)
+
+
+def test_the_search_takes_the_steps_of_svi_run(whole):
+    """Until the step size falls; compiled into another program, which rounds otherwise."""
+    plain = make_svi().run(KEY, 60, DATA, progress_bar=False, stable_update=True)
+    np.testing.assert_allclose(whole.losses[:60], plain.losses, rtol=1e-5)
+
+
+def test_results_can_be_pickled(whole):
+    restored = pickle.loads(pickle.dumps(whole))
+    same(restored, whole)
+    assert restored.info.reason == whole.info.reason
+    assert type(restored) is type(whole)
+
+
+def interrupt_after(monkeypatch, count):
+    """Ctrl-C right after a checkpoint has been written so many times."""
+    calls = []
+
+    def save(*args):
+        save_checkpoint(*args)
+        calls.append(None)
+        if len(calls) == count:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(convergence, "save_checkpoint", save)
+
+
+def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole):
+    path = tmp_path / "fit.npz"
+    chunks = whole.info.steps // QUICK["chunk_size"]
+    stops = [1, chunks // 2 + 1, chunks - 1]  # the first chunk, after the search, before the last
+    done = 0
+    for stop in stops:
+        interrupt_after(monkeypatch, stop - done)
+        partial = fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK)
+        assert partial.info.reason == f"interrupted after {20 * stop} steps"
+        np.testing.assert_array_equal(partial.losses, whole.losses[: 20 * stop])
+        done = stop
+    monkeypatch.setattr(convergence, "save_checkpoint", save_checkpoint)
+    same(fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK), whole)
+    # Of a fit that has ended only the result is read.
+    monkeypatch.setattr(convergence, "save_checkpoint", None)
+    same(fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK), whole)
+    assert [p.name for p in tmp_path.iterdir()] == ["fit.npz"]
+    with np.load(path, allow_pickle=False) as kept:
+        assert json.loads(kept["header"].tobytes())["record"]["progress"]["phase"] == "done"
+
+
+def test_all_chunks_are_one_program(monkeypatch):
+    runs = []
+
+    def counted(data):
+        runs.append(None)
+        return model(data)
+
+    result = quiet_fit(make_svi(model=counted), KEY, DATA, criterion="loss", **QUICK)
+    assert len(result.info.trace) > 10
+    assert len(runs) == 3  # to initialize, to count latents, and to compile
+
+
+@pytest.mark.parametrize("criterion", ["stein", "loss"])
+def test_what_matters_grows_with_the_latents(monkeypatch, criterion):
+    """½ d tol² nats, whatever a fit looks at."""
+
+    class SeenError(Exception):
+        pass
+
+    def see(*settings):
+        raise SeenError(Rule(*settings).least_loss)
+
+    monkeypatch.setattr("numpyro_kscore._fit.fit.Rule", see)
+    with pytest.raises(SeenError) as caught:
+        fit(make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
+    assert caught.value.args[0] == pytest.approx(0.5 * 2 * 0.2**2)
+
+
+def test_double_precision(x64):
+    quick = {**QUICK, "max_steps": 100, "criterion": "loss"}
+    result = quiet_fit(make_svi(), KEY, DATA.astype(float), **quick)
+    assert result.params["loc"].dtype == result.losses.dtype == jnp.float64
+    assert np.all(np.isfinite(result.losses))
+
+
+def test_implicit_elbo():
+    """Noise with a mean and sd, and the score of a Gaussian for it, which compiles quickly."""
+
+    def implicit_guide(data):
+        loc = numpyro.param("loc", jnp.zeros(1))
+        sd = numpyro.param("sd", jnp.full(1, 0.1), constraint=constraints.softplus_positive)
+        normal = dist.Normal(jnp.zeros(1), 1.0).to_event(1)
+        noise = numpyro.sample("noise", normal, infer={"is_auxiliary": True})
+        numpyro.sample("z", Implicit(loc + sd * noise, 1))
+
+    elbo = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
+    svi = SVI(model, implicit_guide, optax.adam(5e-2), elbo)
+    result = fit(svi, KEY, DATA[:1], **QUICK)
+    assert result.info.converged
+    np.testing.assert_allclose(result.params["loc"], MEAN[:1], atol=0.1 * SD)
+    np.testing.assert_allclose(result.params["sd"], SD, rtol=0.1)
+
+
+def test_a_fit_that_is_cut_short_says_so():
+    with pytest.warns(UserWarning, match="not converged: still improving.*Try a larger max_steps"):
+        result = fit(make_svi(1e-3), KEY, DATA, criterion="loss", **QUICK)
+    assert not result.info.converged
+    with pytest.raises(FloatingPointError, match="expected convergence; got none"):
+        result.info.raise_if_failed()
+
+
+def test_the_progress_bar_shows_loss_and_discrepancy(capsys):
+    quiet_fit(make_svi(), KEY, DATA, **{**QUICK, "max_steps": 40, "progress_bar": True})
+    shown = capsys.readouterr().err
+    assert "40/40" in shown
+    assert "loss" in shown
+    assert "discrepancy²" in shown
+
+
+@pytest.mark.parametrize(
+    "optimizer", [numpyro.optim.ClippedAdam(1e-2), optax.chain(optax.clip(1.0), optax.adam(0.1))]
+)
+def test_parameters_are_found_in_any_optimizer(optimizer):
+    svi = SVI(model, guide, optimizer, Trace_ELBO())
+    state = svi.init(KEY, DATA)
+    leaves = jax.tree.leaves(state.optim_state)
+    wanted = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+    slots = parameter_slots(svi, state.optim_state)
+    for slot, value in zip(slots, wanted, strict=True):
+        assert leaves[slot] is value

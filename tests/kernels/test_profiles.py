@@ -1,0 +1,180 @@
+"""Radial profiles and kernels against closed forms and automatic differentiation."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore.kernels import (
+    IMQ,
+    CurlFree,
+    Diagonal,
+    Gaussian,
+    Matern,
+    Mixture,
+    Profile,
+    RationalQuadratic,
+    multi_bandwidth,
+)
+from support import oracle
+
+
+def user_written(s):
+    return jnp.exp(1 - jnp.sqrt(1 + s))
+
+
+PROFILES = {
+    "imq": (IMQ(), oracle.imq(0.5)),
+    "imq-1.5": (IMQ(1.5), oracle.imq(1.5)),
+    "gaussian": (Gaussian(), oracle.gaussian()),
+    "rational-quadratic": (RationalQuadratic(0.7), oracle.rational_quadratic(0.7)),
+    "matern-1.5": (Matern(1.5), oracle.matern(1.5)),
+    "matern-2.5": (Matern(2.5), oracle.matern(2.5)),
+    "matern-3.5": (Matern(3.5), oracle.matern(3.5)),
+    "user-written": (Profile(user_written), oracle.shifted_exponential()),
+    "mixture": (
+        Mixture((IMQ(), Gaussian(), Matern(3.5)), (1.0, 0.5, 2.0), (0.7, 1.0, 1.6)),
+        oracle.mixture(
+            (oracle.imq(0.5), oracle.gaussian(), oracle.matern(3.5)),
+            (1.0, 0.5, 2.0),
+            (0.7, 1.0, 1.6),
+        ),
+    ),
+}
+# The highest derivative in s that is finite at s = 0; the others in PROFILES are analytic there.
+FINITE_AT_ZERO = {"matern-1.5": 1, "matern-2.5": 2, "matern-3.5": 3, "mixture": 3}
+
+
+# Compiled: operation by operation, compiling would take most of the time.
+derivatives = jax.jit(lambda profile, s: profile.derivatives(s, 4))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_derivatives_equal_closed_forms(name):
+    profile, reference = PROFILES[name]
+    s = np.concatenate([np.logspace(-6, 2, 33), [0.5, 1.0]])
+    for enabled, tolerance in ((True, 1e-12), (False, 3e-6)):
+        with jax.enable_x64(enabled):
+            values = derivatives(profile, jnp.asarray(s))
+            assert len(values) == 5
+            for order, value in enumerate(values):
+                assert value.dtype == (jnp.float64 if enabled else jnp.float32)
+                expected = reference.derivative(s, order)
+                # exp(-z) in float32 loses z ulps by rounding its argument; below 1e-6 nothing of
+                # it reaches a Gram sum.
+                error = np.abs(np.asarray(value, np.float64) - expected)
+                floor = 1e-6 * np.max(np.abs(expected[s > 0.1]))
+                assert np.max(error / (np.abs(expected) + floor)) < tolerance, order
+            tight = 1e-13 if enabled else 1e-6
+            np.testing.assert_allclose(profile(jnp.asarray(s)), values[0], rtol=tight, atol=1e-37)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_derivatives_equal_autodiff_of_the_profile(name):
+    profile, reference = PROFILES[name]
+    with jax.enable_x64(True):
+        s = jnp.asarray([0.2, 1.0, 3.7])
+        values = derivatives(profile, s)
+
+        @jax.jit
+        def differentiate(s):
+            # What ties the closed forms, the library's and the reference's, to phi.
+            function, tower = reference.traced, []
+            for _ in range(5):
+                tower.append(jax.vmap(function)(s))
+                function = jax.grad(function)
+            return tower
+
+        for order, expected in enumerate(differentiate(s)):
+            np.testing.assert_allclose(values[order], expected, rtol=1e-10, atol=1e-13)
+            np.testing.assert_allclose(values[order], reference.derivative(s, order), rtol=1e-10)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("name", PROFILES)
+def test_derivatives_at_zero_are_finite(name, enabled):
+    """Coincident points sit at s = 0; limits where they exist, something finite where not."""
+    profile, reference = PROFILES[name]
+    with jax.enable_x64(enabled):
+        zero = jnp.zeros(())
+        values = derivatives(profile, zero)
+        assert all(bool(jnp.isfinite(value)) for value in values)
+        for order in range(FINITE_AT_ZERO.get(name, 4) + 1):
+            expected = reference.derivative(np.zeros(()), order)
+            np.testing.assert_allclose(values[order], expected, rtol=1e-12 if enabled else 1e-5)
+        for order in (0, 1, 2, 3):
+            assert len(profile.derivatives(zero, order)) == order + 1
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_terms_of_the_estimator_vanish_at_zero(name):
+    """s phi''', s^2 phi'''' and their like tend to 0 at coincident points; no 0 * inf remains."""
+    profile, _ = PROFILES[name]
+    with jax.enable_x64(True):
+        for s in (0.0, 1e-30, 1e-16):
+            phi = derivatives(profile, jnp.asarray(s))
+            first_open = FINITE_AT_ZERO.get(name, 4) + 1
+            for order in range(first_open, 5):
+                assert abs(float(phi[order]) * s ** (order - first_open + 1)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "curl_free"),
+    [("imq", True), ("matern-2.5", True), ("mixture", True), ("imq", False), ("matern-1.5", False)],
+)
+def test_kernels_equal_the_hessian_of_the_profile(name, curl_free):
+    profile, reference = PROFILES[name]
+    kernel = CurlFree(profile) if curl_free else Diagonal(profile)
+    expected = oracle.Kernel(curl_free, reference)
+    with jax.enable_x64(True):
+        x, y = jnp.asarray([0.3, -1.0, 0.4]), jnp.asarray([1.1, 0.2, -0.5])
+        value = kernel(x, y)
+        assert value.shape == (3, 3)
+        hessian = jax.jit(expected.point_autodiff)(x, y)
+        np.testing.assert_allclose(value, hessian, rtol=1e-11, atol=1e-13)
+        explicit = expected.matrix(np.asarray(x)[None], np.asarray(y)[None])[0, 0]
+        np.testing.assert_allclose(value, explicit, rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(kernel(y, x), value.T, rtol=1e-13)
+        same = expected.matrix(np.zeros((1, 3)), np.zeros((1, 3)))[0, 0]
+        np.testing.assert_allclose(kernel(x, x), same, rtol=1e-12, atol=1e-14)
+    assert bool(jnp.all(jnp.isfinite(kernel(jnp.ones(3), jnp.ones(3)))))
+
+
+def test_profile_algebra():
+    s = jnp.asarray([0.0, 0.3, 2.0])
+    both = (IMQ() + 2.0 * Gaussian()).derivatives(s, 4)
+    for order, (a, b) in enumerate(
+        zip(IMQ().derivatives(s, 4), Gaussian().derivatives(s, 4), strict=True)
+    ):
+        np.testing.assert_allclose(both[order], a + 2.0 * b, rtol=1e-6)
+    lengthscales = (0.5, 1.0, 2.0)
+    several = multi_bandwidth(IMQ(), lengthscales)
+    one = [IMQ()(s / ell**2) for ell in lengthscales]
+    # Up to an overall factor, which cancels wherever the kernel is normalized.
+    ratio = several(s) / sum(one)
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
+    assert float(ratio[0]) > 0
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Matern(2.0),
+        lambda: IMQ(-0.5),
+        lambda: RationalQuadratic(0.0),
+        lambda: Mixture((IMQ(), Gaussian()), (1.0,), (1.0, 2.0)),
+        lambda: Mixture((IMQ(),), (-1.0,), (1.0,)),
+        lambda: Mixture((IMQ(),), (1.0,), (0.0,)),
+    ],
+)
+def test_impossible_profiles_are_refused(build):
+    with pytest.raises((TypeError, ValueError), match=r"(?s)expected.*got"):
+        build()
+
+
+def test_differentiability():
+    expected = {"matern-1.5": 2, "matern-2.5": 4, "matern-3.5": 6, "mixture": 6}
+    for name, (profile, _) in PROFILES.items():
+        assert profile.differentiability == expected.get(name, math.inf)

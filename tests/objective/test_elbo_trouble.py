@@ -1,0 +1,141 @@
+"""Densities, draws and parameters that are not finite, coincide, or are far from one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import lax
+from numpyro.infer import SVI
+
+from numpyro_kscore import Implicit, ImplicitELBO
+from support.affine import (
+    AFFINE,
+    FEW,
+    KEY,
+    affine_guide,
+    assert_close,
+    draw_noise,
+    is_finite,
+    loss_and_gradient,
+    standard_model,
+)
+from support.doubles import GaussianScore
+
+pytestmark = pytest.mark.quick_compilation
+
+
+def model_that_breaks(value, where=0.5):
+    def model():
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
+        numpyro.factor("trouble", jnp.sum(jnp.where(z > where, value, 0.0)))
+
+    return model
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", [0.5, -np.inf], ids=["some", "all"])
+def test_bad_densities_leave_parameters_finite(value, where):
+    model = model_that_breaks(value, where)
+    svi = SVI(model, affine_guide(), optax.adam(1e-2), ImplicitELBO(FEW))
+    state = svi.init(KEY)
+    new_state, loss = svi.update(state)
+    assert np.isnan(loss)
+    assert is_finite(svi.get_params(new_state))
+    stable_state, loss = svi.stable_update(state)
+    assert np.isnan(loss)
+    assert_close(svi.get_params(stable_state), svi.get_params(state), rtol=0, atol=0)
+
+
+def test_infinite_gradients_count_as_bad():
+    def model():
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
+        # Finite everywhere, with an infinite derivative below 0.5.
+        numpyro.factor("root", jnp.sum(jnp.sqrt(jnp.maximum(z - 0.5, 0.0))))
+
+    loss, gradient = loss_and_gradient(model, affine_guide(), AFFINE, ImplicitELBO(FEW))
+    assert np.isnan(loss)
+    assert is_finite(gradient)
+
+
+def test_bad_particles_contribute_nothing_to_model_parameters():
+    def model(trouble):
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
+        shift = numpyro.param("shift", jnp.array(0.3))
+        # NaN above z = .5 only, and so is the derivative: a NaN in the branch of a where that is
+        # not taken would spoil the good particles' derivatives as well.
+        root = jnp.sqrt(jnp.where(trouble, 0.5 - z, 1.0))
+        numpyro.factor("f", jnp.sum(shift * (1.0 + 0.0 * root)))
+
+    elbo = ImplicitELBO(FEW, estimator=GaussianScore())
+    params = {**AFFINE, "shift": jnp.array(0.3)}
+    _, gradient = loss_and_gradient(model, affine_guide(), params, elbo, True)
+    # d/dshift of -log p is -1 at every good particle.
+    assert_close(gradient["shift"], -1.0)
+
+
+def test_infinite_draws_leave_parameters_finite():
+    def guide():
+        sd = numpyro.param("sd", jnp.full(1, 0.7))
+        numpyro.sample("z", Implicit(jnp.expm1(300.0 * sd * draw_noise(1)), event_dim=1))
+
+    svi = SVI(standard_model(), guide, optax.adam(1e-2), ImplicitELBO(FEW))
+    state = svi.init(KEY)
+    new_state, loss = svi.update(state)
+    assert np.isnan(loss)
+    assert is_finite(svi.get_params(new_state))
+    stable_state, _ = svi.stable_update(state)
+    assert_close(svi.get_params(stable_state), svi.get_params(state), rtol=0, atol=0)
+
+
+def test_collapsed_guides_and_duplicates_are_finite():
+    collapsed = {"loc": jnp.full(1, 0.5), "sd": jnp.zeros(1)}
+    loss, gradient = loss_and_gradient(
+        standard_model(), affine_guide(), collapsed, ImplicitELBO(FEW)
+    )
+    assert is_finite((loss, gradient))
+    # All particles at 0.5 move together, toward the mode.
+    assert_close(gradient["loc"], jnp.array([0.5]), rtol=1e-2)
+
+    def two_points():
+        loc, sd = numpyro.param("loc", jnp.zeros(1)), numpyro.param("sd", jnp.ones(1))
+        numpyro.sample("z", Implicit(loc + sd * jnp.sign(draw_noise(1)), event_dim=1))
+
+    assert is_finite(loss_and_gradient(standard_model(), two_points, AFFINE, ImplicitELBO(FEW)))
+
+
+@pytest.mark.parametrize("scale", [1e6, 1e-6])
+def test_units_of_a_latent_do_not_matter(scale):
+    """The loss of a model in other units is the same, and the gradient its inverse."""
+
+    def model(scale):
+        numpyro.sample("z", dist.Normal(jnp.zeros(1), scale).to_event(1))
+
+    results = []
+    for unit in (1.0, scale):
+        params = {name: unit * value for name, value in AFFINE.items()}
+        loss, gradient = loss_and_gradient(model, affine_guide(), params, ImplicitELBO(FEW), unit)
+        results.append((loss, jax.tree.map(lambda g, unit=unit: g * unit, gradient)))
+    assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
+
+
+def test_large_parameters_cost_the_reported_loss_no_digits():
+    def model(weight):
+        numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
+        w = numpyro.param("w", jnp.asarray(weight))
+        # Nothing but a gradient of one.
+        numpyro.factor("f", w - lax.stop_gradient(w))
+
+    losses = []
+    for weight in (0.0, 1e8):
+        loss, gradient = loss_and_gradient(
+            lambda weight=weight: model(weight),
+            affine_guide(),
+            {**AFFINE, "w": jnp.asarray(weight)},
+            ImplicitELBO(FEW),
+        )
+        assert float(gradient["w"]) == pytest.approx(-1.0)
+        losses.append(float(loss))
+    assert losses[0] == losses[1]

@@ -1,0 +1,260 @@
+"""The documentation runs as it is written, names what there is, and quotes what is said."""
+
+import ast
+import contextlib
+import csv
+import dataclasses
+import importlib
+import inspect
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import pytest
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# Everything they export is documented, as everything numpyro_kscore exports is.
+PUBLIC_MODULES = (
+    "diagnostics",
+    "estimators",
+    "functions",
+    "kernels",
+    "regularizers",
+    "sliced",
+    "solvers",
+)
+
+
+class Block(NamedTuple):
+    """Code of a page."""
+
+    code: str
+    warns: bool  # that a fit did not converge: says so by the tag "warns"
+
+
+def blocks(page: str) -> list[Block]:
+    """Code of a page in the order of the page: of plain pages, and cells of those run at build."""
+    found = re.findall(
+        r"^```(?:python|\{code-cell\} python)\n((?::[^\n]*\n)*)(.*?)^```",
+        page,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    return [Block(code.strip("\n") + "\n", "warns" in options) for options, code in found]
+
+
+PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+RUN = [name for name, page in PAGES.items() if blocks(page)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_code_of_a_page(name, tmp_path, monkeypatch):
+    """All blocks of a page in one namespace, as a reader would paste them."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "page"}
+    try:
+        for block in blocks(PAGES[name]):
+            doubt = pytest.warns(UserWarning, match="not converged")
+            with doubt if block.warns else contextlib.nullcontext():
+                exec(compile(block.code, f"{name}.md", "exec"), names)
+            # A fit on a page is one that works.
+            if "result" in names:
+                assert np.isfinite(names["result"].losses[-1])
+    finally:
+        plt.close("all")
+
+
+def test_the_readme_shows_what_the_start_page_shows():
+    first, second = blocks((ROOT / "README.md").read_text())
+    assert [first] == blocks(PAGES["index"])
+    exec(compile(second.code, "README.md", "exec"), {})
+
+
+def test_the_readmes_table_is_that_of_the_benchmark():
+    """Every figure of it, from the rows that are kept in the docs."""
+    with (DOCS / "posterior_accuracy.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["seed"] == "0"]
+    exact = [row for row in rows if row["method"] != "reference again"]
+    best: dict[str, float] = {}
+    for row in exact:
+        best[row["target"]] = min(best.get(row["target"], np.inf), float(row["distance"]))
+    table = re.findall(
+        r"^\| (\w+) \| (\d+)(?: of (\d+))? \| (\d+) \| ([\d.]+) \| (\d+) s \| (?:yes|no) \|$",
+        (ROOT / "README.md").read_text(),
+        flags=re.MULTILINE,
+    )
+    assert {line[0] for line in table} == {row["method"] for row in exact}
+    for method, right, of, near, median, seconds in table:
+        own = [row for row in exact if row["method"] == method]
+        assert len(own) == int(of or 24)
+        distances = [float(row["distance"]) for row in own]
+        is_right = [
+            float(row["mean_error"]) < 0.15
+            and 0.9 <= float(row["sd_low"])
+            and float(row["sd_high"]) <= 1.1
+            for row in own
+        ]
+        assert sum(is_right) == int(right), method
+        is_near = [float(row["distance"]) <= 1.1 * best[row["target"]] for row in own]
+        assert sum(is_near) == int(near), method
+        digits = len(median.partition(".")[2])
+        assert f"{statistics.median(distances):.{digits}f}" == median, method
+        assert f"{sum(float(row['cpu_seconds']) for row in own):.0f}" == seconds, method
+
+
+def test_blocks_are_read():
+    page = '```{code-cell} python\n:tags: [warns]\n\na = 1\n```\n\n```python\nb = "```"\n```\n'
+    assert blocks(page) == [Block("a = 1\n", True), Block('b = "```"\n', False)]
+    assert {"tour", "guides", "plates", "prior", "diagnostics", "which"} <= set(RUN)
+    fences = sum(page.count("\n```{code-cell}") for page in PAGES.values())
+    cells = [block for page in PAGES.values() for block in blocks(page)]
+    # A cell that is spelled in another way would be run by the build and not here.
+    assert fences + sum(page.count("\n```python\n") for page in PAGES.values()) == len(cells)
+
+
+def test_cells_are_formatted(tmp_path):
+    """Ruff formats blocks of Markdown, but does not know cells."""
+    for name, page in PAGES.items():
+        code = [block.code for block in blocks(page)] if "code-cell" in page else []
+        for k, cell in enumerate(code):
+            (tmp_path / f"{name}_{k}.py").write_text(cell)
+    command = [sys.executable, "-m", "ruff", "format", "--check", "--diff", "--no-cache"]
+    config = f"--config={ROOT / 'pyproject.toml'}"
+    done = subprocess.run([*command, config, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_page_is_in_one_menu():
+    entries = re.findall(r"```\{toctree\}\n(.*?)```", PAGES["index"], flags=re.DOTALL)
+    listed = [line for entry in entries for line in entry.split("\n") if re.fullmatch(r"\w+", line)]
+    assert sorted(listed) == sorted(set(PAGES) - {"index"})
+
+
+# --- Reference -------------------------------------------------------------------------------
+
+
+def documented(page: str) -> set[int]:
+    """Identities of all objects that the directives of the page document."""
+    found, current = set(), ""
+    for directive, target, options in re.findall(
+        r"^\.\. (\w+):: (\S+)\n((?:   :.*\n)*)", page, flags=re.MULTILINE
+    ):
+        if directive == "currentmodule":
+            current = target
+        elif directive == "automodule":
+            module = importlib.import_module(target)
+            members = re.search(r":members:(.*)", options)
+            if members:
+                names = re.findall(r"\w+", members[1]) or module.__all__
+                found |= {id(getattr(module, name)) for name in names}
+        elif directive in ("autoclass", "autofunction"):
+            module, _, name = target.rpartition(".")
+            found.add(id(getattr(importlib.import_module(module or current), name)))
+    return found
+
+
+def public_names() -> Iterator[tuple[str, str]]:
+    modules = ["numpyro_kscore", *(f"numpyro_kscore.{name}" for name in PUBLIC_MODULES)]
+    for module in modules:
+        yield from ((module, name) for name in importlib.import_module(module).__all__)
+
+
+def described(doc: str) -> set[str]:
+    """Names under "Args:" and "Attributes:"."""
+    found = set()
+    for section in ("Args", "Attributes"):
+        body = re.search(rf"^{section}:\n((?:    .*\n|\n)+)", doc + "\n", flags=re.MULTILINE)
+        if body:
+            found |= set(re.findall(r"^    \*{0,2}(\w+):", body[1], flags=re.MULTILINE))
+    return found
+
+
+def parameters(thing: object) -> set[str]:
+    """What a caller gives, or what a result holds."""
+    if inspect.isclass(thing) and hasattr(thing, "_fields"):
+        return set(thing._fields)
+    if dataclasses.is_dataclass(thing):
+        return {f.name for f in dataclasses.fields(thing) if not f.name.startswith("_")}
+    function = thing.__init__ if inspect.isclass(thing) else thing
+    # validate_args is NumPyro's, and the same for every distribution.
+    names = set(inspect.signature(function).parameters) - {"self", "validate_args"}
+    return names - {"args", "kwargs"} if inspect.isclass(thing) else names
+
+
+@pytest.mark.parametrize(("module", "name"), list(public_names()))
+def test_reference_is_complete(module, name):
+    thing = getattr(importlib.import_module(module), name)
+    assert id(thing) in documented(PAGES["api"]), "add it to docs/api.md"
+    doc = inspect.getdoc(thing)
+    assert doc
+    assert parameters(thing) - described(doc) == set()
+    if inspect.isfunction(thing):
+        assert "\nReturns:\n" in doc
+
+
+def test_public_modules_are_those_that_pages_import():
+    imported = {
+        node.module
+        for page in PAGES.values()
+        for block in blocks(page)
+        for node in ast.walk(ast.parse(block.code))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("numpyro_kscore.")
+    }
+    # The count of operations on the page about scaling looks behind the scenes.
+    public = {f"numpyro_kscore.{name}" for name in PUBLIC_MODULES}
+    assert imported - public <= {"numpyro_kscore.kernels._gram"}
+
+
+# --- Messages --------------------------------------------------------------------------------
+
+HOLE = "\N{OBJECT REPLACEMENT CHARACTER}"
+
+
+def templates() -> list[str]:
+    """All strings of the package, with a hole where something is put in."""
+
+    def text(node: ast.expr) -> str:
+        if isinstance(node, ast.Constant):
+            return re.sub(r"\{\w+\}", HOLE, str(node.value))
+        if isinstance(node, ast.JoinedStr):
+            return "".join(text(value) for value in node.values)
+        return HOLE
+
+    return [
+        text(node)
+        for path in (ROOT / "numpyro_kscore").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.JoinedStr)
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
+
+
+def is_said(quote: str, said: list[str]) -> bool:
+    """Whether a message holds the quote: "…" for anything, and its first word may be put in."""
+    forms = {quote, re.sub(r"^[\w()]+(?=: )", HOLE, quote)}
+    patterns = [".*".join(map(re.escape, form.split("…"))) for form in forms]
+    return any(re.search(pattern, text) for pattern in patterns for text in said)
+
+
+def test_quoted_messages_are_those_of_the_package():
+    said = templates()
+    quotes = [
+        quote
+        for bold in re.findall(r"^\*\*`.*", PAGES["troubleshooting"], flags=re.MULTILINE)
+        for quote in re.findall(r"\*\*`([^`]*)`\*\*", bold)
+    ]
+    assert len(quotes) > 60
+    missing = [quote for quote in quotes if not is_said(quote, said)]
+    assert not missing
+    assert not is_said("samples: expected a tensor", said)
+    assert not is_said("guide: expected … a tensor", said)

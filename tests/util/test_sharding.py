@@ -1,0 +1,102 @@
+"""Samples and particles over several devices and processes, against one device."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from numpyro_kscore import ImplicitELBO, ScoreEstimator
+from support.sharded import draw_samples, estimator
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "sharded.py"
+# Sums in another order differ by about eps √n = 2e-15, and a filter of at most 50 steps amplifies
+# what is wrong with its target by at most g(0), some thousands.
+TOLERANCE = 1e-11
+
+
+def start(*arguments):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    # Most of the time would be the optimizer, of programs that run once.
+    settings = {"PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | settings,
+    )
+
+
+def finish(process, timeout=300):
+    """Its output and error output; killed, and a failure, if it hangs."""
+    try:
+        return process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+
+
+def free_address():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="numbers"),
+        pytest.param(["everything"], id="derivatives", marks=pytest.mark.slow),
+    ],
+)
+def test_two_devices_equal_one(arguments):
+    """Fit and choice in tiles with odd n, landmarks, an objective and its gradient."""
+    out, err = finish(start("devices", *arguments))
+    assert out, err
+    found = json.loads(out.splitlines()[-1])
+    # Half of the products, and what both devices do with the columns.
+    assert 0.45 < found.pop("work") < 0.6
+    # Half of the Krylov basis and of all other vectors, and what a product gathers of them.
+    assert 0.45 < found.pop("memory") < 0.6
+    assert max(found.values()) < TOLERANCE, found
+
+
+def test_processes_give_the_numbers_of_one_and_end_with_the_other(tmp_path, x64):
+    address = free_address()
+    both = [start("process", str(index), address, str(tmp_path)) for index in range(2)]
+    (out, err), _ = (finish(process) for process in both)
+    found = np.concatenate([np.load(tmp_path / f"{index}.npy") for index in range(2)])
+    x = draw_samples()
+    expected = estimator().fit(x).at_samples
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max())
+    assert out, err
+    assert "error" in json.loads(out.splitlines()[-1])
+
+
+def test_a_process_that_never_comes_ends_in_an_error():
+    process = start("alone", free_address())
+    _, err = finish(process, timeout=60)
+    assert process.returncode != 0
+    assert "DEADLINE_EXCEEDED" in err
+
+
+def one_device(*names):
+    return NamedSharding(jax.make_mesh((1,), ("samples",)), P(*names))
+
+
+def test_what_is_no_layout_of_rows_is_refused():
+    with pytest.raises(TypeError, match="expected None or NamedSharding"):
+        ScoreEstimator(sharding=one_device("samples").mesh)
+    for names in ((), (None, "samples")):
+        with pytest.raises(ValueError, match="divides rows and nothing else"):
+            ScoreEstimator(sharding=one_device(*names))
+    with pytest.raises(ValueError, match="expected True beside sharding"):
+        ImplicitELBO(8, vectorize_particles=False, sharding=one_device("samples"))
