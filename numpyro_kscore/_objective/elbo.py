@@ -29,8 +29,8 @@ from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore._util.sharding import check_sharding, constrain_rows, divides, num_shards
+from numpyro_kscore.estimators._bandwidth import Median
 from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.estimators._selection import Median
 from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 

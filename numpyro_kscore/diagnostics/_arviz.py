@@ -29,9 +29,9 @@ from numpyro_kscore.diagnostics._draws import (
 )
 from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
+from numpyro_kscore.estimators._bandwidth import Median
 from numpyro_kscore.estimators._coordinates import median_distance
 from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.estimators._selection import Median
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
 __all__ = ["to_arviz"]

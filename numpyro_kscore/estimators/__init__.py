@@ -1,10 +1,10 @@
 """Score estimation from samples: the general estimator, and the published ones by name."""
 
+from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._density import KernelExponentialFamily
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._fitting import AtSamples
 from numpyro_kscore.estimators._info import ScoreInfo, Selection
-from numpyro_kscore.estimators._landmarks import Landmarks
 from numpyro_kscore.estimators._presets import (
     kef,
     kef_cg,
@@ -16,10 +16,8 @@ from numpyro_kscore.estimators._presets import (
     stein,
     truncated_tikhonov,
 )
+from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._score import Score
-from numpyro_kscore.estimators._selection import AutoBandwidth, Median
-from numpyro_kscore.estimators._stein import RefitEstimator, RefitScore
-from numpyro_kscore.estimators._subset import Subset
 
 __all__ = [
     "AtSamples",
@@ -27,8 +25,6 @@ __all__ = [
     "KernelExponentialFamily",
     "Landmarks",
     "Median",
-    "RefitEstimator",
-    "RefitScore",
     "Score",
     "ScoreEstimator",
     "ScoreInfo",

@@ -1,4 +1,7 @@
-"""The base score of a fit, from what the user gave."""
+"""Checks of a fit's input: its settings, its context, and options that exclude each other.
+
+They run before the compiled fit, where concrete values can be looked at.
+"""
 
 from __future__ import annotations
 
@@ -6,58 +9,145 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.tree_util import Partial
-from numpyro.distributions import Distribution
+import jax.numpy as jnp
 
-from numpyro_kscore._util.checks import as_points, with_jax_leaves
-from numpyro_kscore.estimators._base import (
-    Base,
-    DistributionBase,
-    FunctionBase,
-    GaussianBase,
-    ValuesBase,
-    ZeroBase,
+from numpyro_kscore._util.checks import as_points, check_choice, with_jax_leaves
+from numpyro_kscore._util.sharding import divides, num_shards
+from numpyro_kscore.estimators._bandwidth import AutoBandwidth
+from numpyro_kscore.estimators._row_selection import Landmarks, Subset
+from numpyro_kscore.estimators._settings import FitSettings
+from numpyro_kscore.kernels._contract import Kernel
+from numpyro_kscore.kernels._gram import is_cached
+from numpyro_kscore.kernels._profiles import RadialProfile
+from numpyro_kscore.regularizers._filters import Regularizer
+from numpyro_kscore.solvers._solvers import Krylov
+from numpyro_kscore.solvers._spectrum import Solver
+
+__all__ = ["check_context", "check_debias", "check_settings"]
+
+PARTS = (
+    ("kernel", Kernel, "kernel: expected a kernel such as CurlFree(IMQ()) or Diagonal(Gaussian())"),
+    ("regularizer", Regularizer, "regularizer: expected a filter such as NuMethod('auto')"),
+    ("solver", Solver, "solver: expected a solver such as Krylov() or Dense()"),
 )
-from numpyro_kscore.estimators._gaussian import fit_gaussian
-
-__all__ = ["make_base"]
 
 
-def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
-    """The base of a fit from what the user gave: see :class:`ScoreEstimator`.
+def check_settings(settings: FitSettings, num_samples: int) -> FitSettings:
+    """The settings as they are compiled for so many samples.
 
     Raises:
-        ValueError: for base scores that do not match the samples, or an unknown name.
-        TypeError: for something that is no base.
+        ValueError: for a profile too rough for the kernel, numbers that are arrays, or rows that do
+            not suit the samples.
+        TypeError: for a part of another class, or a regularizer the solver cannot apply.
     """
-    if base_scores is not None:
-        values = as_points("base_scores", base_scores, dim=samples.shape[1])
-        if values.shape != samples.shape:
-            raise ValueError(
-                f"base_scores: expected shape {samples.shape}, one row a sample; got {values.shape}"
-            )
-        return ValuesBase(values.astype(samples.dtype))
-    if base is None:
-        return ZeroBase()
-    fitted: Base
-    if isinstance(base, Distribution):
-        if base.batch_shape != () or base.event_shape != (samples.shape[1],):
-            raise ValueError(
-                f"base: expected a distribution with batch shape () and event shape "
-                f"({samples.shape[1]},); got {base.batch_shape} and {base.event_shape}. "
-                "Use .to_event(1) on a batch of scalars"
-            )
-        fitted = DistributionBase(distribution=with_jax_leaves(base))
-    elif isinstance(base, str) and base == "gaussian":
-        gaussian = fit_gaussian(samples)
-        fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
-    elif callable(base):
-        # What is no pytree is told from others by identity: its own equality may compare arrays.
-        is_leaf = jax.tree_util.all_leaves([base])
-        fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
-    else:
+    _check_parts(settings)
+    _check_numbers(settings)
+    settings.kernel.check()
+    _check_rows(settings, num_samples)
+    if settings.landmarks is not None:
+        settings = dataclasses.replace(settings, regularizer=settings.regularizer.on_range())
+    settings.solver.check(settings.regularizer)
+    if settings.is_auto and not isinstance(settings.solver, Krylov):
         raise TypeError(
-            "base: expected None, 'gaussian', a score function or a NumPyro distribution; "
-            f"got {base!r}"
+            "solver: expected Krylov() with an automatic strength or bandwidth, which reads all "
+            f"candidates off one Krylov space; got {type(settings.solver).__name__}(). Use "
+            "Krylov(), or give both as numbers"
         )
-    return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))
+    return with_jax_leaves(settings)
+
+
+def _check_parts(settings: FitSettings) -> None:
+    """Raise ``TypeError`` for a part of another class, or a class JAX does not know."""
+    for leaf in jax.tree.leaves(settings):
+        if isinstance(leaf, Kernel | RadialProfile | Regularizer | Solver):
+            raise TypeError(
+                f"{type(leaf).__name__}: expected a pytree; got a class JAX does not know. "
+                "Decorate it with @numpyro_kscore.pytree"
+            )
+    for name, cls, expected in PARTS:
+        if not isinstance(getattr(settings, name), cls):
+            raise TypeError(f"{expected}; got {getattr(settings, name)!r}")
+
+
+def _check_numbers(settings: FitSettings) -> None:
+    """Raise ``ValueError`` for a missing bandwidth, and for arrays where one number belongs."""
+    if settings.bandwidth is None:
+        raise ValueError("bandwidth: expected 'median', 'auto', a rule or a number; got None")
+    numbers = {"bandwidth": getattr(settings.bandwidth, "factor", settings.bandwidth)}
+    if not settings.regularizer.is_auto:
+        numbers["regularizer"] = settings.regularizer.strength()
+    for name, number in numbers.items():
+        if not isinstance(number, AutoBandwidth) and jnp.ndim(number):
+            raise ValueError(
+                f"{name}: expected one number; got shape {jnp.shape(number)}. Several fits are "
+                "one jax.vmap; the best of several bandwidths is AutoBandwidth(factors)"
+            )
+
+
+def _check_rows(settings: FitSettings, num_samples: int) -> None:
+    """Raise for landmarks or a subset that do not suit the samples or each other."""
+    landmarks, subset, sharding = settings.landmarks, settings.subset, settings.sharding
+    for rows, cls in ((landmarks, Landmarks), (subset, Subset)):
+        if rows is not None and not isinstance(rows, cls):
+            raise TypeError(
+                f"{cls.argument}: expected None or {cls.__name__}(count), "
+                f"{cls.__name__}(fraction=…) or {cls.__name__}(indices=…); got {rows!r}"
+            )
+    if landmarks is not None and subset is not None:
+        raise ValueError("subset: expected None with landmarks; got both. Drop one of the two")
+    for rows in (landmarks, subset):
+        if rows is not None:
+            rows.check(num_samples)
+    if landmarks is not None and sharding is not None and not divides(sharding, num_samples):
+        raise ValueError(
+            f"samples: expected a multiple of {num_shards(sharding)} with landmarks, as many for "
+            f"every device; got {num_samples}. Leave some out"
+        )
+
+
+def check_debias(debias: Any, subset: Subset | None) -> None:
+    """Raise ``ValueError`` unless ``debias`` is known, and None with a subset."""
+    check_choice("debias", debias, (None, "jackknife"))
+    if debias is not None and subset is not None:
+        raise ValueError(
+            "debias: expected None with a subset, whose halves would be other operators; got "
+            f"{debias!r}. Use debias=None"
+        )
+
+
+def check_context(context: Any, num_samples: int, settings: FitSettings, base: Any) -> jax.Array:
+    """The context as an array, (n, c).
+
+    Args:
+        context: what the user gave.
+        num_samples: n.
+        settings: the settings of the fit.
+        base: the ``base`` of the estimator.
+
+    Raises:
+        TypeError: with an automatic strength or bandwidth.
+        ValueError: for another number of rows, more samples than all pairs are kept of, and with
+            landmarks, a subset or a base fitted to the samples.
+    """
+    context = as_points("context", context)
+    if context.shape[0] != num_samples:
+        raise ValueError(
+            f"context: expected {num_samples} rows, as the samples have; got shape {context.shape}"
+        )
+    if settings.is_auto:
+        raise TypeError(
+            "context: expected None with an automatic strength or bandwidth; got one. Give both "
+            "as numbers, e.g. NuMethod(45) and Median(0.8)"
+        )
+    fitted_base = base if isinstance(base, str) else None
+    others = {"landmarks": settings.landmarks, "subset": settings.subset, "base": fitted_base}
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"context: expected None with {name}={value!r}; got one. Use {name}=None"
+            )
+    if not is_cached(num_samples):
+        raise ValueError(
+            f"context: expected few enough samples to keep all pairs of; got {num_samples}"
+        )
+    return context

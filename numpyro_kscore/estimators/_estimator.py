@@ -7,29 +7,25 @@ arrays, which can be returned from ``jit`` and mapped over by ``vmap``.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.checks import as_points, check_choice, check_positive, with_jax_leaves
+from numpyro_kscore._util.checks import as_points, check_choice, check_positive
 from numpyro_kscore._util.precision import PRECISIONS
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore._util.sharding import check_sharding, divides, num_shards, place, sharding_of
-from numpyro_kscore.estimators._base import Base
-from numpyro_kscore.estimators._checks import make_base
+from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
+from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
+from numpyro_kscore.estimators._base import Base, make_base
+from numpyro_kscore.estimators._checks import check_context, check_debias, check_settings
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._fitting import AtSamples, fit_at_samples, fit_score
-from numpyro_kscore.estimators._landmarks import Landmarks
+from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._score import Score
-from numpyro_kscore.estimators._selection import AutoBandwidth, Median
-from numpyro_kscore.estimators._subset import Subset
+from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.kernels._contract import Kernel
-from numpyro_kscore.kernels._gram import is_cached
 from numpyro_kscore.kernels._matrix import CurlFree
-from numpyro_kscore.kernels._profiles import RadialProfile
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.solvers._solvers import Krylov
@@ -37,11 +33,8 @@ from numpyro_kscore.solvers._spectrum import Solver
 
 __all__ = ["ScoreEstimator"]
 
-PARTS = (
-    ("kernel", Kernel, "kernel: expected a kernel such as CurlFree(IMQ()) or Diagonal(Gaussian())"),
-    ("regularizer", Regularizer, "regularizer: expected a filter such as NuMethod('auto')"),
-    ("solver", Solver, "solver: expected a solver such as Krylov() or Dense()"),
-)
+# Samples below which the jackknife does not split.
+FEWEST_TO_SPLIT = 8
 
 
 @pytree
@@ -107,11 +100,6 @@ class ScoreEstimator:
         check_choice("standardize", self.standardize, STANDARDIZE_CHOICES)
         check_choice("precision", self.precision, PRECISIONS)
 
-    @property
-    def is_auto(self) -> bool:
-        """Whether the strength or the bandwidth is chosen by held-out loss."""
-        return self.regularizer.is_auto or isinstance(self.bandwidth, AutoBandwidth)
-
     def fit(self, samples: Any, base_scores: Any = None) -> Score:
         """Estimate the score of the distribution the samples come from.
 
@@ -165,104 +153,35 @@ class ScoreEstimator:
                 and more samples than all pairs are kept of.
             TypeError: as :meth:`fit`; with a context, for an automatic choice.
         """
-        check_choice("debias", debias, (None, "jackknife"))
-        estimator, samples, base = self._checked(samples, base_scores)
-        if debias is not None and self.subset is not None:
-            raise ValueError(
-                f"debias: expected None with a subset, whose halves would be other operators; got "
-                f"{debias!r}"
-            )
-        jackknife = debias == "jackknife" and samples.shape[0] >= 8
+        self.check_debias(debias)
+        settings, samples, base = self._checked(samples, base_scores)
+        jackknife = debias == "jackknife" and samples.shape[0] >= FEWEST_TO_SPLIT
         if context is not None:
-            context = self._checked_context(context, samples.shape[0])
-            context = place(context, estimator.sharding)
-        return fit_at_samples(estimator, samples, base, context, jackknife)
+            context = check_context(context, samples.shape[0], settings, self.base)
+            context = place(context, settings.sharding)
+        return fit_at_samples(settings, samples, base, context, jackknife)
 
-    def _checked_context(self, context: Any, num_samples: int) -> jax.Array:
-        context = as_points("context", context)
-        if context.shape[0] != num_samples:
-            raise ValueError(
-                f"context: expected {num_samples} rows, as the samples have; got shape "
-                f"{context.shape}"
-            )
-        if self.is_auto:
-            raise TypeError(
-                "context: expected a fixed strength and bandwidth beside one; got 'auto'. Give "
-                "both as numbers, e.g. NuMethod(45) and Median(0.8)"
-            )
-        if self.landmarks is not None or self.subset is not None or isinstance(self.base, str):
-            raise ValueError(
-                "context: expected no landmarks, no subset and no base fitted to the samples "
-                f"beside one; got landmarks={self.landmarks!r}, subset={self.subset!r}, "
-                f"base={self.base!r}"
-            )
-        if not is_cached(num_samples):
-            raise ValueError(
-                f"context: expected few enough samples to keep all pairs of; got {num_samples}"
-            )
-        return context
+    def check_debias(self, debias: str | None) -> None:
+        """Raise ``ValueError`` unless :meth:`at_samples` takes this ``debias``."""
+        check_debias(debias, self.subset)
 
-    def _check_parts(self) -> None:
-        """Raise for a part of another kind, a class JAX does not know, and arrays for numbers."""
-        for leaf in jax.tree.leaves(self):
-            if isinstance(leaf, Kernel | RadialProfile | Regularizer | Solver):
-                raise TypeError(
-                    f"{type(leaf).__name__}: expected a pytree; got a class JAX does not know. "
-                    "Decorate it with @numpyro_kscore.pytree"
-                )
-        for name, kind, expected in PARTS:
-            if not isinstance(part := getattr(self, name), kind):
-                raise TypeError(f"{expected}; got {part!r}")
-        if self.bandwidth is None:
-            raise ValueError("bandwidth: expected 'median', 'auto', a rule or a number; got None")
-        numbers = {"bandwidth": getattr(self.bandwidth, "factor", self.bandwidth)}
-        if not self.regularizer.is_auto:
-            numbers["regularizer"] = self.regularizer.strength()
-        for name, number in numbers.items():
-            if not isinstance(number, AutoBandwidth) and jnp.ndim(number):
-                raise ValueError(
-                    f"{name}: expected one number; got shape {jnp.shape(number)}. Several fits are "
-                    "one jax.vmap; the best of several bandwidths is AutoBandwidth(factors)"
-                )
-
-    def _checked(self, samples: Any, base_scores: Any) -> tuple[ScoreEstimator, jax.Array, Base]:
-        """The input of a fit, checked, and the configuration that is left to compile."""
+    def _checked(self, samples: Any, base_scores: Any) -> tuple[FitSettings, jax.Array, Base]:
+        """The input of a fit, checked."""
         sharding = self.sharding or sharding_of(samples)
         samples = place(as_points("samples", samples, minimum=2), sharding)
-        self._check_parts()
-        self.kernel.check()
-        regularizer = self.regularizer
-        if self.landmarks is not None:
-            if not isinstance(self.landmarks, Landmarks):
-                raise TypeError(
-                    "landmarks: expected None or Landmarks(count), Landmarks(fraction=…) or "
-                    f"Landmarks(indices=…); got {self.landmarks!r}"
-                )
-            self.landmarks.check(samples.shape[0])
-            if sharding is not None and not divides(sharding, samples.shape[0]):
-                raise ValueError(
-                    f"samples: expected a multiple of {num_shards(sharding)} with landmarks, as "
-                    f"many for every device; got {samples.shape[0]}. Leave some out"
-                )
-            regularizer = regularizer.on_range()
-        if self.subset is not None:
-            if not isinstance(self.subset, Subset):
-                raise TypeError(
-                    "subset: expected None or Subset(count), Subset(fraction=…) or "
-                    f"Subset(indices=…); got {self.subset!r}"
-                )
-            if self.landmarks is not None:
-                raise ValueError("subset: expected None beside landmarks; got both. Drop one")
-            self.subset.check(samples.shape[0])
-        self.solver.check(regularizer)
-        if self.is_auto and not isinstance(self.solver, Krylov):
-            raise TypeError(
-                "solver: expected Krylov() for an automatic choice, which reads a whole path off "
-                f"one Krylov space; got {type(self.solver).__name__}(). Use Krylov(), or give the "
-                "strength and the bandwidth as numbers"
-            )
+        settings = FitSettings(
+            self.kernel,
+            self.regularizer,
+            self.solver,
+            self.bandwidth,
+            self.landmarks,
+            self.subset,
+            self.standardize,
+            self.normalize,
+            sharding,
+            self.precision,
+        )
+        settings = check_settings(settings, samples.shape[0])
         if base_scores is not None:
             base_scores = place(as_points("base_scores", base_scores), sharding)
-        base = make_base(self.base, samples, base_scores)
-        estimator = dataclasses.replace(self, base=None, regularizer=regularizer, sharding=sharding)
-        return with_jax_leaves(estimator), samples, base
+        return settings, samples, make_base(self.base, samples, base_scores)

@@ -61,7 +61,7 @@ class ScoreInfo(NamedTuple):
         spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regularizer and was
             divided by ρ (never with ``normalize=True``).
         finite: whether all values at the samples are finite.
-        choice: what an automatic choice of regularization or bandwidth saw and took, or None.
+        selection: what the selection of strength and bandwidth saw and took, or None.
     """
 
     steps: jax.Array
@@ -69,7 +69,7 @@ class ScoreInfo(NamedTuple):
     bandwidth: jax.Array
     spectral_scale: jax.Array
     finite: jax.Array
-    choice: Selection | None = None
+    selection: Selection | None = None
 
     @property
     def converged(self) -> jax.Array:

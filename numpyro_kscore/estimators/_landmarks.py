@@ -27,48 +27,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro_kscore._util.linalg import inverse_root
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import divides, mapped
-from numpyro_kscore.estimators._row_selection import RowSelection
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
-from numpyro_kscore.kernels._gram import Gram, is_cached, make_gram, norm_bound
+from numpyro_kscore.kernels._gram import Gram, make_gram, norm_bound
 from numpyro_kscore.kernels._pairwise import Expansion
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["Compression", "Landmarks", "compress"]
+__all__ = ["Compression", "compress"]
 
 # Columns of A that are formed at once.
 DENSE_BATCH = 32
-
-
-@pytree
-class Landmarks(RowSelection):
-    """Which samples an estimate is a combination of. Give one of count, fraction and indices.
-
-    Args:
-        count: number of landmarks.
-        fraction: the fraction of the samples, in (0, 1], rounded up.
-        indices: rows of the samples, distinct integers, shape (m,). A leaf.
-        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
-            take evenly spaced rows. A leaf.
-
-    Example::
-
-        ScoreEstimator(landmarks=Landmarks(200, key=jax.random.key(0))).fit(draws)
-    """
-
-    argument = "landmarks"
-
-    def check(self, num_samples: int) -> int:
-        """As for any rows; a ``ValueError`` also for more than a dense matrix allows."""
-        size = super().check(num_samples)
-        if not is_cached(size):
-            raise ValueError(
-                f"landmarks: expected at most {int(pairwise.CACHED_PAIRS**0.5)}, whose matrix is "
-                f"factorized; got {size}"
-            )
-        return size
 
 
 @pytree
@@ -80,6 +50,7 @@ class Compression:
 
     Attributes:
         points: the landmarks, (m, d).
+        rows: which of the samples they are, (m,).
         samples: (n, d).
         kernel: the kernel at unit bandwidth.
         scale: factor on the kernel.
@@ -94,6 +65,7 @@ class Compression:
     """
 
     points: jax.Array
+    rows: jax.Array
     samples: jax.Array
     kernel: Kernel
     scale: jax.Array
@@ -103,6 +75,15 @@ class Compression:
     dim: int = static()
     spectral_bound: float | None = static(default=None)
     sharding: NamedSharding | None = static(default=None)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the weights of all pairs are kept."""
+        return self.weights is not None
+
+    @property
+    def solved_rows(self) -> None:
+        """None: a solution has values at all samples."""
 
     @property
     def norm_bound(self) -> jax.Array:
@@ -181,6 +162,16 @@ class Compression:
             zeta_weight=jnp.zeros_like(solution.zeta_weight),
         )
 
+    def expansion(
+        self,
+        points: jax.Array,
+        base_scores: jax.Array | None,
+        coefficients: jax.Array,
+        zeta_weight: jax.Array,
+    ) -> Expansion:
+        """``Σ_l K(·, z_l) c_l`` over the landmarks, which hold base scores and ζ' already."""
+        return Expansion(points[self.rows], self.scale * coefficients, None)
+
     def _at_landmarks_of_samples(self, coefficients: jax.Array) -> jax.Array:
         """``K_ZX K_XZ c / n``, (d, m) -> (d, m), in one pass over tiles of the samples."""
         if self.sharding is not None:
@@ -253,6 +244,7 @@ def compress(gram: Gram, indices: jax.Array) -> Compression:
         weights = jax.tree.map(lambda w: scale * w, kernel.field_weights(s, gram.dim))
     return Compression(
         points,
+        indices,
         samples,
         kernel,
         scale,

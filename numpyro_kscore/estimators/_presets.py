@@ -8,10 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from numpyro_kscore._util.checks import check_choice
 from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.estimators._landmarks import Landmarks
-from numpyro_kscore.estimators._stein import RefitEstimator
+from numpyro_kscore.estimators._row_selection import Landmarks
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree, Diagonal
 from numpyro_kscore.kernels._profiles import IMQ, RadialProfile
@@ -36,8 +34,6 @@ __all__ = [
     "stein",
     "truncated_tikhonov",
 ]
-
-EXTENSIONS = ("framework", "refit")
 
 
 def _literal(
@@ -238,17 +234,17 @@ def spectral_cutoff(
 def stein(
     lam: Any = 1e-3,
     *,
-    extension: str = "framework",
     profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
     bandwidth: Any = "median",
 ) -> ScoreEstimator:
     """Stein gradient estimator (Li and Turner 2018; ZSZ 2020, Example 3.7).
 
+    Away from the samples it is the function of the kernel's space with these values at them, as
+    ZSZ continue it. Li and Turner add each point to the samples and solve again, which is no such
+    function; at the samples the two agree.
+
     Args:
         lam: λ on the eigenvalues of K/n; the η of Li and Turner over n.
-        extension: what to do away from the samples: ``"framework"`` continues the estimate in
-            the kernel's space (ZSZ), at O(n d) a point; ``"refit"`` adds the point to the samples
-            and solves again (Li and Turner), at O(n²) a point. At the samples they agree.
         profile: radial profile of the diagonal kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
 
@@ -257,20 +253,9 @@ def stein(
         scores are in 1/unit of the samples.
 
     Raises:
-        ValueError: for an unknown ``extension``.
+        ValueError: for a setting out of range.
     """
-    check_choice("extension", extension, EXTENSIONS)
-    if extension == "framework":
-        return _literal(Diagonal(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
-    return RefitEstimator(
-        Diagonal(profile),
-        Tikhonov(lam),
-        Dense(),
-        bandwidth,
-        standardize="none",
-        base=None,
-        normalize=False,
-    )
+    return _literal(Diagonal(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
 
 
 def ssge(

@@ -1,4 +1,4 @@
-"""Which of many samples to use: a number of them, a fraction, or given rows."""
+"""Options that select some of the samples: as landmarks, or as the subset of an operator."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.kernels import _pairwise as pairwise
+from numpyro_kscore.kernels._gram import is_cached
 
-__all__ = ["RowSelection"]
+__all__ = ["Landmarks", "RowSelection", "Subset"]
 
 
 @pytree
@@ -82,7 +84,7 @@ class RowSelection:
         if indices.ndim != 1 or indices.shape[0] < 1:
             raise ValueError(f"indices: expected shape (m,) with m >= 1; got {indices.shape}")
         if self.key is not None:
-            raise ValueError("key: expected None beside indices; got a key. Drop one of the two")
+            raise ValueError("key: expected None with indices; got a key. Drop one of the two")
         if is_concrete(indices):
             values = np.asarray(indices)
             if values.min() < 0 or values.max() >= num_samples:
@@ -103,3 +105,51 @@ class RowSelection:
         if self.key is not None:
             return jax.random.choice(self.key, num_samples, (size,), replace=False)
         return jnp.asarray((2 * np.arange(size) + 1) * num_samples // (2 * size))
+
+
+@pytree
+class Landmarks(RowSelection):
+    """Which samples an estimate is a combination of. Give one of count, fraction and indices.
+
+    Args:
+        count: number of landmarks.
+        fraction: the fraction of the samples, in (0, 1], rounded up.
+        indices: rows of the samples, distinct integers, shape (m,). A leaf.
+        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
+            take evenly spaced rows. A leaf.
+
+    Example::
+
+        ScoreEstimator(landmarks=Landmarks(200, key=jax.random.key(0))).fit(draws)
+    """
+
+    argument = "landmarks"
+
+    def check(self, num_samples: int) -> int:
+        """As for any rows; a ``ValueError`` also for more than a dense matrix allows."""
+        size = super().check(num_samples)
+        if not is_cached(size):
+            raise ValueError(
+                f"landmarks: expected at most {int(pairwise.CACHED_PAIRS**0.5)}, whose matrix is "
+                f"factorized; got {size}"
+            )
+        return size
+
+
+@pytree
+class Subset(RowSelection):
+    """Which samples the Gram operator is averaged over. Give one of count, fraction and indices.
+
+    Args:
+        count: how many, such as 2048: the more, the weaker the regularization may be.
+        fraction: the fraction of the samples, in (0, 1], rounded up.
+        indices: rows of the samples, distinct integers, shape (b,). A leaf.
+        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
+            take evenly spaced rows. A leaf.
+
+    Example::
+
+        ScoreEstimator(subset=Subset(2048, key=jax.random.key(0))).fit(draws)
+    """
+
+    argument = "subset"

@@ -17,57 +17,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.checks import check_positive
-from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._heldout import HeldOutProblem, PathMember, held_out_losses
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.regularizers._filters import Regularizer, Tikhonov
 from numpyro_kscore.solvers._spectrum import Decomposer
 
-__all__ = ["AutoBandwidth", "Median", "choose"]
+__all__ = ["choose"]
 
 # More samples than these are not looked at for the choice: half of them in a fit.
 CHOICE_POINTS = 2048
 # With fewer there is nothing to hold out.
 FEWEST_POINTS = 4
-
-
-@pytree
-class Median:
-    """Bandwidth rule: the median distance between samples, times a factor.
-
-    Args:
-        factor: positive multiplier.
-    """
-
-    factor: Any = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("factor", self.factor)
-
-
-@pytree
-class AutoBandwidth:
-    """Bandwidth rule: the multiple of the median distance with the least held-out loss.
-
-    Args:
-        factors: positive multiples that are tried; each costs as much as the fit itself.
-    """
-
-    factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0))
-
-    def __post_init__(self) -> None:
-        # A static field must be hashable, which lists and arrays are not.
-        factors = tuple(float(factor) for factor in np.atleast_1d(self.factors))
-        if not factors:
-            raise ValueError("factors: expected at least one multiple; got none")
-        check_positive("factors", np.array(factors))
-        object.__setattr__(self, "factors", factors)
 
 
 def choose(

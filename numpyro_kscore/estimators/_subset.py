@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import by_rows, divides
-from numpyro_kscore.estimators._row_selection import RowSelection
+from numpyro_kscore.estimators._operator import expansion_at_samples
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, is_cached, make_gram
@@ -29,31 +29,12 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["Subsampled", "Subset", "field_by_rows", "subsample"]
-
-
-@pytree
-class Subset(RowSelection):
-    """Which samples the Gram operator is averaged over. Give one of count, fraction and indices.
-
-    Args:
-        count: how many, such as 2048: the more, the weaker the regularization may be.
-        fraction: the fraction of the samples, in (0, 1], rounded up.
-        indices: rows of the samples, distinct integers, shape (b,). A leaf.
-        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
-            take evenly spaced rows. A leaf.
-
-    Example::
-
-        ScoreEstimator(subset=Subset(2048, key=jax.random.key(0))).fit(draws)
-    """
-
-    argument = "subset"
+__all__ = ["Subsampled", "field_by_rows", "subsample"]
 
 
 @pytree
 class Subsampled:
-    """The operator of a subset, beside all samples.
+    """The operator of a subset, with all samples.
 
     Attributes:
         gram: ``K/b`` on the subset.
@@ -66,9 +47,14 @@ class Subsampled:
     rows: jax.Array
 
     @property
-    def scale(self) -> jax.Array:
-        """The factor on the kernel."""
-        return self.gram.scale
+    def is_cached(self) -> bool:
+        """Whether the weights of the subset's pairs are kept."""
+        return self.gram.weights is not None
+
+    @property
+    def solved_rows(self) -> jax.Array:
+        """The subset: a solution has values there."""
+        return self.rows
 
     def solve(
         self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
@@ -79,9 +65,22 @@ class Subsampled:
         expansion = Expansion(self.points, share, gram.scale)
         target = field_by_rows(gram.kernel, expansion, gram.points, gram.sharding).T
         solution = solver.solve(gram, target, regularizer)
-        # Of the samples outside the subset only what the base score needs: added by the caller.
         spread = jnp.zeros_like(self.points.T).at[:, self.rows].set(solution.coefficients)
         return solution._replace(coefficients=spread)
+
+    def expansion(
+        self,
+        points: jax.Array,
+        base_scores: jax.Array | None,
+        coefficients: jax.Array,
+        zeta_weight: jax.Array,
+    ) -> Expansion:
+        """``a ζ' + Σ_j K(·, x_j) c_j``: coefficients outside the subset come from ζ' alone."""
+        return expansion_at_samples(self.gram.scale, points, base_scores, coefficients, zeta_weight)
+
+    def restricted(self, rows: slice) -> Subsampled:
+        """Refused: the halves of a jackknife would have other operators."""
+        raise NotImplementedError
 
 
 def field_by_rows(

@@ -205,10 +205,9 @@ class SpectralCutoff(Regularizer):
     is_smooth = False
 
     def __post_init__(self) -> None:
-        if self.lam is None and self.fraction is None:
-            raise ValueError("SpectralCutoff: expected lam=… or fraction=…; got neither")
-        if self.lam is not None and self.fraction is not None:
-            raise ValueError("SpectralCutoff: expected lam=… or fraction=…; got both")
+        if (self.lam is None) == (self.fraction is None):
+            given = "neither" if self.lam is None else "both"
+            raise ValueError(f"SpectralCutoff: expected one of lam and fraction; got {given}")
         if isinstance(self.lam, str):
             raise ValueError(f"lam: expected a non-negative number; got {self.lam!r}")
         if is_concrete(self.lam) and not np.all(np.asarray(self.lam) >= 0):

@@ -260,6 +260,6 @@ class Solver:
 
     def _reject(self, expected: str, regularizer: Regularizer) -> None:
         raise TypeError(
-            f"regularizer: expected {expected} for solver={type(self).__name__}(); "
+            f"regularizer: expected {expected} with solver={type(self).__name__}(); "
             f"got {type(regularizer).__name__}"
         )

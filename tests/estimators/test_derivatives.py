@@ -15,7 +15,7 @@ import pytest
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore._util.divided_differences import divided_differences, with_slopes
 from numpyro_kscore._util.linalg import inverse_root
-from numpyro_kscore.estimators import Landmarks, stein
+from numpyro_kscore.estimators import Landmarks
 from numpyro_kscore.kernels import CurlFree, Diagonal, Matern
 from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
 from numpyro_kscore.solvers import Dense, Krylov, Recursion
@@ -147,31 +147,6 @@ def test_second_derivatives_of_a_density_at_a_sample(x64):
         lambda t: np.concatenate([fitted.residual(POINTS[:1] + t * e) for e in np.eye(D)])
     )
     np.testing.assert_allclose(hessian, jacobian, rtol=1e-6)
-
-
-def test_a_refit_is_smooth_at_a_sample(x64):
-    """Divergence and its derivative where the added point is one of the samples."""
-    estimator = stein(0.01, bandwidth=BANDWIDTH, extension="refit")
-    kernel = oracle.Kernel(False, oracle.imq(), BANDWIDTH)
-
-    def at(point):
-        joined = np.concatenate([DUPLICATED, point[None]])
-        return oracle.estimate(kernel, joined, oracle.tikhonov(0.01)).in_sample[-1]
-
-    @quick_jit
-    def derivatives(samples, x):
-        score = estimator.fit(samples)
-        divergence, change = jax.jvp(score.divergence, (x,), (jnp.ones_like(x),))
-        return divergence, change
-
-    def divergence(t):
-        return sum(
-            differences(lambda u, e=e: at(POINTS[0] + t + u * e) @ e, 1e-2) for e in np.eye(D)
-        )
-
-    value, change = derivatives(jnp.asarray(DUPLICATED), jnp.asarray(POINTS[:1]))
-    np.testing.assert_allclose(value[0], divergence(0.0), rtol=1e-6)
-    np.testing.assert_allclose(change[0], differences(divergence, 1e-2), rtol=1e-4)
 
 
 DEGENERATE = {

@@ -1,7 +1,5 @@
 """What presets, landmarks and refitting refuse."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +18,10 @@ from numpyro_kscore.estimators import (
     stein,
     truncated_tikhonov,
 )
-from numpyro_kscore.kernels import CurlFree, Matern
-from numpyro_kscore.regularizers import NuMethod, SpectralCutoff
+from numpyro_kscore.kernels import Matern
+from numpyro_kscore.regularizers import SpectralCutoff
 from numpyro_kscore.solvers import Krylov
-from support.samples import base_function, make_data
+from support.samples import make_data
 
 GOOD = np.asarray(make_data(11, 2, 5, seed=5)[0], np.float32)
 
@@ -56,7 +54,6 @@ def fit(estimator):
         (ValueError, "step_size: .*; got -1", lambda: landweber(9, -1.0)),
         (ValueError, "max_steps: .*at least 1; got 0", lambda: kef_cg(max_steps=0)),
         (ValueError, "tol: .*; got 0", lambda: kef_cg(tol=0.0)),
-        (ValueError, "extension: .*'framework', 'refit'; got 'li'", lambda: stein(extension="li")),
         (ValueError, "bandwidth: expected .*; got 'scott'", lambda: kef(bandwidth="scott")),
         *(
             (
@@ -116,7 +113,7 @@ def fit(estimator):
         ),
         (
             ValueError,
-            "key: expected None beside indices",
+            "key: expected None with indices",
             lambda: fit(nkef(landmarks=Landmarks(indices=[1], key=jax.random.key(0)))),
         ),
         (
@@ -139,34 +136,7 @@ def fit(estimator):
                 "log_density: expected a curl-free kernel; got Diagonal",
                 lambda estimator=estimator: trace(lambda x: estimator.fit(x).log_density(x)),
             )
-            for estimator in (ssge(), stein(), stein(extension="refit"))
-        ),
-        (
-            TypeError,
-            "kernel: expected Diagonal.*; got CurlFree",
-            lambda: fit(dataclasses.replace(stein(extension="refit"), kernel=CurlFree())),
-        ),
-        (
-            TypeError,
-            r"regularizer: expected Tikhonov\(lam\).*; got NuMethod",
-            lambda: fit(dataclasses.replace(stein(extension="refit"), regularizer=NuMethod(3))),
-        ),
-        (
-            ValueError,
-            "lam: expected a number to refit at new points; got",
-            lambda: fit(stein("auto", extension="refit")),
-        ),
-        (
-            ValueError,
-            "landmarks: expected None to refit",
-            lambda: fit(dataclasses.replace(stein(extension="refit"), landmarks=Landmarks(3))),
-        ),
-        (
-            ValueError,
-            "samples: expected at most .* to refit at new points; got 5000.*framework",
-            lambda: jax.eval_shape(
-                stein(extension="refit").fit, jax.ShapeDtypeStruct((5000, 2), jnp.float32)
-            ),
+            for estimator in (ssge(), stein())
         ),
         (
             ValueError,
@@ -180,9 +150,3 @@ def fit(estimator):
 def test_bad_input_is_refused(error, message, call):
     with pytest.raises(error, match=f"(?s){message}"):
         call()
-
-
-def test_a_base_known_at_the_samples_alone_cannot_be_refitted():
-    estimator = stein(extension="refit")
-    with pytest.raises(ValueError, match=r"(?s)expected a base score that is known away.*got"):
-        trace(lambda x: estimator.fit(x, base_function(x)).residual(x))

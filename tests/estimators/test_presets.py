@@ -64,9 +64,6 @@ PRESETS = {
         lambda spectrum: oracle.spectral_cutoff(oracle.cutoff_for_share(spectrum, SHARE)),
     ),
     "stein": Case(lambda h: stein(1e-2, bandwidth=h), False, oracle.truncated_tikhonov(1e-2)),
-    "stein-refit": Case(
-        lambda h: stein(1e-2, extension="refit", bandwidth=h), False, oracle.tikhonov(1e-2)
-    ),
 }
 BANDWIDTHS = (BANDWIDTH, 2.0)
 
@@ -79,8 +76,7 @@ def preset_reference(name, bandwidth):
         fitted = oracle.nystrom(kernel, SAMPLES, ROWS, filt)
         return fitted.residual(SAMPLES), fitted
     fitted = oracle.estimate(kernel, SAMPLES, filt)
-    refitted = oracle.Refit(kernel, SAMPLES, 1e-2)
-    return fitted.in_sample, refitted if name == "stein-refit" else fitted
+    return fitted.in_sample, fitted
 
 
 @functools.cache

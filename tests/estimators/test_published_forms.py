@@ -1,56 +1,19 @@
-"""Estimators of the literature as they were published: Stein's, its extensions, and SSGE."""
-
-import dataclasses
+"""Estimators of the literature as they were published: Stein's and SSGE."""
 
 import numpy as np
-import pytest
 
 from numpyro_kscore.estimators import ssge, stein
 from support import oracle
 from support.compiling import quick_jit
-from support.samples import base_function, make_data
+from support.samples import make_data
 
 N, D, M = 11, 2, 5
 BANDWIDTH = 1.5
 SAMPLES, POINTS = make_data(N, D, M, seed=5)
 
 
-@pytest.mark.parametrize(
-    ("base", "standardize", "bandwidth"),
-    [(None, "none", BANDWIDTH), (base_function, "full", "median")],
-    ids=["literal", "base-and-whitening"],
-)
-def test_stein_extension_equals_refitting(base, standardize, bandwidth, x64):
-    """With the whitening and the median of the fit."""
-    lam = 3e-3
-    estimator = dataclasses.replace(
-        stein(lam, extension="refit", bandwidth=bandwidth),
-        base=base,
-        standardize=standardize,
-        normalize=standardize == "full",
-    )
-    whitener = oracle.whitener(SAMPLES, standardize)
-    if bandwidth == "median":
-        bandwidth = oracle.median_distance(SAMPLES @ whitener.T)
-    kernel = oracle.Kernel(False, oracle.imq(), bandwidth)
-    kernel = kernel.normalized(D) if estimator.normalize else kernel
-    reference = oracle.Refit(kernel, SAMPLES, lam, base, whitener)
-
-    @quick_jit
-    def evaluate(samples, points):
-        score = estimator.fit(samples)
-        return score.residual(points), score.residual_divergence(points)
-
-    # The last is a sample, which then counts twice: no singular case.
-    points = np.concatenate([POINTS, SAMPLES[:1]])
-    residual, divergence = evaluate(SAMPLES, points)
-    assert oracle.relative_error(residual, reference.residual(points)) < 1e-8
-    expected = reference.residual_divergence(POINTS)
-    assert oracle.relative_error(divergence[:M], expected) < 1e-7
-
-
-def test_stein_extensions_agree_at_the_samples_and_differ_elsewhere(x64):
-    """Li and Turner's estimator is ``-(K + η)⁻¹ H`` at the samples, whatever comes after."""
+def test_stein_equals_its_published_form(x64):
+    """``-(K + η)⁻¹ H`` at the samples (Li and Turner), continued in the kernel's space (ZSZ)."""
     lam = 1e-2
     kernel = oracle.Kernel(False, oracle.imq(), BANDWIDTH)
     gram = kernel.matrix(SAMPLES, SAMPLES)[..., 0, 0]
@@ -59,20 +22,14 @@ def test_stein_extensions_agree_at_the_samples_and_differ_elsewhere(x64):
 
     @quick_jit
     def evaluate(samples, points):
-        results = {}
-        for extension in ("framework", "refit"):
-            score = stein(lam, extension=extension, bandwidth=BANDWIDTH).fit(samples)
-            results[extension] = score.at_samples, score(points)
-        return results
+        score = stein(lam, bandwidth=BANDWIDTH).fit(samples)
+        return score.at_samples, score(points)
 
-    results = evaluate(SAMPLES, POINTS)
-    for at_samples, _ in results.values():
-        assert oracle.relative_error(at_samples, expected) < 1e-9
-    # ZSZ's continuation is the combination of kernels with these values at the samples.
+    at_samples, at_points = evaluate(SAMPLES, POINTS)
+    assert oracle.relative_error(at_samples, expected) < 1e-9
     cross = kernel.matrix(POINTS, SAMPLES)[..., 0, 0]
     continued = cross @ np.linalg.solve(gram, expected)
-    assert oracle.relative_error(results["framework"][1], continued) < 1e-8
-    assert oracle.relative_error(results["refit"][1], continued) > 1e-2
+    assert oracle.relative_error(at_points, continued) < 1e-8
 
 
 def test_ssge_equals_its_eigenfunction_form(x64):

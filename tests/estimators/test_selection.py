@@ -156,7 +156,7 @@ def test_reduced_problems_have_the_same_loss(x64):
 
     @quick_jit
     def choice(x, s):
-        return estimator.fit(x, s).info.choice
+        return estimator.fit(x, s).info.selection
 
     reduced = choice(jnp.asarray(samples), jnp.asarray(scores))
     kernel = oracle.Kernel(True, oracle.imq(), 4.0)
@@ -225,11 +225,11 @@ def test_a_chosen_fit_is_the_fit_with_that_number(landmarks, x64):
     name = NuMethod if landmarks is None else Tikhonov
     estimator = ScoreEstimator(CurlFree(), name("auto"), Krylov(12), landmarks=landmarks)
     values, info = results(estimator, samples)
-    assert int(info.choice.column) > 0
-    strength = info.choice.strength
+    assert int(info.selection.column) > 0
+    strength = info.selection.strength
     number = NuMethod(int(strength)) if landmarks is None else Tikhonov(strength)
     expected, fixed_info = results(dataclasses.replace(estimator, regularizer=number), samples)
-    assert fixed_info.choice is None
+    assert fixed_info.selection is None
     for value, reference in zip(values, expected, strict=True):
         assert oracle.relative_error(value, reference) < 1e-9
 
@@ -242,7 +242,7 @@ def test_a_choice_is_not_differentiated(x64):
     def derivative(estimator, samples, bandwidth):
         def fit(samples, bandwidth):
             score = dataclasses.replace(estimator, bandwidth=bandwidth).fit(samples)
-            return score.at_samples, score.info.choice
+            return score.at_samples, score.info.selection
 
         direction = (jnp.sin(samples), jnp.ones(()))
         return jax.jvp(fit, (samples, bandwidth), direction, has_aux=True)[1:]
@@ -263,7 +263,7 @@ def test_a_base_that_cannot_be_improved_is_left_alone():
     @quick_jit
     def fit(x):
         score = ScoreEstimator().fit(x)
-        return score.at_samples, score.residual(x + 1.0), score.info.choice
+        return score.at_samples, score.residual(x + 1.0), score.info.selection
 
     at_samples, residual, choice = fit(samples)
     assert int(choice.column) == 0

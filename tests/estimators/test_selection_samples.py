@@ -44,15 +44,15 @@ def test_hard_samples():
             assert np.all(np.isfinite(value)), name
     plain = results["plain"]
     for name, unit in (("tiny", 2.0**-50), ("huge", 2.0**50)):
-        assert int(results[name][-1].choice.column) == int(plain[-1].choice.column)
-        assert int(results[name][-1].choice.row) == int(plain[-1].choice.row)
+        assert int(results[name][-1].selection.column) == int(plain[-1].selection.column)
+        assert int(results[name][-1].selection.row) == int(plain[-1].selection.row)
         np.testing.assert_allclose(results[name][0] * unit, plain[0], rtol=1e-4, atol=1e-4)
 
 
 def test_losses_on_the_samples_own_scale(x64):
     """Without standardization, the loss and its error follow the units, and the choice does not."""
     estimator = ScoreEstimator(standardize="none", base=None, bandwidth="auto")
-    fit = quick_jit(lambda x: estimator.fit(x).info.choice)
+    fit = quick_jit(lambda x: estimator.fit(x).info.selection)
     with jax.enable_x64(False):
         choices = [fit(jnp.asarray(unit * SAMPLES, jnp.float32)) for unit in (1, 2.0**50, 2.0**-50)]
     assert int(choices[0].column) > 0
@@ -71,14 +71,14 @@ def test_few_samples(n, d):
     """Below four there is nothing to hold out: the strongest member that estimates at all."""
     samples = jnp.asarray(make_scaled(n, d, seed=8), jnp.float32)
     score = quick_jit(lambda x: ScoreEstimator().fit(x))(samples)
-    assert score.at_samples.dtype == score.info.choice.loss.dtype == jnp.float32
+    assert score.at_samples.dtype == score.info.selection.loss.dtype == jnp.float32
     assert bool(score.info.finite)
     if n < 4:
-        assert int(score.info.choice.column) == 1
-        assert np.all(np.isnan(score.info.choice.loss))
+        assert int(score.info.selection.column) == 1
+        assert np.all(np.isnan(score.info.selection.loss))
     else:
-        assert np.all(np.isfinite(score.info.choice.loss))
-        assert float(score.info.choice.loss[0, 0]) == 0.0
+        assert np.all(np.isfinite(score.info.selection.loss))
+        assert float(score.info.selection.loss[0, 0]) == 0.0
 
 
 def test_nothing_finite_is_no_base():
@@ -91,5 +91,5 @@ def test_nothing_finite_is_no_base():
 
     samples = jnp.asarray(SAMPLES, jnp.float32)
     info = fit(samples, jnp.full_like(samples, jnp.nan))
-    assert int(info.choice.column) == 1
+    assert int(info.selection.column) == 1
     assert not bool(info.finite)

@@ -30,7 +30,7 @@ def test_batches_and_one_trace():
         nonlocal traces
         traces += 1
         info = ScoreEstimator(bandwidth=AutoBandwidth(FACTORS)).fit(x).info
-        return info.choice, info.finite
+        return info.selection, info.finite
 
     plain = quick_jit(choice)
     batch = jnp.stack([jnp.asarray(make_scaled(24, D, seed), jnp.float32) for seed in range(3)])
@@ -81,14 +81,14 @@ def test_configurations_survive_the_pytree():
         (
             TypeError,
             lambda: ScoreEstimator(solver=Dense()).fit(SAMPLES),
-            r"solver: expected Krylov\(\) for an automatic choice.*got Dense",
+            r"solver: expected Krylov\(\) with an automatic strength.*got Dense",
         ),
         (
             TypeError,
             lambda: ScoreEstimator(
                 regularizer=SpectralCutoff(0.1), solver=Dense(), bandwidth="auto"
             ).fit(SAMPLES),
-            r"solver: expected Krylov\(\) for an automatic choice.*got Dense",
+            r"solver: expected Krylov\(\) with an automatic strength.*got Dense",
         ),
         (
             ValueError,

@@ -162,13 +162,13 @@ def test_bad_subsets_are_refused():
         fit(Subset())
     with pytest.raises(ValueError, match="at most as many as there are samples, 15; got 16"):
         fit(Subset(16))
-    with pytest.raises(ValueError, match="expected None beside landmarks"):
+    with pytest.raises(ValueError, match="subset: expected None with landmarks"):
         fit(Subset(5), landmarks=Landmarks(5))
     some = dataclasses.replace(fixed, subset=Subset(5))
-    with pytest.raises(ValueError, match="debias: expected None with a subset"):
+    with pytest.raises(ValueError, match="debias: expected None with a subset.*got 'jackknife'"):
         some.at_samples(samples, debias="jackknife")
-    with pytest.raises(ValueError, match="expected no landmarks, no subset and no base"):
+    with pytest.raises(ValueError, match="context: expected None with subset="):
         dataclasses.replace(some, bandwidth=1.0, base=None).at_samples(samples, context=samples)
-    with pytest.raises(ValueError, match="debias: expected None beside an estimator with a subset"):
+    with pytest.raises(ValueError, match="debias: expected None .* a subset"):
         ImplicitELBO(16, estimator=some)
     assert ImplicitELBO(16, estimator=some, debias=None).estimator.subset == Subset(5)

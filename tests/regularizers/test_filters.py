@@ -31,8 +31,8 @@ evaluate = quick_jit(lambda regularizer, sigma: regularizer.evaluate(sigma))
         (ValueError, "lam: expected a non-negative.*got -1.0", lambda: SpectralCutoff(lam=-1.0)),
         (ValueError, r"fraction: expected.*\(0, 1\]; got 1.5", lambda:
         SpectralCutoff(fraction=1.5)), (ValueError, "fraction: expected a positive.*; got 0",
-        lambda: SpectralCutoff(fraction=0)), (ValueError, "expected lam=… or fraction=…; got both",
-        lambda: SpectralCutoff(0.1, 0.5)), (ValueError, "expected lam=… or fraction=…; got neither",
+        lambda: SpectralCutoff(fraction=0)), (ValueError, "one of lam and fraction; got both",
+        lambda: SpectralCutoff(0.1, 0.5)), (ValueError, "one of lam and fraction; got neither",
         SpectralCutoff), (ValueError, "num_steps: expected.*; got 0", lambda:
         LandweberIteration(0)), (ValueError, "step_size: expected a positive.*; got -1.0", lambda:
         LandweberIteration(10, -1.0)), (ValueError, "num_steps: expected.*; got 0", lambda:

@@ -63,7 +63,7 @@ def pair(compute):
 def fit_and_choose(sharding, base=None):
     x = draw_samples(59)  # one short of an even number
     score = ScoreEstimator(base=base, sharding=sharding).fit(x)
-    choice = score.info.choice
+    choice = score.info.selection
     assert 0 < choice.column, "the base alone would be no estimate"
     return score.at_samples, score(x[:7] + 0.1), choice.loss[:, 1:]
 

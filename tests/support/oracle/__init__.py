@@ -25,7 +25,6 @@ from .coordinates import (
     whitener,
 )
 from .estimators import estimate, literal_nu_steps
-from .extensions import Refit, nystrom
 from .filters import (
     Filter,
     cutoff_for_share,
@@ -38,12 +37,12 @@ from .filters import (
     truncated_tikhonov,
 )
 from .kernels import Kernel
+from .landmarks import nystrom
 from .profiles import gaussian, imq, matern, mixture, rational_quadratic, shifted_exponential
 
 __all__ = [
     "Filter",
     "Kernel",
-    "Refit",
     "cutoff_for_share",
     "estimate",
     "gaussian",

@@ -1,15 +1,13 @@
-"""Estimates that go on in a way of their own: on the span of landmarks, and by refitting."""
+"""Estimates in the span of landmarks (Nyström)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
 
-from .estimators import estimate
-from .filters import Filter, tikhonov
+from .filters import Filter
 from .kernels import Kernel
 from .profiles import Array
 
@@ -53,34 +51,3 @@ def nystrom(
     spectrum, u = scipy.linalg.eigh(cross @ cross.T / len(x), kernel.gram(z))
     weights = -u @ (filt.g(np.maximum(spectrum, 0)) * (u.T @ h))
     return Combination(kernel, z, weights.reshape(z.shape))
-
-
-class Refit(NamedTuple):
-    """The score at a point as that of a fit to the samples and the point."""
-
-    kernel: Kernel
-    samples: Array
-    lam: float
-    base: Callable[[Array], Array] | None = None
-    whitener: Array | None = None
-
-    def residual(self, x: Array) -> Array:
-        def at(point: Array) -> Array:
-            samples = np.concatenate([self.samples, point[None]])
-            base = None if self.base is None else self.base(samples)
-            filt = tikhonov(self.lam)
-            fitted = estimate(self.kernel, samples, filt, base, self.whitener)
-            return fitted.in_sample[-1]
-
-        return np.stack([at(point) for point in x])
-
-    def residual_divergence(self, x: Array, step: float = 1e-4) -> Array:
-        """Fourth-order differences: an error of about 1e-11 here."""
-        total = 0.0
-        for axis in np.eye(x.shape[1]) * step:
-            near, far = (
-                (self.residual(x + k * axis) - self.residual(x - k * axis)) @ axis / step
-                for k in (1, 2)
-            )
-            total = total + (8 * near - far) / (12 * step)
-        return total

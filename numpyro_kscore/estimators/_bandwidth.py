@@ -1,0 +1,45 @@
+"""Rules that take the bandwidth from the samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numpyro_kscore._util.checks import check_positive
+from numpyro_kscore._util.pytree import pytree, static
+
+__all__ = ["AutoBandwidth", "Median"]
+
+
+@pytree
+class Median:
+    """Bandwidth rule: the median distance between samples, times a factor.
+
+    Args:
+        factor: positive multiplier.
+    """
+
+    factor: Any = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("factor", self.factor)
+
+
+@pytree
+class AutoBandwidth:
+    """Bandwidth rule: the multiple of the median distance with the least held-out loss.
+
+    Args:
+        factors: positive multiples that are tried; each costs as much as the fit itself.
+    """
+
+    factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0))
+
+    def __post_init__(self) -> None:
+        # A static field must be hashable, which lists and arrays are not.
+        factors = tuple(float(factor) for factor in np.atleast_1d(self.factors))
+        if not factors:
+            raise ValueError("factors: expected at least one multiple; got none")
+        check_positive("factors", np.array(factors))
+        object.__setattr__(self, "factors", factors)

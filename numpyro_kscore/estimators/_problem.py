@@ -1,0 +1,252 @@
+"""The problem a fit solves: samples in the kernel's coordinates, and the operator on them.
+
+:func:`make_problem` standardizes the samples, measures their distances, settles bandwidth and
+strength, and forms the operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from numpyro_kscore._util.sharding import by_rows, constrain_rows
+from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
+from numpyro_kscore.estimators._base import Base, GaussianBase
+from numpyro_kscore.estimators._coordinates import (
+    Coordinates,
+    median_distance,
+    regress_out,
+    standardize_samples,
+)
+from numpyro_kscore.estimators._heldout import HeldOutProblem
+from numpyro_kscore.estimators._info import Selection
+from numpyro_kscore.estimators._landmarks import compress
+from numpyro_kscore.estimators._operator import FitOperator, Full
+from numpyro_kscore.estimators._selection import choose
+from numpyro_kscore.estimators._settings import FitSettings
+from numpyro_kscore.estimators._subset import subsample
+from numpyro_kscore.kernels._gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.regularizers._filters import Regularizer
+from numpyro_kscore.solvers._operator import Solution
+from numpyro_kscore.solvers._solvers import Dense, Krylov
+
+__all__ = ["Problem", "make_problem"]
+
+# Number of samples whose distances are measured where not all pairs are kept.
+SOME_POINTS = 1024
+
+
+class Problem(NamedTuple):
+    """Samples and base scores in the kernel's coordinates, with their operator.
+
+    Attributes:
+        settings: the settings of the fit.
+        regularizer: the filter, its strength selected.
+        selection: what the selection of strength and bandwidth saw and took, or None.
+        coordinates: the map to the kernel's coordinates.
+        points: the samples, (n, d).
+        base_scores: base scores at the samples, (n, d), or None.
+        reduction: the same two in the span of their own vectors, which the operator acts in.
+        operator: the operator.
+        nearest: squared distance of samples to their nearest other, in standardized units.
+        nearest_context: the same of the context alone, or None.
+    """
+
+    settings: FitSettings
+    regularizer: Regularizer
+    selection: Selection | None
+    coordinates: Coordinates
+    points: jax.Array
+    base_scores: jax.Array | None
+    reduction: Reduction
+    operator: FitOperator
+    nearest: jax.Array
+    nearest_context: jax.Array | None
+
+    def solve(self, operator: FitOperator, base_scores: jax.Array | None) -> Solution:
+        """The estimate less its base by an operator: that of all samples, or of some."""
+        return operator.solve(self.settings.solver, self.regularizer, base_scores)
+
+
+class _Standardized(NamedTuple):
+    """Samples before a bandwidth is known.
+
+    Attributes:
+        coordinates: the map to these coordinates.
+        points: the samples, (n, d).
+        base_scores: base scores at them, (n, d), or None.
+        context: the context in its own standardized coordinates, (n, c), or None.
+    """
+
+    coordinates: Coordinates
+    points: jax.Array
+    base_scores: jax.Array | None
+    context: jax.Array | None
+
+
+class _Distances(NamedTuple):
+    """Squared distances of all pairs, or of 1024 samples where not all pairs are kept.
+
+    Attributes:
+        joint: with the context's added, (k, k).
+        within: of the samples alone where there is a context, otherwise None.
+        nearest_context: each context's to its nearest other, (n,), or None.
+    """
+
+    joint: jax.Array
+    within: jax.Array | None
+    nearest_context: jax.Array | None
+
+
+def make_problem(
+    settings: FitSettings, samples: jax.Array, base: Base, context: jax.Array | None = None
+) -> Problem:
+    """The problem of a fit.
+
+    Args:
+        settings: the settings, checked.
+        samples: (n, d).
+        base: the base score.
+        context: (n, c), or None.
+    """
+    n, dim = samples.shape
+    standardized = _standardize(settings, samples, base, context)
+    _, z, base_scores, context = standardized
+    reduction = Reduction(None, z, base_scores)
+    if is_cached(n) and settings.subset is None and not isinstance(settings.solver, Dense):
+        reduction = reduce_dimension(z, base_scores)
+    distances = _measure(z, context, settings.sharding)
+    held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
+    bandwidth, regularizer, selection = _choose(settings, held_out, distances.joint)
+    gram = _make_gram(settings, reduction.points, dim, distances, bandwidth)
+    in_bandwidths = Reduction(
+        reduction.basis, gram.points, _times(reduction.base_scores, bandwidth)
+    )
+    return Problem(
+        settings,
+        regularizer,
+        selection,
+        dataclasses.replace(standardized.coordinates, bandwidth=bandwidth),
+        z / bandwidth,
+        _times(base_scores, bandwidth),
+        in_bandwidths,
+        _make_operator(settings, gram),
+        nearest_squared(distances.joint),
+        distances.nearest_context,
+    )
+
+
+def _standardize(
+    settings: FitSettings, samples: jax.Array, base: Base, context: jax.Array | None
+) -> _Standardized:
+    how, sharding = settings.standardize, settings.sharding
+    if context is not None:
+        context = standardize_samples(context, how).to_kernel(context)
+        if how == "full":
+            samples = regress_out(samples, context)
+    if isinstance(base, GaussianBase) and how == "full":
+        # One estimate of the covariance, the better one, serves both.
+        coordinates = base.whitening()
+    else:
+        coordinates = standardize_samples(samples, how)
+    points = constrain_rows(coordinates.to_kernel(samples), sharding)
+    base_scores = None
+    if base.at_samples is not None:
+        base_scores = coordinates.scores_to_kernel(base.at_samples)
+        base_scores = constrain_rows(base_scores, sharding)
+    return _Standardized(coordinates, points, base_scores, context)
+
+
+def _measure(
+    points: jax.Array, context: jax.Array | None, sharding: NamedSharding | None
+) -> _Distances:
+    n = points.shape[0]
+    some = points if is_cached(n) else points[:: -(-n // SOME_POINTS)]
+    own = _all_squared_distances(some, sharding)
+    if context is None:
+        return _Distances(own, None, None)
+    apart = _all_squared_distances(context, sharding)
+    return _Distances(own + apart, own, nearest_squared(apart))
+
+
+def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return squared_distances(rows, *whole)
+
+    return by_rows(own, sharding, points, (points, cancels(points)))
+
+
+def _choose(
+    settings: FitSettings, problem: HeldOutProblem, squared: jax.Array
+) -> tuple[jax.Array, Regularizer, Selection | None]:
+    """Bandwidth and regularizer, and how they were selected if they were."""
+    bandwidth, dtype = settings.bandwidth, problem.points.dtype
+    if isinstance(bandwidth, Median):
+        bandwidth = bandwidth.factor * median_distance(squared)
+    elif isinstance(bandwidth, AutoBandwidth):
+        bandwidth = jnp.asarray(bandwidth.factors, dtype) * median_distance(squared)
+    bandwidth = jnp.asarray(bandwidth, dtype)
+    if not settings.is_auto:
+        return bandwidth, settings.regularizer, None
+    selection, regularizer = choose(
+        settings.kernel,
+        settings.regularizer,
+        settings.solver,  # type: ignore[arg-type]
+        problem,
+        jnp.atleast_1d(bandwidth),
+        settings.normalize,
+        settings.sharding,
+    )
+    return selection.bandwidth, regularizer, selection
+
+
+def _make_gram(
+    settings: FitSettings,
+    points: jax.Array,
+    dim: int,
+    distances: _Distances,
+    bandwidth: jax.Array,
+) -> Gram:
+    """The Gram operator on the samples, in units of the bandwidth."""
+    kernel = settings.kernel
+    if settings.normalize:
+        scale = 1.0 / kernel.trace(dim).astype(points.dtype)
+    else:
+        scale = bandwidth ** -kernel.scale_exponent()
+    pairs, within = None, None
+    if is_cached(points.shape[0]):
+        pairs = distances.joint / bandwidth**2
+    if distances.within is not None:
+        within = distances.within / bandwidth**2
+    # The other solvers' recurrences would go on without end at a residual they cannot reach.
+    precision = settings.precision if isinstance(settings.solver, Krylov) else "float32"
+    return make_gram(
+        kernel,
+        points / bandwidth,
+        pairs,
+        scale,
+        dim,
+        settings.normalize,
+        within,
+        settings.sharding,
+        precision,
+    )
+
+
+def _make_operator(settings: FitSettings, gram: Gram) -> FitOperator:
+    n = gram.points.shape[0]
+    if settings.landmarks is not None:
+        return compress(gram, settings.landmarks.select(n))
+    if settings.subset is not None:
+        return subsample(gram, settings.subset.select(n), settings.normalize)
+    return Full(gram)
+
+
+def _times(base_scores: jax.Array | None, bandwidth: jax.Array) -> jax.Array | None:
+    """Base scores in units of the inverse bandwidth."""
+    return None if base_scores is None else base_scores * bandwidth
