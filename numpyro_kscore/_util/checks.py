@@ -1,4 +1,4 @@
-"""Checks of input, in one place."""
+"""Checks of input."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def with_jax_leaves(tree: T) -> T:
 
 
 def _as_jax(x: Any) -> Any:
-    # JAX 0.10 to 0.12 remembers what it makes of a NumPy array by the array alone, not by the
-    # precision too, as long as a program uses it: in the other precision the same array then has
-    # the wrong dtype. A copy is an array JAX has not seen.
+    # JAX 0.10 to 0.12 caches what it makes of a NumPy array by the array alone, not by the
+    # precision too: the same array then has the wrong dtype in the other precision. A copy is not
+    # in the cache.
     return jnp.asarray(x.copy()) if isinstance(x, np.ndarray) else x

@@ -5,8 +5,8 @@ derivative, and yet ``f(A) h`` has one (Higham 2008, Functions of Matrices, Theo
 
     d f(A) h = f(A) dh + Σ_j β_j f[A, θ_j] dA y_j
 
-for eigenpairs (θ_j, y_j) that carry h with coordinates β_j, or their Ritz pairs, where
-``f[σ, θ] = (f(σ) - f(θ))/(σ - θ)`` is a function of A once more. Each of its terms is applied in
+for eigenpairs (θ_j, y_j) in which h has the coordinates β_j, or their Ritz pairs, where
+``f[σ, θ] = (f(σ) - f(θ))/(σ - θ)`` is again a function of A. Each of the terms is applied in
 a Krylov space of its own vector. The adjoint is the same functions of A of *one* vector: reverse
 mode costs about as much as another fit, forward mode as many fits as the space has dimensions.
 """
@@ -55,10 +55,10 @@ def divided_differences(
     g, other_slope = (a[:, None, :] for a in at_theta)
     mean_slope = 0.5 * (slope + other_slope)
     # Rounding of the difference, eps f/gap, and the error of the mean slope, gap² f'''/12, are
-    # alike where the functions change by this share.
-    share = jnp.finfo(sigma.dtype).eps ** (1 / 3)
+    # alike where the functions change by this fraction.
+    fraction = jnp.finfo(sigma.dtype).eps ** (1 / 3)
     largest = jnp.maximum(jnp.abs(f), jnp.abs(g))
-    is_close = jnp.abs(gap) * 0.5 * (jnp.abs(slope) + jnp.abs(other_slope)) <= share * largest
+    is_close = jnp.abs(gap) * 0.5 * (jnp.abs(slope) + jnp.abs(other_slope)) <= fraction * largest
     is_close = is_close | (gap == 0)
     return jnp.where(is_close, mean_slope, (f - g) / jnp.where(is_close, 1.0, gap))
 
@@ -98,9 +98,9 @@ def sum_of_functions(
 
         return jnp.sum(lax.map(one, (jnp.arange(number), images)), axis=0)
 
-    # Linear as maps, but not in code: a Krylov space depends on its vector. What JAX takes such a
-    # map from, transposed and mapped too, is the solution of a symmetric linear system. With F
-    # the map, [[1 + FᵀF, Fᵀ], [F, 1]] has the inverse [[1, -Fᵀ], [-F, 1 + F Fᵀ]].
+    # The maps are linear, but their code is not: a Krylov space depends on its vector. JAX accepts
+    # such a map, with its transpose and under vmap, as the solution of a symmetric linear system.
+    # With F the map, [[1 + FᵀF, Fᵀ], [F, 1]] has the inverse [[1, -Fᵀ], [-F, 1 + F Fᵀ]].
     count = vectors.shape[0]
 
     def matrix(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Random keys for things beside the particles of a step."""
+"""Random keys for other uses than the particles of a step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def key_apart(key: jax.Array, number: int) -> jax.Array:
     """A key that no split of ``key`` gives, one for each small ``number``.
 
     JAX's default keys are counters: ``fold_in(key, i)`` is the i-th key of ``split(key, n)``, so
-    that folding in a small number would give the noise of a particle once more.
+    folding in a small number would repeat the noise of a particle.
     """
     return jax.random.fold_in(key, LARGEST - number)
 
 
 def check_key(key: Any) -> None:
-    """Refuse what is no random key: a seed, as other libraries take it, most of all."""
+    """Raise ``TypeError`` unless ``key`` is a random key; an integer seed is none."""
     if not isinstance(key, jax.Array | np.ndarray):
         raise TypeError(f"rng_key: expected a random key such as jax.random.key(0); got {key!r}")

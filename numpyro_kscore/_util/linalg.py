@@ -2,15 +2,15 @@
 
 Safe: jaxlib splits a batched LAPACK call over its own thread pool and blocks a thread of that pool
 until the parts are done. Two such calls that run at once on a machine with two cores therefore
-wait for each other for ever (seen with jaxlib 0.10.2: two batched ``eigh`` in one program). Under
+wait for each other forever (seen with jaxlib 0.10.2: two batched ``eigh`` in one program). Under
 ``vmap`` the functions here loop over the batch instead; the matrices are small, and a loop costs
 little.
 
 Fast: LAPACK's own threads (OpenBLAS's) go on spinning for a while after a call that used them, and
 take the cores from everything that comes next. On two cores one such call in a step doubled the
-time of whole fits (docs/performance). Calls of the sizes that occur in a step stay below what
-OpenBLAS divides: 1024 numbers on the right of a triangular solve, so that triangles are inverted
-by blocks here; eigenproblems of 25; Cholesky factors of about 200.
+time of whole fits (docs/performance). Calls in a step stay below the sizes
+that OpenBLAS divides over threads: 1024 numbers on the right of a triangular solve, so that
+triangles are inverted by blocks here; eigenproblems of 25; Cholesky factors of about 200.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BLOCK = 31
 
 
 def _looped(fn: F) -> F:
-    """``fn``, with its batches under ``vmap`` taken one after another."""
+    """``fn``, with a loop over the batch under ``vmap``."""
     sequential = sequential_vmap(fn)
     wrapped = jax.custom_jvp(lambda *args: sequential(*args))
 
@@ -72,8 +72,8 @@ def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 def invert_lower(factor: jax.Array) -> jax.Array:
     """The inverse of a lower triangular matrix (d, d), by blocks: d³/3 multiplications.
 
-    As exact as forward substitution where the inverse is multiplied by once, and what is divided
-    over threads is matrix products, by XLA.
+    As accurate as forward substitution where the inverse is used in one product. Its work is
+    matrix products, which XLA divides over threads.
     """
     dim = factor.shape[0]
     count = 2 ** max(0, math.ceil(math.log2(dim / BLOCK)))
@@ -117,8 +117,8 @@ def inverse_root(a: jax.Array, shift: jax.Array, least: jax.Array) -> jax.Array:
     """W with ``W Wᵀ = (a + shift)⁻¹`` for a positive semi-definite matrix, up to a rotation.
 
     Columns are zero where an eigenvalue of ``a + shift`` does not exceed ``least``. The
-    derivative keeps to that rank, and is that of W up to a rotation: equal eigenvalues, whose
-    eigenvectors have none, do not matter.
+    derivative keeps that rank and is that of W up to a rotation, so that it exists for equal
+    eigenvalues too, whose eigenvectors have none.
     """
     sigma, vectors = eigh(a)
     sigma = jnp.maximum(sigma, 0.0) + shift
@@ -132,5 +132,5 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
     a, shift, _ = primals
     root = inverse_root(*primals)
     change = tangents[0] + tangents[1] * jnp.eye(a.shape[0], dtype=a.dtype)
-    # d(W Wᵀ) = -W Wᵀ da W Wᵀ is shared out evenly.
+    # d(W Wᵀ) = -W Wᵀ da W Wᵀ is divided evenly between the factors.
     return root, -0.5 * root @ (root.T @ change @ root)

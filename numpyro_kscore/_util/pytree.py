@@ -35,10 +35,10 @@ def pytree(cls: type[T]) -> type[T]:
     constructor at every unflatten, so a ``__post_init__`` sees tracers and placeholders: it
     checks concrete numbers only.
 
-    Not ``jax.tree_util.register_dataclass``: structures of two classes registered by it compare
-    equal if their fields do (seen in jaxlib 0.10 and 0.12). Of an estimator with ``CurlFree()`` and
-    one with ``Diagonal()`` the second was then, whenever two hashes shared a few bits, served by
-    the program compiled for the first.
+    ``jax.tree_util.register_dataclass`` is not used: structures of two classes registered by it
+    compare equal if their fields do (seen in jaxlib 0.10 and 0.12). Whenever two hashes shared a
+    few bits, an estimator with ``Diagonal()`` was served by the program compiled for one with
+    ``CurlFree()``.
 
     Args:
         cls: a class with annotated fields.
@@ -59,7 +59,7 @@ def pytree(cls: type[T]) -> type[T]:
     check_fields = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
-        # A class may turn what it is given into something static.
+        # The check of a class may turn its arguments into something hashable.
         if check_fields is not None:
             check_fields(self)
         for name in meta:
@@ -89,7 +89,7 @@ def pytree(cls: type[T]) -> type[T]:
 
 
 def _check_static(name: str, x: Any) -> None:
-    """Raise for an array: JAX hashes and compares what is static, and may keep a tracer."""
+    """Raise for an array: JAX hashes and compares static fields, and may keep a tracer."""
     if isinstance(x, jax.Array | np.ndarray):
         kind = "a traced one" if isinstance(x, jax.core.Tracer) else "one"
         raise TypeError(

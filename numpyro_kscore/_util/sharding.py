@@ -1,4 +1,4 @@
-"""Samples over several devices, by JAX's own partitioner and ``shard_map``.
+"""Samples divided over several devices, by JAX's own partitioner and ``shard_map``.
 
 A row of every matrix of pairs belongs to one sample, and so to the device that holds it. Each
 device works on its own rows against all columns: a vector of O(n d) numbers is gathered for that,
@@ -33,7 +33,7 @@ EXAMPLE = "NamedSharding(jax.make_mesh((jax.device_count(),), ('samples',)), P('
 
 
 def check_sharding(sharding: Any) -> NamedSharding | None:
-    """A layout of rows in the form the rest of the package relies on.
+    """Check a layout of rows, and bring it to the form the package relies on.
 
     Args:
         sharding: None, or a ``NamedSharding`` whose specification names the axes of the mesh that
@@ -72,7 +72,7 @@ def sharding_of(x: Any) -> NamedSharding | None:
 
 
 def place(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """Rows of (n, ...) put where they belong; rows that do not divide evenly, everywhere.
+    """Shard the rows of (n, ...); replicate them if n does not divide evenly.
 
     Raises:
         ValueError: under ``jit``, for an array on a mesh whose axes are ``Explicit``.
@@ -91,7 +91,7 @@ def place(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
 
 
 def constrain_rows(tree: Any, sharding: NamedSharding | None) -> Any:
-    """Arrays (n, ...) inside ``jit``, with their rows divided; whole where they do not divide."""
+    """The same inside ``jit``, for every array (n, ...) of a pytree."""
     if sharding is None:
         return tree
 
@@ -139,15 +139,15 @@ def mapped(
     fn: Callable[..., Any], sharding: NamedSharding, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
     """``jax.shard_map`` on the mesh of a layout."""
-    # Tiles are summed from zeros, which are the same on all devices as sums are not: the check of
-    # replication would ask for a cast that means nothing on one device.
+    # Sums over tiles start from zeros, which are equal on all devices while the sums are not: the
+    # check of replication would ask for a cast that has no meaning on one device.
     return jax.shard_map(
         fn, mesh=sharding.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 
 def num_shards(sharding: NamedSharding) -> int:
-    """Into how many parts rows are divided."""
+    """Number of parts that rows are divided into."""
     entry = sharding.spec[0]
     names = entry if isinstance(entry, tuple) else (entry,)
     count = 1
@@ -157,7 +157,7 @@ def num_shards(sharding: NamedSharding) -> int:
 
 
 def divides(sharding: NamedSharding | None, count: int) -> bool:
-    """Whether so many rows fall into equal parts."""
+    """Whether ``count`` rows divide evenly; False without a layout."""
     return sharding is not None and count % num_shards(sharding) == 0
 
 

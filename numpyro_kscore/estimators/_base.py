@@ -1,4 +1,4 @@
-"""Base scores: what an estimate is shrunk to, and returns to far from the samples."""
+"""Base scores: an estimate is shrunk to one, and returns to it far from the samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNKNOWN = (
 
 @pytree
 class Base:
-    """A base score s0, as far as it is known.
+    """A base score s0; subclasses differ in where it is known.
 
     Attributes:
         at_samples: s0 at the samples, (n, d); None stands for zero.
@@ -65,7 +65,7 @@ class Base:
 
 @pytree
 class ZeroBase(Base):
-    """No base: the estimators of the paper."""
+    """Zero, the base of the estimators in the paper."""
 
     def divergence(self, x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x[:, 0])
@@ -73,7 +73,7 @@ class ZeroBase(Base):
 
 @pytree
 class ValuesBase(Base):
-    """Known at the samples only."""
+    """A base score known at the samples only."""
 
     def score(self, x: jax.Array) -> jax.Array:
         raise ValueError(UNKNOWN.format(what="score(x)", alternative="residual"))
@@ -152,7 +152,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         values = as_points("base_scores", base_scores, dim=samples.shape[1])
         if values.shape != samples.shape:
             raise ValueError(
-                f"base_scores: expected shape {samples.shape}, one row a sample; got {values.shape}"
+                f"base_scores: expected shape {samples.shape}, one row per sample; "
+                f"got {values.shape}"
             )
         return ValuesBase(values.astype(samples.dtype))
     if base is None:
@@ -170,7 +171,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         gaussian = fit_gaussian(samples)
         fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
     elif callable(base):
-        # What is no pytree is told from others by identity: its own equality may compare arrays.
+        # JAX compares a bound method by identity of its object, whose own equality may compare
+        # arrays.
         is_leaf = jax.tree_util.all_leaves([base])
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:

@@ -2,9 +2,9 @@
 
 A map ``x -> x~ = (x - mean) Wᵀ / h`` with W lower triangular takes samples to these coordinates;
 scores, which are gradients, go the other way by the transpose: ``s_x = Wᵀ s_x~ / h``. Whitening
-keeps estimates of strongly correlated targets right. With samples enough to take their covariance
-as it is, more than two a dimension, and no base score fitted to them, it makes the whole procedure
-equivariant under affine maps; the Gaussian base, whose shrinkage knows the axes, does not.
+keeps estimates of strongly correlated targets right. With more than two samples a dimension, whose
+covariance is not shrunk, and no base score fitted to them, it makes the whole procedure equivariant
+under affine maps. With the Gaussian base it does not: its shrinkage depends on the axes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 STANDARDIZE_CHOICES = ("full", "diagonal", "none")
 # Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
 LARGEST_WHITENED = 256
-# Points from which distances to all others are looked at.
+# Points whose distances to all others are measured.
 MEDIAN_POINTS = 64
 
 
@@ -88,7 +88,7 @@ class Coordinates:
         return self.scale[:, None] * self.whitening.factor
 
     def log_det(self) -> jax.Array:
-        """log |det| of the standardizing map's inverse: of ``x`` against whitened, not ``h``."""
+        """log |det| of the map from whitened coordinates to ``x``, without the bandwidth."""
         total = jnp.sum(jnp.log(self.scale))
         if self.whitening is not None:
             total = total + jnp.sum(jnp.log(jnp.diag(self.whitening.factor)))
@@ -119,7 +119,7 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     largest = lax.stop_gradient(jnp.max(jnp.abs(centered), axis=0))
     largest = jnp.where(largest > 0, largest, 1.0)
     variance = jnp.mean(jnp.square(centered / largest), axis=0)
-    # d√/dv at 0 is infinite: what is not taken must not reach it.
+    # d√/dv at 0 is infinite: the value that is not taken must not be 0 either.
     scale = largest * jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
     # Spread at the level of rounding of the mean is noise, not scale.
     varies = scale > 4 * eps * jnp.abs(mean)
@@ -141,7 +141,7 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
         shrinkage = jnp.zeros((), x.dtype)
     matrix = (1.0 - shrinkage) * correlation + shrinkage * eye
     # Where coordinates are collinear the factor is rounding or NaN. A floor under the eigenvalues
-    # makes it real; it is no default, since it would bias stiff directions in float32. Decided
+    # prevents that; it is not always used, since it would bias stiff directions in float32. Decided
     # before factorizing: a NaN that is not taken would still reach the derivative.
     floor = 10 * dim * eps
     is_sound = jnp.min(jnp.diag(cholesky(lax.stop_gradient(matrix)))) ** 2 > floor
@@ -160,11 +160,11 @@ def make_whitening(factor: jax.Array) -> Whitening:
 
 
 def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
-    """What a linear regression on a whitened, centered context leaves of ``x``.
+    """``x`` less its linear regression on a whitened, centered context.
 
-    A shift by a function of the context changes no conditional score, and takes away the
-    correlation that whitening could not reach. With few samples for the size c of the context the
-    coefficients are shrunk, by n/(n + c): what is left is never zero.
+    A shift by a function of the context changes no conditional score, and removes the correlation
+    with the context, which whitening does not. With few samples for the size c of the context the
+    coefficients are shrunk, by n/(n + c): the result is never zero.
 
     Args:
         x: (n, d).

@@ -1,4 +1,4 @@
-"""Distributions known by draws: sites that can only be sampled, and densities made from samples."""
+"""A density made from draws, as a NumPyro distribution."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KernelExponentialFamily(Distribution):
             slope = numpyro.deterministic("slope", u[0])
             rate = numpyro.deterministic("rate", to_rate(u[1]))
 
-    No Jacobian is due: the prior is the density of the transformed draws.
+    No Jacobian is needed: the prior is the density of the transformed draws.
 
     Args:
         samples: the draws, shape (n, d), n ≥ 2. Every evaluation costs O(n d), so thin a long
@@ -56,7 +56,7 @@ class KernelExponentialFamily(Distribution):
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` with a curl-free kernel and a base
             that has a density, by default ``ScoreEstimator()``, which leaves the Gaussian no
             further than held-out draws support; or a :class:`~numpyro_kscore.Score` it has
-            fitted, which is taken as it is.
+            fitted, which is used unchanged.
 
     Attributes:
         samples: the draws.
@@ -112,7 +112,7 @@ class KernelExponentialFamily(Distribution):
         super().__init__((), (dim,), validate_args=validate_args)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Some of the given draws, each as likely as the next: exact, with repetitions."""
+        """Some of the given draws, with replacement: exact."""
         rows = jax.random.randint(key, sample_shape, 0, self.samples.shape[0])
         return self.samples[rows]
 

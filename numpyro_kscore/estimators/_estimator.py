@@ -47,8 +47,8 @@ class ScoreEstimator:
 
     Args:
         kernel: :class:`CurlFree` (has a log density) or :class:`Diagonal`.
-        regularizer: the filter g, on eigenvalues of K/n. A strength ``"auto"`` is chosen from the
-            samples by held-out score matching, see :mod:`numpyro_kscore.estimators._selection`.
+        regularizer: the filter g, on eigenvalues of K/n. A strength ``"auto"`` is selected from
+            the samples by held-out score matching, see :mod:`numpyro_kscore.estimators._selection`.
         solver: how it is applied; :class:`Krylov` serves all continuous filters.
         bandwidth: ``"median"``, a :class:`Median` rule, ``"auto"`` (the best of three multiples
             of the median by held-out loss), an :class:`AutoBandwidth` rule, or a number in
@@ -61,7 +61,7 @@ class ScoreEstimator:
             event shape (d,) its score.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
-        landmarks: :class:`Landmarks`, samples whose span the estimate is sought in (Nyström), at
+        landmarks: :class:`Landmarks`, samples in whose span the estimate is (Nyström), at
             O(n m d) a solver step and O(m d) an evaluated point; None is all samples.
         subset: :class:`Subset`, samples that the Gram operator is averaged over: for very many
             samples, at O(n b d) once, O(b² d) a solver step and O(n d) an evaluated point.
@@ -70,7 +70,7 @@ class ScoreEstimator:
             samples that are so divided already, and is one device otherwise.
         precision: of products of a Krylov space with the Gram operator, where the hardware has
             coarser ones than ``"float32"``: ``"tensorfloat32"`` (errors below 2 % of the
-            statistical one, docs/performance) or ``"bfloat16"``. All else is in float32.
+            statistical one, docs/performance) or ``"bfloat16"``. Everything else is in float32.
 
     Example::
 
@@ -128,7 +128,7 @@ class ScoreEstimator:
         debias: str | None = None,
         context: Any = None,
     ) -> AtSamples:
-        """The estimate at the samples only, optionally freed of its leading bias.
+        """The estimate at the samples only, optionally without its leading bias.
 
         Fitting and evaluating on the same n samples lets each one's own base score leak into
         its own residual, an error of order 1/n. With f_n the residual of the fit to all and f_m
@@ -149,9 +149,9 @@ class ScoreEstimator:
             context: values drawn jointly with the samples, (n, c).
 
         Raises:
-            ValueError: as :meth:`fit`; with a context, for landmarks, a base from the samples
-                and more samples than all pairs are kept of.
-            TypeError: as :meth:`fit`; with a context, for an automatic choice.
+            ValueError: as :meth:`fit`; for ``debias`` with a subset; with a context, for landmarks,
+                a subset, a base fitted to the samples and more samples than all pairs are kept of.
+            TypeError: as :meth:`fit`; with a context, for an automatic strength or bandwidth.
         """
         self.check_debias(debias)
         settings, samples, base = self._checked(samples, base_scores)

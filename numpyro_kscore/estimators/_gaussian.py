@@ -1,4 +1,4 @@
-"""The Gaussian of a sample, with the covariance shrunk as score matching wants it.
+"""A Gaussian fitted to samples, with the covariance shrunk by held-out score matching.
 
 Inverting a sample covariance is what ruins a Gaussian score in more than a few dimensions: with
 128 draws in 32 dimensions its error is as large as the score itself. Here the standard deviations
@@ -22,14 +22,14 @@ from numpyro_kscore.estimators._coordinates import Coordinates, make_whitening, 
 
 __all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
 
-# Shares by which log variances move to their mean.
+# Fractions τ that are tried, by which log variances move to their mean.
 EVENINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
-# Shares of shrinkage that are tried; none at all among them, since a stiff posterior takes none.
+# Fractions ρ of shrinkage that are tried; 0 is one, since a stiff posterior needs none.
 SHRINKAGES = (
     *(0.0, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06),
     *(0.1, 0.16, 0.25, 0.4, 0.6, 0.8, 1.0),
 )
-# More than samples that vary ever ask for (1.3 was seen).
+# Safety cap on γ; the largest value seen for samples that vary was 1.3.
 MOST_SHARPNESS = 4.0
 
 
@@ -40,8 +40,8 @@ class FittedGaussian(NamedTuple):
         coordinates: the map that whitens it.
         held_out: factors (n,) that turn the score at each sample into that of the Gaussian fitted
             without this sample, up to O(1/n) of its shrinkage.
-        shrinkage: share ρ of the correlation matrix that was replaced by the identity.
-        evening: share τ by which log variances were moved to their mean.
+        shrinkage: fraction ρ of the correlation matrix that was replaced by the identity.
+        evening: fraction τ by which log variances were moved to their mean.
     """
 
     coordinates: Coordinates
@@ -70,7 +70,7 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     n, dim = samples.shape
     diagonal = standardize_samples(samples, "diagonal")
     # Coordinates that do not vary have scale 1 by definition, and at most rounding in them. They
-    # say nothing about the others, and count neither here nor there.
+    # say nothing about the others, and are left out.
     varies = jnp.mean(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5
     diagonal, evening = _even(samples, diagonal, varies)
     x = jnp.where(varies, diagonal.to_kernel(samples), 0.0)
@@ -99,16 +99,16 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     # Judged with the γ that is taken: a large one makes up for shrinkage in a stiff direction.
     gain = sharpness * (trace - 0.5 * sharpness * square)
     best = jnp.argmax(jnp.where(is_sound, gain, -jnp.inf))
-    share, sharpness = rho[best], sharpness[best]
-    shrunk = (1.0 - share) * covariance + share * jnp.eye(dim, dtype=samples.dtype)
+    shrinkage, sharpness = rho[best], sharpness[best]
+    shrunk = (1.0 - shrinkage) * covariance + shrinkage * jnp.eye(dim, dtype=samples.dtype)
     coordinates = dataclasses.replace(
         diagonal,
         scale=jnp.where(varies, diagonal.scale / jnp.sqrt(sharpness), diagonal.scale),
         whitening=None if dim == 1 else make_whitening(cholesky(shrunk)),
     )
     # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
-    whole = (1.0 - share) * larger + share
-    return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), share, evening)
+    whole = (1.0 - shrinkage) * larger + shrinkage
+    return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), shrinkage, evening)
 
 
 @full_precision
@@ -149,7 +149,7 @@ def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
     The squares are those of x's components along the eigenvectors. Where there are more
     coordinates than samples, all but n eigenvalues are zero and the others those of ``x xᵀ/n``.
-    Not differentiated: a choice follows from it, and equal eigenvalues have no derivative.
+    Not differentiated: the shrinkage is selected by it, and equal eigenvalues have no derivative.
     """
     n, dim = x.shape
     if dim <= n:
@@ -168,7 +168,7 @@ def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, ja
 def _even(
     samples: jax.Array, diagonal: Coordinates, varies: jax.Array
 ) -> tuple[Coordinates, jax.Array]:
-    """Standard deviations moved toward their geometric mean, and by which share."""
+    """Standard deviations moved toward their geometric mean, and the fraction τ."""
     n = samples.shape[0]
     weights = varies / jnp.maximum(jnp.sum(varies), 1).astype(samples.dtype)
     z = diagonal.to_kernel(samples)
@@ -191,6 +191,6 @@ def _even(
     tau = taus[jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))]
     log_scale = jnp.log(diagonal.scale)
     scale = jnp.exp(log_scale + tau * (log_scale @ weights - log_scale))
-    # Not to the last digit what it was, were nothing moved.
+    # Keep the scale bit for bit where τ = 0.
     scale = jnp.where(varies & (tau > 0), scale, diagonal.scale)
     return dataclasses.replace(diagonal, scale=scale), tau

@@ -24,19 +24,19 @@ from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
 __all__ = ["HeldOutProblem", "PathMember", "held_out_losses"]
 
-# Weights of pairs, times vectors, that are worked on at once.
+# Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
-# Up to so many dimensions weights times moments cost less than weights of each vector's own.
+# Dimensions up to which one product with moments costs less than weights for each vector.
 FEW_DIMENSIONS = 3
 
 
 class HeldOutProblem(NamedTuple):
-    """A problem a choice is made for, in standardized coordinates.
+    """Samples that strength and bandwidth are selected for, in standardized coordinates.
 
     Attributes:
-        points: (n, k), perhaps rotated into their span.
+        points: (n, k), or (n, d) where not rotated into their span.
         base_scores: s0 at the samples, (n, k), or None.
-        factors: what turns s0 at a sample into s0 fitted without it, (n,), or None.
+        factors: turn s0 at a sample into s0 fitted without it, (n,), or None.
         dim: dimension d of the space, at least k.
     """
 
@@ -48,11 +48,11 @@ class HeldOutProblem(NamedTuple):
 
 @pytree
 class PathMember(Regularizer):
-    """One member of the path of an automatic choice; the first is "no estimate but the base".
+    """One filter of the path an automatic selection tries; the first is zero, the base alone.
 
     Attributes:
-        family: the regularizer whose strength was left open.
-        index: which member, an integer; 0 is the zero filter.
+        family: the regularizer whose path it is.
+        index: position on the path, an integer; 0 is the zero filter.
         bound: as for :meth:`Regularizer.path`.
     """
 
@@ -109,8 +109,7 @@ def held_out_losses(
     def stacked(a: Any, order: tuple[slice, slice]) -> Any:
         return None if a is None else jnp.stack([a[rows] for rows in order])
 
-    # One answer for both halves: under vmap a condition of each half's own would make both of its
-    # branches run.
+    # One condition for both halves: under vmap, conditions of their own would run both branches.
     direct = cancels(points)
 
     def fold(x: jax.Array, x_base: jax.Array | None, y: jax.Array, y_base: Any) -> jax.Array:

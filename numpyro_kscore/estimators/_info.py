@@ -1,4 +1,4 @@
-"""What happened in a fit, as data."""
+"""The report of a fit, as data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ RESIDUAL_TOLERANCE = 1e-3
 
 
 class Selection(NamedTuple):
-    """What an automatic choice saw, b bandwidths by p strengths.
+    """An automatic selection: the losses of b bandwidths by p strengths, and the pair taken.
 
     Attributes:
         strengths: λ or the number of steps, (p,), strongest first; the first stands for the base
             score alone (λ = ∞, no steps).
         bandwidths: in standardized units, (b,).
         loss: held-out score-matching loss less that of the base, in standardized units, (b, p);
-            infinite where it is not finite, NaN for fewer than 4 samples, which are not judged.
+            infinite where it is not finite, NaN for fewer than 4 samples, too few to hold any out.
         standard_error: of the loss's difference from the least at that bandwidth, (b, p).
-        row: index of the chosen bandwidth.
-        column: index of the chosen strength.
+        row: index of the selected bandwidth.
+        column: index of the selected strength.
     """
 
     strengths: jax.Array
@@ -37,12 +37,12 @@ class Selection(NamedTuple):
 
     @property
     def strength(self) -> jax.Array:
-        """The chosen λ or number of steps."""
+        """The selected λ or number of steps."""
         return _entry(self.strengths, self.column)
 
     @property
     def bandwidth(self) -> jax.Array:
-        """The chosen bandwidth, in standardized units."""
+        """The selected bandwidth, in standardized units."""
         return _entry(self.bandwidths, self.row)
 
 
@@ -52,7 +52,7 @@ def _entry(values: jax.Array, index: jax.Array) -> jax.Array:
 
 
 class ScoreInfo(NamedTuple):
-    """What happened in a fit, as data: nothing raises under ``jit``.
+    """The report of a fit, as data: nothing raises under ``jit``.
 
     Attributes:
         steps: products with the Gram operator.
@@ -61,7 +61,7 @@ class ScoreInfo(NamedTuple):
         spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regularizer and was
             divided by ρ (never with ``normalize=True``).
         finite: whether all values at the samples are finite.
-        selection: what the selection of strength and bandwidth saw and took, or None.
+        selection: of strength and bandwidth where one was automatic, otherwise None.
     """
 
     steps: jax.Array

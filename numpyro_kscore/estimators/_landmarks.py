@@ -37,13 +37,13 @@ from numpyro_kscore.solvers._spectrum import Solver
 
 __all__ = ["Compression", "compress"]
 
-# Columns of A that are formed at once.
+# Number of columns of A that are formed at once.
 DENSE_BATCH = 32
 
 
 @pytree
 class Compression:
-    """``P L̂ P`` in orthonormal coordinates of the landmarks' span: what solvers see.
+    """``P L̂ P`` in orthonormal coordinates of the landmarks' span, as solvers see it.
 
     Its vectors have shape (d, m), one coordinate a row, as those of a Gram operator
     have shape (d, n).
@@ -59,8 +59,8 @@ class Compression:
         direct: whether squared distances are to be summed from differences.
         weights: weights of all pairs, (m, n), with ``scale`` in them; None where streamed.
         dim: dimension of the kernel's space; more than ``points`` have once reduced.
-        spectral_bound: what the eigenvalues are known not to exceed beforehand, or None. Those
-            of a compression never exceed those of the operator.
+        spectral_bound: bound on the eigenvalues that is known while tracing, or None: those of
+            a compression never exceed those of the operator.
         sharding: how samples are divided over devices, evenly; or None.
     """
 
@@ -131,8 +131,8 @@ class Compression:
             return self._on_devices(Compression.target, base_scores, divided=True)
         n = self.samples.shape[0]
         if self.weights is None:
-            share = None if base_scores is None else self.scale / n * base_scores
-            expansion = Expansion(self.samples, share, self.scale)
+            coefficients = None if base_scores is None else self.scale / n * base_scores
+            expansion = Expansion(self.samples, coefficients, self.scale)
             return pairwise.field(self.kernel, expansion, self.points).T
         h = pairwise.along_differences(self.weights.zeta, self.points, self.samples)
         if base_scores is not None:
@@ -198,7 +198,7 @@ class Compression:
     def _on_devices(
         self, method: Any, argument: Any, *, divided: bool = False, mean: bool = True
     ) -> jax.Array:
-        """A method of each device's samples by themselves; their mean, or side by side."""
+        """A method on each device's own samples; the results averaged, or side by side."""
         whole, (rows,) = PartitionSpec(), self.sharding.spec  # type: ignore[union-attr]
         columns = PartitionSpec(None, rows)
         one = dataclasses.replace(self, sharding=None)
@@ -258,5 +258,5 @@ def compress(gram: Gram, indices: jax.Array) -> Compression:
 
 
 def _transposed(weights: FieldWeights) -> FieldWeights:
-    """The weights of the pairs the other way round: they are even in r."""
+    """The weights with points and samples exchanged: they are even in r."""
     return jax.tree.map(jnp.transpose, weights)

@@ -1,4 +1,4 @@
-"""Estimators under the names of the literature, to the letter: no whitening, no base score.
+"""Published estimators by name, exactly as published: no whitening, no base score.
 
 Each returns a :class:`~numpyro_kscore.ScoreEstimator` on the paper's own scale of the kernel.
 """
@@ -135,7 +135,8 @@ def kef_cg(
 
     Args:
         lam: λ on the eigenvalues of K/n.
-        max_steps: most iterations; at small λ in low dimension 40 are too few, see ``info``.
+        max_steps: largest number of iterations; at small λ in low dimension 40 are too few, see
+            ``info``.
         tol: relative residual to stop at.
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.

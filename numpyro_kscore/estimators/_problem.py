@@ -47,7 +47,7 @@ class Problem(NamedTuple):
     Attributes:
         settings: the settings of the fit.
         regularizer: the filter, its strength selected.
-        selection: what the selection of strength and bandwidth saw and took, or None.
+        selection: of strength and bandwidth where one was automatic, otherwise None.
         coordinates: the map to the kernel's coordinates.
         points: the samples, (n, d).
         base_scores: base scores at the samples, (n, d), or None.

@@ -19,10 +19,10 @@ __all__ = ["Landmarks", "RowSelection", "Subset"]
 
 @pytree
 class RowSelection:
-    """Some of the samples. Give one of count, fraction and indices.
+    """A selection of samples. Give one of count, fraction and indices.
 
     Attributes:
-        count: how many.
+        count: number of rows.
         fraction: the fraction of the samples, in (0, 1], rounded up.
         indices: rows of the samples, distinct integers, shape (m,). A leaf.
         key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
@@ -34,7 +34,7 @@ class RowSelection:
     indices: Any = None
     key: Any = None
 
-    # What the argument is called that holds them.
+    # Name of the estimator's argument.
     argument: ClassVar[str] = "rows"
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class RowSelection:
                 raise ValueError(f"fraction: expected a number in (0, 1]; got {self.fraction}")
 
     def check(self, num_samples: int) -> int:
-        """How many there are among so many samples.
+        """Number of rows among ``num_samples`` samples.
 
         Raises:
             ValueError: for none or several of count, fraction and indices, more rows than samples,
@@ -66,7 +66,7 @@ class RowSelection:
         if self.indices is not None:
             size = self._check_indices(num_samples)
         elif self.fraction is not None:
-            # What rounding adds to fraction · n must not make one more.
+            # Rounding of fraction · n must not add a row.
             size = math.ceil(self.fraction * num_samples - 1e-9)
         else:
             size = int(self.count)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class RowSelection:
 
 @pytree
 class Landmarks(RowSelection):
-    """Which samples an estimate is a combination of. Give one of count, fraction and indices.
+    """The samples an estimate is a combination of. Give one of count, fraction and indices.
 
     Args:
         count: number of landmarks.
@@ -138,10 +138,10 @@ class Landmarks(RowSelection):
 
 @pytree
 class Subset(RowSelection):
-    """Which samples the Gram operator is averaged over. Give one of count, fraction and indices.
+    """The samples that the Gram operator is averaged over. Give one of count, fraction and indices.
 
     Args:
-        count: how many, such as 2048: the more, the weaker the regularization may be.
+        count: number of samples, such as 2048: with more, weaker regularization is possible.
         fraction: the fraction of the samples, in (0, 1], rounded up.
         indices: rows of the samples, distinct integers, shape (b,). A leaf.
         key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they

@@ -31,7 +31,7 @@ class Score:
     """An estimate of ``∇ log q``, callable at any points.
 
     Attributes:
-        stored: the estimate at the samples, or None where the fit did not need it.
+        stored: the estimate at the samples, or None after a fit with ``subset``.
         info: how the fit went.
         kernel: the kernel.
         coordinates: the map to the kernel's coordinates.
@@ -52,7 +52,7 @@ class Score:
     def at_samples(self) -> jax.Array:
         """The estimate at the samples, (n, d), in 1/units of the samples.
 
-        It is there after a fit; only one to a subset makes it here, at O(n² d).
+        Stored by the fit; with ``subset`` it is computed on access, at O(n² d).
         """
         if self.stored is not None:
             return self.stored

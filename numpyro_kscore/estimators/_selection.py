@@ -1,12 +1,12 @@
-"""Automatic choice of the regularization and the bandwidth, by held-out score matching.
+"""Automatic selection of strength and bandwidth, by held-out score matching.
 
 The samples are dealt into two halves. A fit to one is judged at the other by the score-matching
 loss ``J = E[½|ŝ|² + div ŝ]``, which is the error ``½ E|ŝ - s|²`` up to a constant and needs no
 density. One Krylov space gives the losses of a whole path of regularizations, so that the curve
-costs about as much as the fit it is made for.
+costs about as much as the fit itself.
 
 Of all members whose loss is within one standard error of the least, the strongest regularization
-is chosen: held-out losses are noisy, and too little regularization costs far more than too much
+is selected: held-out losses are noisy, and too little regularization costs far more than too much
 (docs/accuracy).
 """
 
@@ -28,9 +28,9 @@ from numpyro_kscore.solvers._spectrum import Decomposer
 
 __all__ = ["choose"]
 
-# More samples than these are not looked at for the choice: half of them in a fit.
-CHOICE_POINTS = 2048
-# With fewer there is nothing to hold out.
+# Largest number of samples the selection uses; each of its fits is to half of them.
+SELECTION_POINTS = 2048
+# Samples below which none can be held out.
 FEWEST_POINTS = 4
 
 
@@ -49,29 +49,29 @@ def choose(
         kernel: the kernel at unit bandwidth.
         family: a regularizer, its strength ``"auto"`` or not.
         solver: whose Krylov space is used.
-        problem: the samples; the choice uses at most 2048 of them, evenly spaced.
-        bandwidths: what is tried, (b,), in standardized units.
+        problem: the samples; the selection uses at most 2048 of them, evenly spaced.
+        bandwidths: candidates, (b,), in standardized units.
         normalize: whether the kernel is divided by its trace.
         sharding: how samples are divided over devices, or None.
 
     Returns:
-        The choice, and the regularizer it amounts to.
+        The selection, and the regularizer it amounts to.
     """
     bound = 1.0 / problem.dim if normalize else None
     unchosen = PathMember(family, jnp.asarray(0), bound)
     dtype = problem.points.dtype
     strengths = _strengths(family, bound, dtype)
     n = problem.points.shape[0]
-    stride, tried = -(-n // CHOICE_POINTS), bandwidths
+    stride, tried = -(-n // SELECTION_POINTS), bandwidths
     problem = jax.tree.map(lambda a: a[::stride] if jnp.ndim(a) else a, problem)
 
     if problem.points.shape[0] < FEWEST_POINTS:
-        # Nothing can be held out: the strongest member that estimates at all.
+        # Nothing can be held out: the strongest member that is not zero.
         shape = (bandwidths.shape[0], strengths.shape[0])
         unknown = jnp.full(shape, jnp.nan, dtype)
         index = jnp.asarray(1)
-        choice = Selection(strengths, tried, unknown, unknown, jnp.asarray(0), index)
-        return choice, dataclasses.replace(unchosen, index=index)
+        selection = Selection(strengths, tried, unknown, unknown, jnp.asarray(0), index)
+        return selection, dataclasses.replace(unchosen, index=index)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
         values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
@@ -79,12 +79,12 @@ def choose(
         # compared, and their squares neither underflow nor overflow.
         return values * (bandwidths[0] / bandwidth) ** 2
 
-    # A choice has no derivative, and what it is made from is not differentiated either.
-    # The dimension stays a number, which programs depend on.
+    # A selection has no derivative, and its input is not differentiated either. The dimension
+    # stays a number, which programs depend on.
     problem = lax.stop_gradient(problem)._replace(dim=problem.dim)
     bandwidths = lax.stop_gradient(bandwidths)
     values = lax.map(losses, bandwidths)
-    # What is not finite is never chosen.
+    # Losses that are not finite are never selected.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
     loss = jnp.mean(values, axis=2)
     # The base alone is a member of the path only where its strength is open.
@@ -96,11 +96,11 @@ def choose(
     error = jnp.where(jnp.isfinite(error), error, jnp.inf)
     within = admissible[row] - admissible[row, least[row]] <= error[row]
     within = within & jnp.isfinite(admissible[row])
-    # Where nothing is finite, the strongest there is.
+    # Where nothing is finite, the strongest member.
     index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if family.is_auto else 1)
     unit = bandwidths[0] ** 2
-    choice = Selection(strengths, tried, loss / unit, error / unit, row, index)
-    return choice, dataclasses.replace(unchosen, index=index)
+    selection = Selection(strengths, tried, loss / unit, error / unit, row, index)
+    return selection, dataclasses.replace(unchosen, index=index)
 
 
 def _strengths(family: Regularizer, bound: float | None, dtype: Any) -> jax.Array:

@@ -1,15 +1,15 @@
 """Estimates from very many samples: the divergence term of all, the operator of a few.
 
-The full estimate ``ŝ = s0 - g(L̂) ζ'`` costs O(n² d) a solver step. Its noise comes from ζ' for the
-most part; the operator L̂ only says how ζ' is smoothed, and an average over a random subset S of b
-samples says nearly the same. So here
+The full estimate ``ŝ = s0 - g(L̂) ζ'`` costs O(n² d) a solver step. Most of its noise comes from
+ζ'; the operator L̂ only determines how ζ' is smoothed, and its average over a random subset S of b
+samples is nearly as good. Here
 
     ŝ = s0 - g(L̂_S) ζ' ,   ζ' = ζ + L̂ s0 over all n samples,
 
 which is one pass over n b pairs and a Krylov space of the b by b operator, O(b² d) a step. With
-``h_S = ζ'(X_S)`` it is ``ŝ = s0 + a ζ' + Σ_(j in S) K(·, x_j) c_j``, the same algebra as ever: the
-filter is that of the subset's operator, exact as a function of it. Compared with a fit to the
-subset alone it has the noise of all samples (docs/performance).
+``h_S = ζ'(X_S)`` it is ``ŝ = s0 + a ζ' + Σ_(j in S) K(·, x_j) c_j``, the algebra of the full
+estimate: the filter is that of the subset's operator, exact as a function of it. Compared with a
+fit to the subset alone it has the noise of all samples (docs/performance).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Subsampled:
     ) -> Solution:
         """The estimate: values at the subset (d, b), coefficients at all samples (d, n)."""
         gram, n = self.gram, self.points.shape[0]
-        share = None if base_scores is None else gram.scale / n * base_scores
-        expansion = Expansion(self.points, share, gram.scale)
+        coefficients = None if base_scores is None else gram.scale / n * base_scores
+        expansion = Expansion(self.points, coefficients, gram.scale)
         target = field_by_rows(gram.kernel, expansion, gram.points, gram.sharding).T
         solution = solver.solve(gram, target, regularizer)
         spread = jnp.zeros_like(self.points.T).at[:, self.rows].set(solution.coefficients)

@@ -1,4 +1,4 @@
-"""What a kernel gives: scalar weights of pairs of points."""
+"""The contract of kernels: scalar weights of pairs of points."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Kernel:
     ) -> FieldWeights:
         """Weights of the field and of ζ at squared distances ``s``.
 
-        ``within`` is the share of ``s`` in the coordinates the field has, where the points have
-        others besides: a context, see :meth:`~numpyro_kscore.ScoreEstimator.at_samples`. Then
-        ``dim`` and r are of those coordinates. None is all of ``s``.
+        ``within`` is the part of ``s`` in the coordinates of the field, where the points also have
+        those of a context (:meth:`~numpyro_kscore.ScoreEstimator.at_samples`); ``dim`` and r then
+        refer to the coordinates of the field. None means all of ``s``.
         """
         raise NotImplementedError
 

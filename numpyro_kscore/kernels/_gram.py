@@ -1,4 +1,4 @@
-"""The Gram operator ``K/n`` on the samples: the one linear operator that solvers see.
+"""The Gram operator ``K/n`` on the samples, by matrix products.
 
 It acts on vectors of shape (d, n), one coordinate a row: with n as the fast axis its products
 run 15-30 % faster on CPU at the sizes of variational inference.
@@ -49,12 +49,12 @@ class Gram:
         scale: factor on the kernel.
         weights: weights of all pairs, with ``scale/n`` in them; None where streamed.
         dim: dimension of the kernel's space; more than ``points`` have once reduced.
-        spectral_bound: what the eigenvalues of ``K/n`` are known not to exceed beforehand, or
+        spectral_bound: bound on the eigenvalues of ``K/n`` that is known while tracing, or
             None. They never exceed ``scale`` times tr K(x, x)/d, the norm of K(x, x).
         sharding: how rows of pairs are divided over devices, or None.
         precision: of the products, one of ``precision.PRECISIONS``.
-        lifted: points with ones below them, (d + 1, n), or None where they are not needed. Made
-            once: a solver's loop would transpose the points again at every step.
+        lifted: points with ones below them, (d + 1, n), or None where they are not needed. Stored,
+            since a solver's loop would transpose the points again at every step.
     """
 
     points: jax.Array
@@ -78,7 +78,7 @@ class Gram:
             return self._product(v)
 
     def laid_out(self, v: jax.Array) -> jax.Array:
-        """Vectors (..., d, n), their columns on the devices that have the samples."""
+        """Vectors (..., d, n), their columns on the devices that hold the samples."""
         return constrain_columns(v, self.sharding)
 
     def _product(self, v: jax.Array) -> jax.Array:
@@ -91,7 +91,7 @@ class Gram:
         if self.weights.outer is not None:
             x = self.lifted[:-1]
             # (x_i - x_j)·v_j at row j and column i, row sums and all by products with [x, 1]:
-            # a pass over n by n numbers less than with the sums apart, a fifth of the time.
+            # one pass over n by n numbers fewer than separate sums, a fifth of the time.
             both = jnp.concatenate([v, -jnp.sum(x * v, axis=0, keepdims=True)])
             inner_products = both.T @ self.lifted
             out = out + self._along_differences(self.weights.outer * inner_products)

@@ -2,9 +2,9 @@
 
 Every quantity a score estimator needs is a sum over pairs of scalar weights times three
 geometric objects: the difference ``r = x - y``, the coefficient ``c`` and their inner product.
-A kernel therefore only says which weights; :mod:`numpyro_kscore.kernels._pairwise` turns them into
-matrix products. Sources: Zhou, Shi and Zhu (2020), Examples 3.2 and 3.5 (with ζ's sign corrected)
-and Appendix C; the divergences are derived in ``docs/theory``.
+A kernel therefore only supplies the weights; :mod:`numpyro_kscore.kernels._pairwise` turns them
+into matrix products. Sources: Zhou, Shi and Zhu (2020), Examples 3.2 and 3.5 (with ζ's sign
+corrected) and Appendix C; the divergences are derived in ``docs/theory``.
 """
 
 from __future__ import annotations

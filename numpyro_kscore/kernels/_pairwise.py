@@ -62,8 +62,8 @@ class Expansion(NamedTuple):
     zeta_weight: jax.Array | None
 
     @property
-    def zeta_share(self) -> jax.Array | None:
-        """What ζ's mean over points weighs one of them: a/n."""
+    def zeta_weight_each(self) -> jax.Array | None:
+        """The weight of each point in a ζ: a/n."""
         return None if self.zeta_weight is None else self.zeta_weight / self.points.shape[0]
 
 
@@ -83,10 +83,10 @@ def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Arra
     Args:
         y: shape (m, d).
         x: shape (n, d).
-        direct: boolean scalar, as :func:`cancels` gives it; sums squared differences instead of
-            expanding the square, one coordinate after another, at several times the cost. In up
-            to three dimensions that costs no more, and neighbors there are nearer than what
-            rounding leaves of an expanded square: it is always done.
+        direct: boolean scalar, as :func:`cancels` gives it: whether to sum squared differences,
+            one coordinate after another, instead of expanding the square, at several times the
+            cost. Always done in up to three dimensions, where it costs no more and neighbors are
+            nearer than the rounding error of an expanded square.
     """
     if y.shape[1] <= FEW_DIMENSIONS:
         columns = zip(y.T, x.T, strict=True)
@@ -98,7 +98,7 @@ def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Arra
         x_norms = jnp.sum(x * x, axis=1, keepdims=True)
         right = jnp.concatenate([x, x_norms, jnp.ones_like(x_norms)], axis=1)
         s = jnp.matmul(left, right.T, precision=lax.Precision.HIGHEST)
-        # What rounding leaves of a zero distance is noise, and Matérn profiles have a kink there.
+        # Values below rounding are noise around zero, where Matérn profiles have a kink.
         noise = 4 * jnp.finfo(y.dtype).eps * (left[:, -1:] + x_norms.T)
         # Zero, but with the derivatives of s: its second is not zero where points coincide.
         return jnp.where(s > noise, s, s - lax.stop_gradient(s))
@@ -120,7 +120,7 @@ def nearest_squared(s: jax.Array) -> jax.Array:
 
 
 class _Tile(NamedTuple):
-    """What a tile sees of the expansion: some of its points, with 1 on the real ones, 0 on pads."""
+    """Some points of the expansion; the mask is 1 on points and 0 on padding."""
 
     points: jax.Array
     coefficients: jax.Array | None
@@ -133,11 +133,11 @@ Summand = Callable[[jax.Array, _Tile, jax.Array], jax.Array]
 def field(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
     """The expansion at ``y``: (m, d) -> (m, d)."""
     dim = y.shape[1]
-    share = expansion.zeta_share
+    each = expansion.zeta_weight_each
 
     def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
         weights = kernel.field_weights(s, dim)
-        along = [] if share is None else [share * weights.zeta * tile.mask]
+        along = [] if each is None else [each * weights.zeta * tile.mask]
         terms = []
         if tile.coefficients is not None:
             terms.append(weights.inner @ tile.coefficients)
@@ -154,11 +154,11 @@ def field(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
 def potential(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
     """A function whose gradient is :func:`field`: (m, d) -> (m,). Curl-free kernels only."""
     dim = y.shape[1]
-    share = expansion.zeta_share
+    each = expansion.zeta_weight_each
 
     def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
         weights = kernel.potential_weights(s, dim)
-        terms = [] if share is None else [share * weights.zeta * tile.mask]
+        terms = [] if each is None else [each * weights.zeta * tile.mask]
         if tile.coefficients is not None:
             terms.append(weights.field * _inner_products(rows, tile.points, tile.coefficients))
         return jnp.sum(_total(terms), axis=1)
@@ -174,12 +174,12 @@ def divergence(
     Args:
         kernel: the kernel.
         expansion: the field.
-        y: where, shape (m, d).
+        y: points to evaluate at, shape (m, d).
         factor: shape (d, e) with ``A = factor factorᵀ``; the identity if None. A whitened
             estimate needs it for the divergence in the original coordinates.
     """
     dim = y.shape[1]
-    share = expansion.zeta_share
+    each = expansion.zeta_weight_each
     trace = jnp.asarray(dim, y.dtype) if factor is None else jnp.sum(factor * factor)
 
     def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
@@ -192,9 +192,9 @@ def divergence(
         if factor is not None:
             quadratic = squared_distances(mapped(rows), mapped(tile.points), jnp.asarray(True))
         terms = []
-        if share is not None:
+        if each is not None:
             zeta = weights.zeta_along * quadratic + weights.zeta * trace
-            terms.append(share * zeta * tile.mask)
+            terms.append(each * zeta * tile.mask)
         if tile.coefficients is not None:
             cross = _inner_products(mapped(rows), mapped(tile.points), mapped(tile.coefficients))
             terms.append(weights.cross * cross)
@@ -218,7 +218,7 @@ def product(
 
 
 def _total(terms: list[jax.Array]) -> jax.Array:
-    """The sum of the terms that are there."""
+    """The sum of the terms."""
     return functools.reduce(operator.add, terms)
 
 
@@ -263,7 +263,7 @@ def _sum_over_points(
 
 
 def _even_size(count: int, most: int) -> int:
-    """Size of tiles as equal as can be: 2800 in two of 1400, not in 2048 and 752 with padding."""
+    """Size of tiles as equal as possible: 2800 is two of 1400, not 2048 and 752 with padding."""
     return -(-count // -(-count // most))
 
 

@@ -1,4 +1,4 @@
-"""Radial profiles: the scalar functions kernels are made of.
+"""Radial profiles: the scalar functions that kernels are made of.
 
 A profile is a function φ(s) of the *squared* distance ``s = |x - y|²``, in units of the
 bandwidth. It never sees the distance itself: the derivative of ``sqrt`` at 0 is infinite, and
@@ -153,7 +153,7 @@ class Matern(RadialProfile):
     nu: float = static(default=2.5)
 
     def __post_init__(self) -> None:
-        is_array = isinstance(self.nu, jax.Array | np.ndarray)  # refused as such
+        is_array = isinstance(self.nu, jax.Array | np.ndarray)  # refused by pytree, which says why
         if not is_array and self.nu not in (1.5, 2.5, 3.5):
             raise ValueError(f"nu: expected 1.5, 2.5 or 3.5; got {self.nu}")
 
@@ -168,9 +168,9 @@ class Matern(RadialProfile):
         # With t = sqrt(2ν s), G_p(t) = t^(p+1/2) K_(p+1/2)(t) obeys dG_p/ds = -ν G_(p-1): every
         # derivative is the Matérn function one step rougher.
         degree = int(self.nu)
-        # From G_(-1) on the functions are singular at 0, but they only ever enter multiplied by
-        # powers of s that win: below t = 1e-8 the product is beneath rounding, and 0 is taken. The
-        # inner where keeps the derivative of the root finite there.
+        # G_(-1) and rougher functions are singular at 0, but enter only times powers of s that
+        # outweigh this: below t = 1e-8 the product is below rounding, and 0 is used. The inner
+        # where keeps the derivative of the root finite there.
         squared = 2.0 * self.nu * s
         away = squared > 1e-16
         t = jnp.where(away, jnp.sqrt(jnp.where(away, squared, 1.0)), 0.0)

@@ -22,13 +22,13 @@ from numpyro_kscore._util.pytree import pytree
 __all__ = ["Filter", "Regularizer", "SpectralCutoff", "Tikhonov", "TruncatedTikhonov"]
 
 MOST_KRYLOV_STEPS = 32
-# Strengths an automatic choice tries, as degrees of the polynomial that resolves them: λ is the
+# Strengths the automatic selection tries, as degrees of the polynomial that resolves them: λ is the
 # largest eigenvalue over the degree squared. Neighbors differ by a factor of two in λ.
 DEGREES = tuple(0.25 * 2 ** (k / 2) for k in range(16))
-# With λ over seven decades where the scale of the kernel is not known.
+# The same where the scale of the kernel is not known: λ over seven decades.
 LITERAL_DEGREES = tuple(10.0 ** (k / 4) for k in range(15))
-# A Krylov space this large serves an automatic choice: beyond it the dimension of the space
-# regularizes too, in the choice as in the fit.
+# Dimension of the Krylov space of an automatic selection. It regularizes too where a strength would
+# need a larger space, in the selection and in the fit alike.
 AUTO_KRYLOV_STEPS = 20
 UNCHOSEN = (
     "{name}: expected a number here; got 'auto'. Only ScoreEstimator chooses: give it this "
@@ -37,7 +37,7 @@ UNCHOSEN = (
 
 
 def path_degrees(bound: float | None) -> tuple[tuple[float, ...], float]:
-    """Degrees an automatic choice tries and the largest eigenvalue they refer to."""
+    """Degrees the automatic selection tries, and the largest eigenvalue they refer to."""
     return (LITERAL_DEGREES, 1.0) if bound is None else (DEGREES, bound)
 
 
@@ -59,7 +59,7 @@ class Regularizer:
     """A scalar filter; subclasses implement :meth:`evaluate`.
 
     Attributes:
-        spectral_bound: largest eigenvalue the filter is made for, or None if any will do.
+        spectral_bound: largest eigenvalue the filter is made for, or None without a limit.
             Solvers rescale a spectrum that exceeds it and say so in ``info.spectral_scale``.
         is_smooth: whether g is continuous, so that a Krylov space can represent it.
     """
@@ -77,19 +77,19 @@ class Regularizer:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the strength is to be chosen from the samples."""
+        """Whether the strength is to be selected from the samples."""
         return False
 
     def path(self, bound: float | None) -> tuple[Regularizer, ...]:
-        """What an automatic choice tries, strongest first; itself where nothing is open.
+        """Candidates of the automatic selection, strongest first; itself if the strength is given.
 
         Args:
-            bound: what eigenvalues of K/n are known not to exceed; None if nothing is known.
+            bound: bound on the eigenvalues of K/n; None if none is known.
         """
         return (self,)
 
     def strength(self) -> Any:
-        """What sets the strength: λ or a number of steps; NaN if it is neither."""
+        """The strength, λ or a number of steps; NaN for a filter with neither."""
         return jnp.nan
 
     def evaluate_path(self, sigma: jax.Array, bound: float | None) -> Filter:
@@ -98,7 +98,7 @@ class Regularizer:
         return jax.tree.map(lambda *rows: jnp.stack(rows), *filters)
 
     def on_range(self) -> Regularizer:
-        """A filter with the same values at positive eigenvalues, continuous if there is one.
+        """A filter with the same values at positive eigenvalues, continuous if possible.
 
         For operators without null space, where a truncation does nothing.
         """
@@ -108,7 +108,7 @@ class Regularizer:
         """Dimension of the Krylov space that represents the filter to about 1e-3.
 
         Args:
-            bound: what eigenvalues of K/n are known not to exceed; None if nothing is known.
+            bound: bound on the eigenvalues of K/n; None if none is known.
         """
         return MOST_KRYLOV_STEPS
 
@@ -126,7 +126,7 @@ class Tikhonov(Regularizer):
 
     Args:
         lam: λ > 0, on the eigenvalues of K/n. A leaf: one compilation serves many values.
-            ``"auto"`` chooses it from the samples, see :mod:`numpyro_kscore.estimators._selection`.
+            ``"auto"`` selects it from the samples, see :mod:`numpyro_kscore.estimators._selection`.
     """
 
     lam: Any = 1e-3

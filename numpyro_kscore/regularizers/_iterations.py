@@ -1,8 +1,8 @@
-"""Iterations as regularizers: a number of steps in the place of λ.
+"""Iterations as regularizers: a number of steps in place of λ.
 
 Stopped early, gradient descent and its accelerated form are polynomials in ``K/n`` that imitate
-1/σ as well as their degree lets them. The recursions that the literature prints are solvers
-(:class:`~numpyro_kscore.solvers.Recursion`); here is what they compute on the spectrum.
+1/σ as well as their degree lets them. The published recursions are a solver
+(:class:`~numpyro_kscore.solvers.Recursion`); here are the filters that they amount to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_NU_STEPS = 512
 
 
 class _Iteration(Regularizer):
-    """What the filters by number of steps share; subclasses say which λ a number stands for."""
+    """A filter whose strength is a number of steps; subclasses relate that number to λ."""
 
     num_steps: int | str
 
@@ -64,7 +64,7 @@ class _Iteration(Regularizer):
 
     @property
     def _number(self) -> int:
-        """The step count; ``ValueError`` while it is still to be chosen."""
+        """The step count; ``ValueError`` while it is still to be selected."""
         if isinstance(self.num_steps, str):
             raise ValueError(UNCHOSEN.format(name="num_steps"))
         return int(self.num_steps)
@@ -78,7 +78,7 @@ class LandweberIteration(_Iteration):
     ``docs/errata``).
 
     Args:
-        num_steps: t ≥ 1, or ``"auto"``, which chooses it from the samples, among counts that
+        num_steps: t ≥ 1, or ``"auto"``, which selects it from the samples, among counts that
             suit η = 1.
         step_size: η > 0; the spectrum of K/n must lie within [0, 1/η].
     """
@@ -108,7 +108,7 @@ class LandweberIteration(_Iteration):
         # Where t x is small, 1 - (1-x)^t and then r cancel; the binomial series does not.
         small = t * x < 0.1
         safe = jnp.where(small, 0.5, x)
-        # A rounding error below one at most: log1p and its slope are finite where x is one.
+        # At most one less a rounding error, where log1p and its slope are still finite.
         remainder = jnp.where(safe > 1.0, 1.0, safe) * (1.0 - jnp.finfo(x.dtype).eps)
         descended = -jnp.expm1(t * jnp.log1p(-remainder))
         # Σ_{k≥2} (-1)^(k-1) binom(t, k) x^(k-2) = t² Σ_k (-1)^(k-1) [binom(t, k)/t^k] (t x)^(k-2)
@@ -129,7 +129,7 @@ class NuMethod(_Iteration):
     Neubauer 1996, section 6.3). The step count is the regularizer: there is no tolerance.
 
     Args:
-        num_steps: t ≥ 1, or ``"auto"``, which chooses it from the samples.
+        num_steps: t ≥ 1, or ``"auto"``, which selects it from the samples.
         nu: ν > 0, the qualification; 1 is the paper's choice.
     """
 
@@ -180,7 +180,7 @@ class NuMethod(_Iteration):
         residual, g, r = jnp.moveaxis(_evaluate_series(filters.series, sigma), -2, 0)
         g0 = jnp.asarray(filters.at_zero, sigma.dtype)
         # Relative to their values at zero the series are exact to rounding, and g falls from t²
-        # there to 1/σ. The residual 1 - σ g, at most one everywhere, says more where σ t² > 1.
+        # there to 1/σ. The residual 1 - σ g, at most one everywhere, gives g where σ t² > 1.
         is_large = sigma * (np.array(steps)[:, None] ** 2.0) > 1.0
         safe = jnp.where(is_large, sigma, 1.0)
         g = jnp.where(is_large, (1.0 - residual) / safe, g)
@@ -204,7 +204,7 @@ class _Polynomials(NamedTuple):
 def _polynomials(steps: tuple[int, ...], nu: float) -> _Polynomials:
     """Run the recursion in float64 at Chebyshev nodes, and at zero, which it determines.
 
-    A series has no loop, and in float32 it is more exact than the recursion, whose errors add up.
+    A series has no loop, and in float32 is more accurate than the recursion, whose errors add up.
     """
     most = max(steps)
     angles = np.pi * (np.arange(most + 1) + 0.5) / (most + 1)
@@ -212,13 +212,13 @@ def _polynomials(steps: tuple[int, ...], nu: float) -> _Polynomials:
     # g_t = g_(t-1) + u_t (g_(t-1) - g_(t-2)) + ω_t (1 - σ g_(t-1)), and the same divided by σ for
     # r = (g - g(0))/σ, where the constant drops out: nothing cancels.
     g = g_old = r = r_old = np.zeros_like(sigma)
-    found = {}
+    at_step = {}
     for t, (u, w) in enumerate(zip(*NuMethod(most, nu).coefficients(), strict=True), start=1):
         r, r_old = r + u * (r - r_old) - w * g, r
         g, g_old = g + u * (g - g_old) + w * (1.0 - sigma * g), g
         if t in steps:
-            found[t] = np.stack([1.0 - sigma * g, g, r])
-    values = np.stack([found[t] for t in steps])
+            at_step[t] = np.stack([1.0 - sigma * g, g, r])
+    values = np.stack([at_step[t] for t in steps])
     cosines = np.cos(np.outer(angles, np.arange(most + 1)))
     series = values[..., :-1] @ cosines * (2.0 / (most + 1))
     series[..., 0] *= 0.5
@@ -238,7 +238,7 @@ def _evaluate_series(coefficients: np.ndarray, sigma: jax.Array) -> jax.Array:
 def _evaluate_series_jvp(
     coefficients: np.ndarray, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    # Those of the arc sine and the root are infinite at the ends, that of a polynomial is not.
+    # Slopes of the arc sine and the root are infinite at the ends, that of a polynomial is not.
     slopes = -2.0 * np.polynomial.chebyshev.chebder(coefficients, axis=-1)
     slope = _evaluate_series(slopes, primals[0])
     return _evaluate_series(coefficients, primals[0]), slope * tangents[0]

@@ -1,4 +1,4 @@
-"""What a solver needs of an operator, and what it returns."""
+"""The contract of solvers: the operator they need and the solution they return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Operator", "Solution"]
 
 
 class Operator(Protocol):
-    """What a solver needs of the operator it applies a filter of: see :class:`Gram`."""
+    """An operator that solvers apply filters of, such as :class:`Gram`."""
 
     @property
     def points(self) -> jax.Array: ...

@@ -4,7 +4,7 @@ Given ``h' = ζ'(X)`` a solver returns the values ``-g(K/n) h'`` at the samples,
 ``c = -(1/n) r(K/n) h'``, ``a = -g(0)`` that carries the estimate to other points. :class:`Krylov`
 and :class:`Dense` go through a :class:`Spectrum`, which serves every filter, every λ and every
 step count at once; :class:`ConjugateGradient` and :class:`Recursion` are the published
-algorithms, which the fast ones are held against.
+algorithms, to compare the fast ones with.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Krylov(Solver):
             basis, v, v_old, link, scale = carry
             w = gram.laid_out(gram @ v)
             diagonal = _inner(v, w)
-            # Three terms do in exact arithmetic; the pass over the whole basis removes what
+            # Three terms suffice in exact arithmetic; the pass over the whole basis removes what
             # rounding leaves of the other directions.
             w = w - diagonal * v - link * v_old
             w = w - jnp.tensordot(_inner(basis, w), basis, 1)
             off_diagonal = jnp.sqrt(_inner(w, w))
             scale = jnp.maximum(scale, jnp.abs(diagonal))
-            # What is left below rounding is noise: the space is invariant, stop by zeros.
+            # A remainder below rounding is noise: the space is invariant, and zeros end it.
             alive = off_diagonal > 10 * jnp.finfo(h.dtype).eps * scale
             off_diagonal = jnp.where(alive, off_diagonal, 0.0)
             v_new = jnp.where(alive, w / jnp.maximum(off_diagonal, tiny), 0.0)
@@ -104,7 +104,7 @@ class Krylov(Solver):
 
 
 def _over_largest(h: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A vector over its largest entry, and that: squares of 1e-30 or 1e30 do not fit float32."""
+    """A vector over its largest entry, and that entry: float32 holds no square of 1e-30 or 1e30."""
     largest = jnp.max(jnp.abs(h))
     return h / jnp.where(largest > 0, largest, 1.0), largest
 
@@ -122,10 +122,10 @@ class Dense(Solver):
     """
 
     def check(self, regularizer: Regularizer) -> None:
-        """Every regularizer will do."""
+        """Accept every regularizer."""
 
     def decompose(self, gram: Operator, h: jax.Array, num_steps: int = 0) -> Spectrum:
-        """All eigenpairs of ``K/n``, whatever ``num_steps``."""
+        """All eigenpairs of ``K/n``; ``num_steps`` is ignored."""
         sigma, vectors = eigh(gram.dense())
         coordinates = h.reshape(-1, vectors.shape[0]) @ vectors
         basis = vectors.T.reshape(len(sigma), -1, h.shape[1])
@@ -140,7 +140,7 @@ class ConjugateGradient(Solver):
     """Conjugate gradients on ``(K/n + λ) u = h'``: KEF-CG, Tikhonov only.
 
     Args:
-        max_steps: most products with the Gram operator.
+        max_steps: largest number of products with the Gram operator.
         tol: stop at this relative residual.
     """
 
@@ -182,7 +182,7 @@ class ConjugateGradient(Solver):
         state = (zero, unit, unit, h_norm_squared, jnp.zeros((), jnp.int32))
         # Nobody differentiates through an early-stopped loop: the fit is behind stop_gradient.
         u, _, _, norm_squared, steps = lax.while_loop(going, step, state)
-        # A norm that is NaN ends the loop as a small one does; it must not look like one.
+        # A norm that is NaN ends the loop as a small one does, and must not pass for one.
         u = jnp.where(jnp.isfinite(norm_squared), largest * u, jnp.nan)
         return Solution(
             -u,

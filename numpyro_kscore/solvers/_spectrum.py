@@ -27,7 +27,7 @@ __all__ = ["Solver", "Spectrum", "apply_filter", "largest_eigenvalue", "spectral
 
 @pytree
 class Spectrum:
-    """Eigenpairs of ``K/n`` that carry a vector h: all of them, or Ritz pairs.
+    """Eigenpairs of ``K/n`` in which a vector h is expanded: all of them, or Ritz pairs.
 
     With p_k the entries of ``basis``, ``f(K/n) h`` is ``Σ_k f(σ_k) coordinates_k p_k``. All
     eigenvectors of a scalar kernel are those of one coordinate, shared by all.
@@ -36,8 +36,8 @@ class Spectrum:
         sigma: eigenvalues, (k,).
         basis: orthonormal, (k, d, n), or (k, 1, n) where coordinates share it.
         coordinates: of h in that basis, (1, k) or (d, k).
-        last_link: (k,), what each pair contributes to the residual of the Krylov space; zeros
-            where the space is the whole.
+        last_link: (k,), the contribution of each pair to the residual of the Krylov space; zeros
+            for all eigenpairs.
     """
 
     sigma: jax.Array
@@ -82,7 +82,7 @@ def spectral_scale(gram: Operator, sigma_max: jax.Array, regularizer: Regularize
 
 
 class Decomposer(Protocol):
-    """What finds a spectrum that carries a vector."""
+    """A solver that finds eigenpairs in which a vector is expanded."""
 
     @property
     def num_steps(self) -> int | None: ...
@@ -91,7 +91,7 @@ class Decomposer(Protocol):
 
 
 def largest_eigenvalue(gram: Operator, spectrum: Spectrum) -> jax.Array:
-    """The largest of a spectrum once more, with the derivative an eigenvalue has."""
+    """The largest eigenvalue, computed again so that it has the derivative of an eigenvalue."""
     vector = lax.stop_gradient(spectrum.basis[jnp.argmax(spectrum.sigma)])
     return jnp.sum(vector * (gram @ vector))
 
@@ -104,7 +104,7 @@ def apply_filter(
 
     Args:
         num_steps: dimension of the Krylov space; 0 for all eigenpairs.
-        solver: what decomposes.
+        solver: finds the eigenpairs.
         gram: the operator.
         h: (d, n).
         regularizer: the filter.
@@ -117,9 +117,9 @@ def apply_filter(
 
 
 def _pushforward(f: Callable[..., Any], primals: Any, tangents: Any) -> Any:
-    """The derivative of ``f(*primals)`` in what moves; None if nothing does.
+    """The derivative of ``f(*primals)`` along tangents that are not zero; None if all are.
 
-    What stands still is not multiplied by zeros, which XLA on CPU may turn into garbage.
+    Zero tangents are left out: XLA on CPU may turn products with zeros into garbage.
     """
     leaves, structure = jax.tree.flatten(primals)
     directions = jax.tree.leaves(tangents)
@@ -146,7 +146,7 @@ def _apply_filter_jvp(num_steps: int, primals: Any, tangents: Any) -> tuple[Solu
     rho = solution.spectral_scale
     sigma = _positive(spectrum.sigma)
 
-    # What moves the filter, the spectrum standing still.
+    # The change of the filter at a fixed spectrum.
     def filtered(gram: Operator, regularizer: Regularizer) -> tuple[jax.Array, ...]:
         rho = spectral_scale(gram, largest_eigenvalue(gram, spectrum), regularizer)
         g, g0, r = regularizer.rescaled(sigma, rho)
@@ -155,7 +155,7 @@ def _apply_filter_jvp(num_steps: int, primals: Any, tangents: Any) -> tuple[Solu
 
     own = _pushforward(filtered, (gram, regularizer), (gram_dot, regularizer_dot))
 
-    # What moves the operator and the vector, the filter standing still.
+    # The change of the operator and the vector at a fixed filter.
     def functions(sigma: jax.Array) -> jax.Array:
         g, _, r = regularizer.rescaled(sigma, rho)
         return jnp.stack([-g, -r / n])
@@ -172,7 +172,7 @@ def _apply_filter_jvp(num_steps: int, primals: Any, tangents: Any) -> tuple[Solu
 
 
 def _positive(sigma: jax.Array) -> jax.Array:
-    """Eigenvalues off zero by rounding, where filters that clip at zero have their slope."""
+    """Eigenvalues lifted off zero by rounding: filters that clip at zero have a slope there."""
     return jnp.maximum(sigma, jnp.finfo(sigma.dtype).eps * jnp.max(sigma))
 
 
@@ -189,7 +189,7 @@ def _moved(
 ) -> jax.Array | None:
     """``Σ_j β_j f[A, θ_j] dA y_j + f(A) dh``, each term in a Krylov space of its own: (2, d, n)."""
 
-    # Checkpointed: what it would keep for reverse mode is a matrix of pairs for each vector.
+    # Checkpointed: reverse mode would keep a matrix of pairs for each vector.
     @jax.checkpoint
     def image(vector: jax.Array) -> Any:
         return _pushforward(lambda gram: gram @ vector, (gram,), (gram_dot,))
@@ -204,8 +204,8 @@ def _moved(
         return None
 
     def decompose(v: jax.Array) -> Pairs:
-        found = solver.decompose(gram, v, num_steps)
-        return Pairs(_positive(found.sigma), found.coordinates[0], found.basis)
+        own = solver.decompose(gram, v, num_steps)
+        return Pairs(_positive(own.sigma), own.coordinates[0], own.basis)
 
     def all_functions(sigma: jax.Array) -> jax.Array:
         at_sigma = with_slopes(functions, sigma)
@@ -230,7 +230,7 @@ def _moved_by_all_pairs(
     gram_dot: Any,
     h_dot: Any,
 ) -> jax.Array | None:
-    """The same with all eigenpairs, which carry every vector."""
+    """The same from all eigenpairs, in which every vector can be expanded."""
     at_sigma = with_slopes(functions, sigma)
     basis = spectrum.basis.reshape(len(sigma), -1)
     terms = []

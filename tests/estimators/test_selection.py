@@ -187,7 +187,7 @@ def test_choices_for_many_samples(monkeypatch, x64):
             0
         ]
 
-    monkeypatch.setattr(selection, "CHOICE_POINTS", 16)
+    monkeypatch.setattr(selection, "SELECTION_POINTS", 16)
     few = choose(z, "few")
     factors = jnp.linspace(1.0, 1.1, 31)[::2]
     monkeypatch.setattr(heldout, "VECTOR_PAIRS", 0)

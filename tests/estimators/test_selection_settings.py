@@ -73,7 +73,7 @@ def test_configurations_survive_the_pytree():
         (ValueError, lambda: TruncatedTikhonov("auto"), "lam: expected a positive.*got 'auto'"),
         (ValueError, lambda: nkef("auto"), "lam: expected a positive.*got 'auto'"),
         (ValueError, lambda: SpectralCutoff("auto"), "lam: expected a non-neg.*got 'auto'"),
-        (ValueError, lambda: SpectralCutoff(fraction="auto"), "share: expected a pos.*got 'auto'"),
+        (ValueError, lambda: SpectralCutoff(fraction="auto"), "fraction: expected a pos.*got 'auto'"),
         (ValueError, lambda: AutoBandwidth(()), "factors: expected at least one.*got none"),
         (ValueError, lambda: AutoBandwidth((1.0, -2.0)), "factors: expected a positive"),
         (ValueError, lambda: ScoreEstimator(bandwidth="best"), "bandwidth: expected one of.*best"),
