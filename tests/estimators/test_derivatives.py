@@ -52,7 +52,7 @@ NU = literal(CurlFree(), NuMethod(5), Krylov(16), normalize=False)
 # Estimator, oracle's filter, samples, base scores at the samples. The first three share a program.
 CASES = {
     "ν-method with a base": (NU, oracle.nu_method(5), DUPLICATED, BASE),
-    # Nothing to filter: ζ of samples that are all the same is zero.
+    # The target is zero: ζ of samples that are all equal is.
     "zero vector": (NU, oracle.nu_method(5), COLLAPSED, np.zeros_like(BASE)),
     "rescaled spectrum": (
         dataclasses.replace(NU, bandwidth=0.3),
@@ -99,7 +99,7 @@ def reference(estimator, filt, samples, base):
 
 @quick_jit
 def derivatives(estimator, samples, base):
-    """Of weighted values at the samples and elsewhere: forward along DIRECTION, and reverse."""
+    """Derivatives of weighted values at the samples and elsewhere: along DIRECTION, and reverse."""
 
     def total(x):
         score = estimator.fit(x, base)
@@ -194,7 +194,7 @@ def test_derivatives_of_degenerate_fits_are_finite(estimator):
 
 
 def test_derivatives_map_and_leave_the_choice_of_lam_alone(x64):
-    """Batches of derivatives: in λ, where neither operator nor vector move, and in those alone."""
+    """Batches of derivatives: in λ at fixed operator and vector, and in those alone."""
 
     def total(lam, scale):
         estimator = literal(CurlFree(), Tikhonov(lam), Krylov(16))
@@ -222,7 +222,7 @@ def test_derivatives_map_and_leave_the_choice_of_lam_alone(x64):
 
 
 def test_programs_of_both_precisions_live_side_by_side():
-    """NumPy arrays in an estimator are compiled in one precision and then serve the other."""
+    """NumPy arrays in an estimator are compiled in one precision, then used in the other."""
     estimator = literal(
         CurlFree(),
         Tikhonov(np.array(0.01)),
@@ -235,14 +235,14 @@ def test_programs_of_both_precisions_live_side_by_side():
         with jax.enable_x64(precision):
             samples = jnp.asarray(DUPLICATED.copy())
             for scores in (None, base):
-                # Each is kept, and with it what JAX made of the arrays.
+                # Each estimator is kept, and with it JAX's conversions of its arrays.
                 slope = jax.grad(lambda x, b=scores: jnp.sum(estimator.fit(x, b).at_samples))
                 kept.append(jax.jit(slope).trace(samples))
                 assert kept[-1].lower().out_info.dtype == samples.dtype
 
 
 def test_inverse_root_has_a_derivative_where_eigenvalues_are_equal(x64):
-    """Against the matrix square root: only ``W Wᵀ`` is defined."""
+    """Compared by ``W Wᵀ``, since W is defined up to a rotation."""
     change = RNG.normal(size=(3, 3))
     change = change + change.T
 

@@ -51,7 +51,7 @@ def test_the_corrected_formulas_are_the_definition():
 
 
 def figures():
-    """Relative errors, by the row of the table that they belong to."""
+    """Relative errors, keyed by row of the table."""
     estimate = oracle.estimate(KERNEL, SAMPLES, oracle.tikhonov(LAM)).in_sample
     distances = np.linalg.norm(SAMPLES[:, None] - SAMPLES, axis=-1)
     return {

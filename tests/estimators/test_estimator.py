@@ -52,7 +52,7 @@ class Case(NamedTuple):
     bandwidth: Any = 2.0
 
 
-# Every regularizer with every solver that takes it; bases, coordinates and scales go round.
+# Every regularizer with every solver that takes it; bases, coordinates and scales alternate.
 CASES = {
     "tikhonov-dense": Case(TIKHONOV[0], Dense(), TIKHONOV[1], None, "none", False),
     "tikhonov-krylov": Case(
@@ -108,7 +108,7 @@ def test_every_estimator_equals_the_reference(curl_free, enabled):
     the last, on several: what is compared is cheap, what is compiled is not.
     """
     kernel_class = CurlFree if curl_free else Diagonal
-    # How float32 rounds is a matter of the solvers; the profiles' own rounding is tested alone.
+    # float32 tests the rounding of solvers; that of the profiles has its own test.
     names = SINGLE_PROFILES if enabled else SINGLE_PROFILES[:1]
     profiles = tuple(PROFILES[name] for name in names)
     references = {name: REFERENCE_PROFILES[name] for name in names}
@@ -218,7 +218,7 @@ def test_an_unconverged_krylov_space_is_reported():
 
 @pytest.mark.parametrize("standardize", ["none", "full"])
 def test_more_dimensions_than_samples(standardize, x64):
-    """n < d: whatever the library does to save work is exact."""
+    """n < d: the problem is reduced to fewer dimensions, which must be exact."""
     samples, points = make_data(5, 9, 4, seed=2)
     base = base_function(samples)
     estimator = ScoreEstimator(
@@ -250,11 +250,11 @@ def test_more_dimensions_than_samples(standardize, x64):
 
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
 def test_without_stored_pairs(curl_free, x64, monkeypatch):
-    """Above a size the pairs are recomputed tile by tile; here above zero, in many small tiles."""
+    """Pairs are recomputed tile by tile above a size; here always, in many small tiles."""
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 0)
     monkeypatch.setattr(pairwise, "TILE_ROWS", 4)
     monkeypatch.setattr(pairwise, "TILE_COLUMNS", 3)
-    # A shape of its own: programs traced for stored pairs must neither serve nor be replaced.
+    # A shape of its own: programs traced for stored pairs must not be used, nor replaced.
     samples, points = make_data(11, 2, M, seed=8)
     kernel = CurlFree() if curl_free else Diagonal()
     for solver, base in ((Krylov(22), "function"), (Recursion(), None))[: 2 if curl_free else 1]:

@@ -99,7 +99,7 @@ def test_divergence_with_a_callable_base(x64):
 
 
 class Around:
-    """A score function whose equality is no truth value, as that of dataclasses with arrays."""
+    """A score function whose equality is an array, as that of dataclasses with arrays."""
 
     def __init__(self, center):
         self.center = np.full(SAMPLES.shape[1], center)

@@ -19,7 +19,7 @@ def test_full_standardization_is_affine_equivariant(base, x64):
     rng = np.random.default_rng(5)
     matrix, shift = rng.normal(size=(D, D)) + 2 * np.eye(D), rng.normal(size=D) * 10
     if base == "gaussian":
-        # Shrinkage knows which coordinates are the user's, but neither their order nor their unit.
+        # Shrinkage depends on the axes, but not on the order and units of coordinates.
         matrix = 3.0 * np.eye(D)[rng.permutation(D)]
 
     @quick_jit
@@ -55,7 +55,7 @@ def test_equivariance_of_the_lesser_standardizations(x64):
 
 
 def test_float32_whitening_is_as_accurate_as_its_input():
-    """Strong correlation is what whitening is for: no floor may act where it is resolved."""
+    """Whitening is for strong correlation: no floor may act where it is resolved."""
     rng = np.random.default_rng(7)
     z = rng.normal(size=(32, 4))
     mixing = np.linalg.cholesky(0.999 * np.ones((4, 4)) + 0.001 * np.eye(4))
@@ -69,7 +69,7 @@ def test_float32_whitening_is_as_accurate_as_its_input():
 
 
 def test_float32_survives_offsets_and_distant_clusters():
-    """Centring and expanded squares lose what the distances within a cluster need."""
+    """Centering and expanded squares lose what the distances within a cluster need."""
     clusters = SAMPLES.copy()
     clusters[::2] += 100.0
     for samples in (SAMPLES + 1000.0, clusters):

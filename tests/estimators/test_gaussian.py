@@ -27,14 +27,14 @@ def test_a_left_out_gaussian_by_leaving_out(x64):
         assert oracle.relative_error(np.asarray(fitted.held_out)[:, None] * whole, expected) < (
             tolerance
         )
-        # What it is for: the score at a sample is larger without it.
+        # The purpose of the factor: the score at a sample is larger without that sample.
         assert np.linalg.norm(whole) < np.linalg.norm(expected)
     assert shares[0] == 0.0
     assert 0.0 < shares[1] <= 1.0
 
 
 def test_gaussian_of_more_coordinates_than_samples(x64):
-    """From the eigenvalues of the small matrix, the same Gaussian."""
+    """The eigenvalues of the small matrix give the same Gaussian."""
     samples = make_scaled(7, 10, seed=4)
     samples[:, 3] = 5.0
     fitted = quick_jit(fit_gaussian)(jnp.asarray(samples))

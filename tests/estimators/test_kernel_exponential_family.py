@@ -51,7 +51,7 @@ def family(dtype=jnp.float32):
 
 
 def gaussian_score(x):
-    """Of the Gaussian with the samples' moments, nothing shrunk."""
+    """The score of the Gaussian with the samples' moments, without shrinkage."""
     covariance = np.cov(SAMPLES.T, ddof=0)
     return -np.linalg.solve(covariance, (x - SAMPLES.mean(axis=0)).T).T
 

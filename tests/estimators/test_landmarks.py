@@ -37,7 +37,7 @@ def library_kernel(curl_free):
 # -------------------------------------------------------------------------------------- estimates
 
 TIKHONOV = oracle.tikhonov(1e-2)
-# Every way to apply a filter to the compressed operator: the base score goes round.
+# Every way to apply a filter to the compressed operator; base scores alternate.
 NYSTROM = {
     "nkef-dense": (TruncatedTikhonov(1e-2), Dense(), TIKHONOV, None),
     "nkef-krylov": (TruncatedTikhonov(1e-2), Krylov(2 * N), TIKHONOV, base_function),
@@ -131,7 +131,7 @@ def test_landmarks_without_stored_pairs(curl_free, x64, monkeypatch):
     monkeypatch.setattr(pairwise, "TILE_ROWS", 4)
     monkeypatch.setattr(pairwise, "TILE_COLUMNS", 3)
     names = ["tikhonov-dense"]
-    # Three landmarks: a shape of their own, so that no program for stored pairs serves.
+    # Three landmarks: a shape of their own, so that no program for stored pairs is used.
     errors = nystrom_errors(curl_free, ROWS[:3], names)
     assert not {key: error for key, error in errors.items() if error > 1e-9}
 
@@ -147,7 +147,7 @@ def test_all_points_as_landmarks_are_truncated_tikhonov(curl_free, with_base, x6
     """NKEF as published, once corrected, is the range-space solution when Z = X."""
     base = base_function(SAMPLES) if with_base else None
     kernel = oracle.Kernel(curl_free, oracle.imq(), BANDWIDTH)
-    # The Gram matrix is regular, so that nothing is truncated but directions outside its range.
+    # The Gram matrix is regular: only directions outside its range are truncated.
     expected = oracle.estimate(kernel, SAMPLES, oracle.truncated_tikhonov(1e-2), base)
     estimator = ScoreEstimator(
         library_kernel(curl_free),

@@ -1,4 +1,4 @@
-"""What presets, landmarks and refitting refuse."""
+"""Input that presets and landmarks refuse."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ GOOD = np.asarray(make_data(11, 2, 5, seed=5)[0], np.float32)
 
 
 def trace(function):
-    """Where only shapes and concrete settings are known."""
+    """A trace, where only shapes and concrete settings are known."""
     return jax.eval_shape(function, jax.ShapeDtypeStruct(GOOD.shape, jnp.float32))
 
 

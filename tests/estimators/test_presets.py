@@ -45,7 +45,7 @@ PRESETS = {
     "nu_method": Case(lambda h: nu_method(20, 1.5, bandwidth=h), True, oracle.nu_method(20, 1.5)),
     "landweber": Case(lambda h: landweber(30, 0.5, bandwidth=h), True, oracle.landweber(30, 0.5)),
     "kef": Case(lambda h: kef(1e-2, bandwidth=h), True, oracle.tikhonov(1e-2)),
-    # To its published tolerance of 1e-4 on the residual.
+    # At its published tolerance of 1e-4 on the residual.
     "kef_cg": Case(lambda h: kef_cg(5e-2, bandwidth=h), True, oracle.tikhonov(5e-2), 1e-3),
     "truncated_tikhonov": Case(
         lambda h: truncated_tikhonov(1e-2, bandwidth=h), True, oracle.truncated_tikhonov(1e-2)
@@ -69,7 +69,7 @@ BANDWIDTHS = (BANDWIDTH, 2.0)
 
 
 def preset_reference(name, bandwidth):
-    """Values at the samples, and what gives values, divergences and potentials elsewhere."""
+    """Values at the samples, and a reference that evaluates elsewhere."""
     _, curl_free, filt, _ = PRESETS[name]
     kernel = oracle.Kernel(curl_free, oracle.imq(), bandwidth)
     if name == "nkef":

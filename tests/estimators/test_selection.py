@@ -1,4 +1,4 @@
-"""The automatic choice against its definition: held-out score matching by dense ``eigh``."""
+"""The automatic selection against its definition: held-out score matching by ``eigh``."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ FACTORS = (1.0, 2.5)
 SAMPLES = make_scaled(N, D)
 
 
-# ------------------------------------------------------------------------ the loss and the choice
+# --------------------------------------------------------------------- the loss and the selection
 
 
 def left_out_factors(samples):
@@ -132,20 +132,20 @@ def test_the_choice_equals_its_definition(case, x64):
         base=base,
         normalize=normalize,
     )
-    choice, bandwidth = quick_jit(lambda x: estimator.fit(x).info[-1::-3])(jnp.asarray(SAMPLES))
+    selected, bandwidth = quick_jit(lambda x: estimator.fit(x).info[-1::-3])(jnp.asarray(SAMPLES))
     filters = [make_filter(strength) for strength in strengths]
     losses, bandwidths = reference_losses(isinstance(kernel, CurlFree), filters, base, normalize)
     row, column, error = reference_choice(losses, case != "fixed")
     nothing = np.inf if isinstance(regularizer, Tikhonov) else 0.0
-    np.testing.assert_allclose(choice.strengths, [nothing, *strengths], rtol=1e-13)
-    np.testing.assert_allclose(choice.bandwidths, bandwidths, rtol=1e-13)
-    assert np.all(choice.loss[:, 0] == 0)
-    for value, reference in zip(choice.loss[:, 1:], losses.mean(axis=2), strict=True):
+    np.testing.assert_allclose(selected.strengths, [nothing, *strengths], rtol=1e-13)
+    np.testing.assert_allclose(selected.bandwidths, bandwidths, rtol=1e-13)
+    assert np.all(selected.loss[:, 0] == 0)
+    for value, reference in zip(selected.loss[:, 1:], losses.mean(axis=2), strict=True):
         np.testing.assert_allclose(value, reference, rtol=1e-8, atol=1e-8 * abs(reference[0]))
-    np.testing.assert_allclose(choice.standard_error[row], error, rtol=1e-8, atol=1e-9)
-    assert (int(choice.row), int(choice.column)) == (row, column)
-    assert float(choice.strength) == float(choice.strengths[column])
-    assert float(choice.bandwidth) == float(bandwidth) == float(choice.bandwidths[row])
+    np.testing.assert_allclose(selected.standard_error[row], error, rtol=1e-8, atol=1e-9)
+    assert (int(selected.row), int(selected.column)) == (row, column)
+    assert float(selected.strength) == float(selected.strengths[column])
+    assert float(selected.bandwidth) == float(bandwidth) == float(selected.bandwidths[row])
 
 
 def test_reduced_problems_have_the_same_loss(x64):
@@ -155,10 +155,10 @@ def test_reduced_problems_have_the_same_loss(x64):
     estimator = ScoreEstimator(standardize="none", bandwidth=4.0)
 
     @quick_jit
-    def choice(x, s):
+    def selected(x, s):
         return estimator.fit(x, s).info.selection
 
-    reduced = choice(jnp.asarray(samples), jnp.asarray(scores))
+    reduced = selected(jnp.asarray(samples), jnp.asarray(scores))
     kernel = oracle.Kernel(True, oracle.imq(), 4.0)
     # By definition, in all 12 dimensions.
     steps = np.asarray(reduced.strengths[1:])
@@ -175,7 +175,7 @@ def test_reduced_problems_have_the_same_loss(x64):
 
 
 def test_choices_for_many_samples(monkeypatch, x64):
-    """Some of the samples are looked at, and vectors are taken one after another."""
+    """Some of the samples are used, and vectors are taken one after another."""
     z = jnp.asarray(make_scaled(31, D, seed=6))
     z = z - jnp.mean(z, axis=0)
 
@@ -205,7 +205,7 @@ def test_choices_for_many_samples(monkeypatch, x64):
     assert int(few.column) == int(expected.column)
 
 
-# ----------------------------------------------------------------------- what a choice amounts to
+# ---------------------------------------------------------------------- fits that a selection gives
 
 
 @pytest.mark.parametrize("landmarks", [None, Landmarks(indices=[0, 2, 5, 8])], ids=["all", "some"])
@@ -235,7 +235,7 @@ def test_a_chosen_fit_is_the_fit_with_that_number(landmarks, x64):
 
 
 def test_a_choice_is_not_differentiated(x64):
-    """Derivatives are those of the fit with the chosen number, in the samples and the bandwidth."""
+    """Derivatives are those of the fit with the selected number, in samples and bandwidth."""
     samples = jnp.asarray(make_scaled(24, D, seed=5))
 
     @quick_jit
@@ -248,16 +248,16 @@ def test_a_choice_is_not_differentiated(x64):
         return jax.jvp(fit, (samples, bandwidth), direction, has_aux=True)[1:]
 
     estimator = ScoreEstimator(CurlFree(), Tikhonov("auto"), Krylov(12))
-    value, choice = derivative(estimator, samples, jnp.asarray(1.3))
-    assert int(choice.column) > 0
-    fixed = dataclasses.replace(estimator, regularizer=Tikhonov(choice.strength))
+    value, selected = derivative(estimator, samples, jnp.asarray(1.3))
+    assert int(selected.column) > 0
+    fixed = dataclasses.replace(estimator, regularizer=Tikhonov(selected.strength))
     expected, _ = derivative(fixed, samples, jnp.asarray(1.3))
     assert np.linalg.norm(expected) > 0.1
     assert oracle.relative_error(value, expected) < 1e-8
 
 
 def test_a_base_that_cannot_be_improved_is_left_alone():
-    """Normal draws in eight dimensions: the Gaussian is all there is to know."""
+    """Normal draws in eight dimensions: the Gaussian base is the whole score."""
     samples = jax.random.normal(jax.random.key(0), (64, 8))
 
     @quick_jit
@@ -265,9 +265,9 @@ def test_a_base_that_cannot_be_improved_is_left_alone():
         score = ScoreEstimator().fit(x)
         return score.at_samples, score.residual(x + 1.0), score.info.selection
 
-    at_samples, residual, choice = fit(samples)
-    assert int(choice.column) == 0
-    assert float(choice.strength) == 0.0
+    at_samples, residual, selected = fit(samples)
+    assert int(selected.column) == 0
+    assert float(selected.strength) == 0.0
     assert np.all(residual == 0)
     expected = oracle.gaussian_score(np.asarray(samples), np.asarray(samples))
     assert oracle.relative_error(at_samples, expected) < 1e-4

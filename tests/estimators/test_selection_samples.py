@@ -1,4 +1,4 @@
-"""Automatic choices for samples that are hard, few, or in any unit."""
+"""Automatic selection for samples that are degenerate, few, or in any unit."""
 
 import jax
 import jax.numpy as jnp
@@ -50,25 +50,27 @@ def test_hard_samples():
 
 
 def test_losses_on_the_samples_own_scale(x64):
-    """Without standardization, the loss and its error follow the units, and the choice does not."""
+    """Without standardization, the loss and its error follow the units, the selection does not."""
     estimator = ScoreEstimator(standardize="none", base=None, bandwidth="auto")
     fit = quick_jit(lambda x: estimator.fit(x).info.selection)
     with jax.enable_x64(False):
-        choices = [fit(jnp.asarray(unit * SAMPLES, jnp.float32)) for unit in (1, 2.0**50, 2.0**-50)]
-    assert int(choices[0].column) > 0
-    for choice, unit in zip(choices[1:], (2.0**50, 2.0**-50), strict=True):
-        assert (int(choice.row), int(choice.column)) == (
-            int(choices[0].row),
-            int(choices[0].column),
+        selections = [
+            fit(jnp.asarray(unit * SAMPLES, jnp.float32)) for unit in (1, 2.0**50, 2.0**-50)
+        ]
+    assert int(selections[0].column) > 0
+    for selected, unit in zip(selections[1:], (2.0**50, 2.0**-50), strict=True):
+        assert (int(selected.row), int(selected.column)) == (
+            int(selections[0].row),
+            int(selections[0].column),
         )
         for name in ("loss", "standard_error"):
-            value, expected = getattr(choice, name) * unit**2, getattr(choices[0], name)
+            value, expected = getattr(selected, name) * unit**2, getattr(selections[0], name)
             np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("n", "d"), [(3, 2), (4, 12), (5, 1)])
 def test_few_samples(n, d):
-    """Below four there is nothing to hold out: the strongest member that estimates at all."""
+    """Below four samples none is held out: the strongest member that is not zero."""
     samples = jnp.asarray(make_scaled(n, d, seed=8), jnp.float32)
     score = quick_jit(lambda x: ScoreEstimator().fit(x))(samples)
     assert score.at_samples.dtype == score.info.selection.loss.dtype == jnp.float32
@@ -82,7 +84,7 @@ def test_few_samples(n, d):
 
 
 def test_nothing_finite_is_no_base():
-    """A fixed strength stays what it is where no loss can be computed."""
+    """A fixed strength is kept where no loss can be computed."""
     estimator = ScoreEstimator(regularizer=Tikhonov(0.1), bandwidth="auto")
 
     @quick_jit

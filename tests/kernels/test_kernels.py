@@ -15,7 +15,7 @@ def user_written(s):
 
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
 def test_weights_of_pairs_equal_the_reference(curl_free, x64):
-    """Of the field, ζ, their potentials and divergences, at one pair in three dimensions."""
+    """Weights of the field, ζ, their potentials and divergences at one pair in 3 dimensions."""
     kernel = CurlFree() if curl_free else Diagonal()
     expected = oracle.Kernel(curl_free, oracle.imq())
     x, y, c = np.array([[0.3, -0.8, 0.1], [0.9, 0.4, -0.2], [1.5, -0.7, 0.6]])
@@ -28,7 +28,7 @@ def test_weights_of_pairs_equal_the_reference(curl_free, x64):
     np.testing.assert_allclose(value, expected.apply(*pair, c[None])[0], rtol=1e-12)
     np.testing.assert_allclose(field.zeta * r, expected.zeta(*pair)[0], rtol=1e-12)
 
-    # tr(A J) for a symmetric A that is no multiple of the identity.
+    # tr(A J) for a symmetric A that is not a multiple of the identity.
     a = np.array([[2.0, 0.3, 0.1], [0.3, 1.0, -0.4], [0.1, -0.4, 0.5]])
     w = kernel.divergence_weights(s, 3)
     value = w.cross * (r @ a @ c)

@@ -47,7 +47,7 @@ PROFILES = {
 FINITE_AT_ZERO = {"matern-1.5": 1, "matern-2.5": 2, "matern-3.5": 3, "mixture": 3}
 
 
-# Compiled: operation by operation, compiling would take most of the time.
+# Compiled as a whole: one operation at a time, compiling would take most of the time.
 derivatives = jax.jit(lambda profile, s: profile.derivatives(s, 4))
 
 
@@ -80,7 +80,7 @@ def test_derivatives_equal_autodiff_of_the_profile(name):
 
         @jax.jit
         def differentiate(s):
-            # What ties the closed forms, the library's and the reference's, to phi.
+            # This ties the closed forms, of library and reference, to phi.
             function, tower = reference.traced, []
             for _ in range(5):
                 tower.append(jax.vmap(function)(s))
@@ -95,7 +95,7 @@ def test_derivatives_equal_autodiff_of_the_profile(name):
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("name", PROFILES)
 def test_derivatives_at_zero_are_finite(name, enabled):
-    """Coincident points sit at s = 0; limits where they exist, something finite where not."""
+    """Coincident points have s = 0: limits where they exist, finite values where not."""
     profile, reference = PROFILES[name]
     with jax.enable_x64(enabled):
         zero = jnp.zeros(())
@@ -110,7 +110,7 @@ def test_derivatives_at_zero_are_finite(name, enabled):
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_terms_of_the_estimator_vanish_at_zero(name):
-    """s phi''', s^2 phi'''' and their like tend to 0 at coincident points; no 0 * inf remains."""
+    """s phi''', s^2 phi'''' and similar terms tend to 0 at coincident points, not to 0 * inf."""
     profile, _ = PROFILES[name]
     with jax.enable_x64(True):
         for s in (0.0, 1e-30, 1e-16):

@@ -1,4 +1,4 @@
-"""Every regularizer as a function on the spectrum: values, slopes, what automatic choices try."""
+"""Every regularizer as a function on the spectrum: values, slopes, paths of selections."""
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def test_the_ends_of_what_is_allowed():
 
 
 def test_what_an_automatic_choice_tries():
-    """λ halves from 16 times the bound, or goes over seven decades where nothing is known."""
+    """λ halves from 16 times the bound, or covers seven decades without a bound."""
     halving = 16 * 0.5 ** np.arange(16)
     decades = 10.0 ** (-np.arange(15) / 2)
     for bound, lams in ((0.1, 0.1 * halving), (1.0, halving), (None, decades)):
@@ -92,7 +92,7 @@ def test_fixed_strengths_are_their_own_path():
 
 
 def test_dimensions_of_krylov_spaces():
-    """More for more steps, never more than the polynomial's degree needs, and 32 at most."""
+    """It grows with the steps, up to what the polynomial's degree needs and to 32."""
     assert [NuMethod(t).krylov_steps(None) for t in (1, 2, 20, 45, 500)] == [1, 2, 11, 21, 32]
     assert NuMethod(45).krylov_steps(1.0) == NuMethod(45).krylov_steps(7.0) == 21
     # A polynomial of degree t on [0, b] is like one of degree t sqrt(b) on [0, 1].
@@ -122,9 +122,9 @@ def test_dimensions_of_krylov_spaces():
     ids=lambda value: "" if isinstance(value, oracle.Filter) else str(value),
 )
 def test_filters_equal_the_reference(regularizer, reference):
-    """Down to eigenvalues far below rounding, where g - g(0) would cancel, and at zero."""
+    """Eigenvalues reach far below rounding, where g - g(0) would cancel, and zero."""
     for enabled, tolerance in ((True, 1e-10), (False, 2e-5)):
-        # What counts as an eigenvalue of zero is relative to the largest.
+        # Which eigenvalues count as zero depends on the largest.
         smallest = (-12 if enabled else -4) if isinstance(regularizer, TruncatedTikhonov) else -18
         sigma = np.concatenate([[0.0], np.logspace(smallest, 0, 73), [0.03, 0.3, 0.999]])
         with jax.enable_x64(enabled):
@@ -151,16 +151,16 @@ def test_filters_equal_the_reference(regularizer, reference):
     ids=lambda value: "" if isinstance(value, oracle.Filter) else str(value),
 )
 def test_slopes_are_those_of_the_filter(regularizer, reference, x64):
-    """Also at both ends, where the angles of a series and the logarithm of 1 - σ have none."""
+    """Slopes exist at both ends too, where arc cosines and the logarithm of 1 - σ have none."""
     sigma = np.array([0.0, 1e-3, 0.3, 1.0])
 
     @quick_jit
     def slopes(sigma):
-        # In reverse mode, where a branch that is not taken can spoil one that is.
+        # Reverse mode: there a branch that is not taken can spoil one that is.
         value = lambda s, name: jnp.sum(getattr(regularizer.evaluate(s), name))  # noqa: E731
         return {name: jax.grad(value)(sigma, name) for name in ("g", "r")}
 
-    # They go on beyond both ends: central differences exist there too.
+    # The filters continue beyond both ends, so that central differences exist there.
     h = 1e-5
     for name, found in slopes(jnp.asarray(sigma)).items():
         function = getattr(reference, name)
@@ -169,7 +169,7 @@ def test_slopes_are_those_of_the_filter(regularizer, reference, x64):
 
 
 def test_landweber_beyond_its_bound_is_finite():
-    """By rounding: what solvers rescale to the bound may end just above it."""
+    """Rounding may leave eigenvalues that solvers rescale to the bound just above it."""
     found = LandweberIteration(20).evaluate(jnp.asarray([1.0 + 2 * EPS], jnp.float32))
     np.testing.assert_allclose(found.g, 1.0, rtol=1e-6)
 
@@ -184,7 +184,7 @@ def test_eigenvalues_below_rounding_count_as_zero(make):
     np.testing.assert_array_equal(found.r[2:], 0.0)
     np.testing.assert_allclose(found.r[:2], found.g[:2] / sigma[:2], rtol=1e-6)
     assert float(found.g0) == 0.0
-    # So does every eigenvalue where all are zero.
+    # Every eigenvalue counts as zero where all are.
     for value in make().evaluate(jnp.zeros(2)):
         np.testing.assert_array_equal(value, 0.0)
 
@@ -203,7 +203,7 @@ def test_eigenvalues_below_rounding_count_as_zero(make):
     ],
 )
 def test_which_eigenvalues_a_cutoff_keeps(options, kept):
-    """Of 8, 4, 2, 1 and 1, whose sum is 16, in no order."""
+    """Eigenvalues are 8, 4, 2, 1 and 1 in no order; their sum is 16."""
     sigma = np.array([1.0, 4.0, 8.0, 1.0, 2.0], np.float32)
     found = SpectralCutoff(**options).evaluate(jnp.asarray(sigma))
     expected = np.where(np.isin(sigma, kept), 1 / sigma, 0.0)
@@ -215,7 +215,7 @@ def test_which_eigenvalues_a_cutoff_keeps(options, kept):
     "regularizer", [Tikhonov(0.3), LandweberIteration(7, 0.8), NuMethod(5), TruncatedTikhonov(0.3)]
 )
 def test_a_rescaled_filter_is_the_filter_of_a_rescaled_operator(regularizer, x64):
-    """``g(σ/ρ)/ρ``, g(0) and r, which determine each other: g = g(0) + σ r."""
+    """The filter is ``g(σ/ρ)/ρ``; its g(0) and r obey g = g(0) + σ r."""
     sigma, rho = np.array([0.2, 1.7, 3.0]), 4.0
     g, g0, r = regularizer.rescaled(jnp.asarray(sigma), jnp.asarray(rho))
     plain = regularizer.evaluate(jnp.asarray(sigma / rho))

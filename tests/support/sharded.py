@@ -63,9 +63,9 @@ def pair(compute):
 def fit_and_choose(sharding, base=None):
     x = draw_samples(59)  # one short of an even number
     score = ScoreEstimator(base=base, sharding=sharding).fit(x)
-    choice = score.info.selection
-    assert 0 < choice.column, "the base alone would be no estimate"
-    return score.at_samples, score(x[:7] + 0.1), choice.loss[:, 1:]
+    selected = score.info.selection
+    assert 0 < selected.column, "the base alone would be no estimate"
+    return score.at_samples, score(x[:7] + 0.1), selected.loss[:, 1:]
 
 
 def estimator(sharding=None, **options):
@@ -145,7 +145,7 @@ def on_devices(everything):
     pairwise.CACHED_PAIRS, pairwise.TILE_ROWS, pairwise.TILE_COLUMNS = 400, 8, 16
     jax.clear_caches()
     found["memory"] = share_of_memory()
-    found["choice"] = pair(fit_and_choose)
+    found["selection"] = pair(fit_and_choose)
     found["landmarks"] = pair(landmarks)
     if everything:
         halves = partial(jackknife, landmarks=Landmarks(12))

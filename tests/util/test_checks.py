@@ -46,7 +46,7 @@ def test_arrays_for_numbers_are_refused(options, message):
 
 
 def test_several_numbers_are_mapped_over():
-    """What is refused in one fit, the way the message names."""
+    """Several fits are one vmap, as the message says."""
 
     def scores(bandwidth):
         estimator = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Dense(), bandwidth=bandwidth)
@@ -79,7 +79,7 @@ def test_arrays_where_programs_depend_on_the_value_are_refused(name, make, array
 
 
 def test_a_traced_exponent_spoils_nothing():
-    """JAX would keep the tracer among what it compares later programs with."""
+    """JAX would keep the tracer to compare later programs with."""
 
     def scores(exponent):
         return nu_method(3, profile=IMQ(exponent)).fit(SAMPLES).at_samples

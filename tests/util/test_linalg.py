@@ -47,8 +47,8 @@ def test_a_triangle_is_inverted_by_blocks_as_exactly_as_its_condition_allows(dim
     assert found.dtype == jnp.float32
     exact = np.linalg.inv(np.asarray(jnp.asarray(factor, jnp.float32), np.float64))
     assert np.all(np.triu(np.asarray(found), 1) == 0.0)
-    # Higham (2002), section 14.2: |X - L⁻¹| ≤ c d u |L⁻¹| |L| |L⁻¹|; c is 2 by blocks. Errors are
-    # of both signs: measured were .007 of the bound at 31, .002 at 150.
+    # Higham (2002), section 14.2: |X - L⁻¹| ≤ c d u |L⁻¹| |L| |L⁻¹|; c is 2 by blocks. Errors
+    # have both signs: .007 of the bound was measured at 31, .002 at 150.
     bound = 2 * dim * np.finfo(np.float32).eps * np.abs(exact) @ np.abs(factor) @ np.abs(exact)
     assert np.all(np.abs(found - exact) <= 0.03 * bound + np.finfo(np.float32).eps * np.abs(exact))
 
@@ -83,7 +83,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
 
 
 def test_a_mapped_fit_has_no_batched_lapack_call():
-    """Two batched LAPACK calls at once wait for each other for ever on a two-core machine."""
+    """Two batched LAPACK calls at once wait for each other forever on a two-core machine."""
 
     def fit(x):
         return ScoreEstimator(base="gaussian").at_samples(x, debias="jackknife").residual

@@ -1,4 +1,4 @@
-"""Which matrix products may be coarse: read off the traced program, whatever the hardware."""
+"""Precisions of matrix products, read off the traced program: no accelerator is needed."""
 
 import collections
 
@@ -43,7 +43,7 @@ def traced(estimator, **options):
 @pytest.mark.parametrize("precision", COARSE)
 @pytest.mark.parametrize("subset", [None, Subset(16)], ids=["all", "subset"])
 def test_only_products_of_the_krylov_space_are_coarse(precision, subset):
-    """Three a step, in the loop over steps: one loop for the fit, one for the samples only."""
+    """Three coarse products a step: one loop in the fit, one in the fit at the samples only."""
     estimator = ScoreEstimator(
         regularizer=NuMethod(20), solver=Krylov(6), subset=subset, precision=precision
     )

@@ -1,4 +1,4 @@
-"""The frozen dataclasses every configuration is made of, as JAX sees them."""
+"""The frozen dataclasses that configurations are made of, as JAX sees them."""
 
 import itertools
 import pickle
@@ -64,7 +64,7 @@ def make_class():
 
 
 def test_one_program_for_each_class_and_no_more():
-    """In many pairs of classes, since a mix-up needs hashes that share some bits."""
+    """Many pairs of classes are tried, since a mix-up needs hashes that share some bits."""
     for _ in range(100):
         plus, minus = make_class(), make_class()
         calls = []
@@ -80,7 +80,7 @@ def test_one_program_for_each_class_and_no_more():
 
 
 def test_classes_of_ones_own():
-    """They serve with the decorator; without it they are refused in words."""
+    """They work with the decorator; without it the message says what to do."""
 
     class Plain(RadialProfile):
         def __call__(self, s):

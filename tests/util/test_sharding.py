@@ -19,13 +19,13 @@ from support.sharded import draw_samples, estimator
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "sharded.py"
 # Sums in another order differ by about eps √n = 2e-15, and a filter of at most 50 steps amplifies
-# what is wrong with its target by at most g(0), some thousands.
+# an error of its target by at most g(0), some thousands.
 TOLERANCE = 1e-11
 
 
 def start(*arguments):
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    # Most of the time would be the optimizer, of programs that run once.
+    # The compiler's optimizer would take most of the time, for programs that run once.
     settings = {"PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
@@ -37,7 +37,7 @@ def start(*arguments):
 
 
 def finish(process, timeout=300):
-    """Its output and error output; killed, and a failure, if it hangs."""
+    """Output and error output of a process; one that hangs is killed, and fails the test."""
     try:
         return process.communicate(timeout=timeout)
     finally:
@@ -58,13 +58,13 @@ def free_address():
     ],
 )
 def test_two_devices_equal_one(arguments):
-    """Fit and choice in tiles with odd n, landmarks, an objective and its gradient."""
+    """Fit and selection in tiles with odd n, landmarks, an objective and its gradient."""
     out, err = finish(start("devices", *arguments))
     assert out, err
     found = json.loads(out.splitlines()[-1])
-    # Half of the products, and what both devices do with the columns.
+    # Half of the products, and the work on columns that both devices do.
     assert 0.45 < found.pop("work") < 0.6
-    # Half of the Krylov basis and of all other vectors, and what a product gathers of them.
+    # Half of the Krylov basis and of all other vectors, and the vectors a product gathers.
     assert 0.45 < found.pop("memory") < 0.6
     assert max(found.values()) < TOLERANCE, found
 
