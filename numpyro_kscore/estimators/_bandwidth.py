@@ -14,7 +14,7 @@ __all__ = ["AutoBandwidth", "Median"]
 
 @pytree
 class Median:
-    """Bandwidth rule: the median distance between samples, times a factor.
+    """The median heuristic: the bandwidth is the median distance of samples, times a factor.
 
     Args:
         factor: positive multiplier.
@@ -28,7 +28,7 @@ class Median:
 
 @pytree
 class AutoBandwidth:
-    """Bandwidth rule: the multiple of the median distance with the least held-out loss.
+    """A bandwidth rule: the multiple of the median distance with the least held-out loss.
 
     Args:
         factors: positive multiples that are tried; each costs as much as the fit itself.

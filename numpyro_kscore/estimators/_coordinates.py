@@ -179,9 +179,8 @@ def median_distance(s: jax.Array) -> jax.Array:
     """Median distance of distinct pairs of points, never zero; not differentiated.
 
     A point's distance to itself does not count. Where half of the pairs coincide the mean
-    distance replaces the median, and 1 replaces that where all do. Beyond 64 points
-    the distances from 64 of them, evenly spaced, to all others are looked at: it is a scale, not
-    an estimate to polish.
+    distance replaces the median, and 1 replaces that where all do. Beyond 64 points only distances
+    from 64 of them, evenly spaced, to all others are used: a bandwidth need not be exact.
 
     Args:
         s: squared distances of all pairs, (n, n).
@@ -193,8 +192,8 @@ def median_distance(s: jax.Array) -> jax.Array:
     off_diagonal = s * (1.0 - jnp.eye(n, dtype=s.dtype))
     part = lax.stop_gradient(off_diagonal)[::stride]
     zeros, pairs = part.shape[0], part.shape[0] * (n - 1)
-    # Distances of points to themselves sort first. Where all points are looked at each pair
-    # occurs twice, which leaves the median what it is.
+    # Distances of points to themselves sort first. Where all points are used each pair occurs
+    # twice, which does not change the median.
     values = part.ravel()
     lower = _order_statistic(values, zeros + (pairs - 1) // 2)
     next_larger = jnp.min(jnp.where(values > lower, values, jnp.inf))

@@ -42,7 +42,7 @@ class ScoreEstimator:
     """Nonparametric estimator of the score ``∇ log q`` from samples of q.
 
     ``ŝ = s0 - g(L̂) ζ'`` with ``ζ' = ζ + L̂ s0`` (Zhou, Shi and Zhu 2020, eq. 9, extended by the
-    base score s0): the kernel says what functions are considered, the regularizer g how far the
+    base score s0): the kernel determines the space of functions, the regularizer g how far the
     estimate may leave the base score, the solver how g is applied.
 
     Args:
@@ -66,8 +66,8 @@ class ScoreEstimator:
         subset: :class:`Subset`, samples that the Gram operator is averaged over: for very many
             samples, at O(n b d) once, O(b² d) a solver step and O(n d) an evaluated point.
         sharding: how samples are divided over devices, ``NamedSharding(mesh, P("samples"))``:
-            each works on the pairs of its own samples with all (docs/scaling). None follows
-            samples that are so divided already, and is one device otherwise.
+            each works on the pairs of its own samples with all (docs/scaling). None keeps the
+            layout that the samples have.
         precision: of products of a Krylov space with the Gram operator, where the hardware has
             coarser ones than ``"float32"``: ``"tensorfloat32"`` (errors below 2 % of the
             statistical one, docs/performance) or ``"bfloat16"``. Everything else is in float32.

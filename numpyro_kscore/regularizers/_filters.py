@@ -125,8 +125,9 @@ class Tikhonov(Regularizer):
     Implements Zhou, Shi and Zhu (2020), Theorem 3.1.
 
     Args:
-        lam: λ > 0, on the eigenvalues of K/n. A leaf: one compilation serves many values.
-            ``"auto"`` selects it from the samples, see :mod:`numpyro_kscore.estimators._selection`.
+        lam: regularization parameter λ > 0, on the eigenvalues of K/n. A leaf: one compilation
+            serves many values. ``"auto"`` selects it from the samples, see
+            :mod:`numpyro_kscore.estimators._selection`.
     """
 
     lam: Any = 1e-3
@@ -170,7 +171,7 @@ class TruncatedTikhonov(Regularizer):
     ``k eps max(σ)``, count as zero.
 
     Args:
-        lam: λ > 0, on the eigenvalues of K/n.
+        lam: regularization parameter λ > 0, on the eigenvalues of K/n.
     """
 
     lam: Any = 1e-3
