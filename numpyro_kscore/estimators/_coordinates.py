@@ -22,13 +22,16 @@ from numpyro_kscore._util.pytree import pytree
 __all__ = [
     "Coordinates",
     "Whitening",
+    "make_whitening",
     "median_distance",
     "regress_out",
     "standardize_samples",
-    "whiten",
+    "whiten_samples",
 ]
 
 STANDARDIZE_CHOICES = ("full", "diagonal", "none")
+# Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
+LARGEST_WHITENED = 256
 # Points from which distances to all others are looked at.
 MEDIAN_POINTS = 64
 
@@ -143,11 +146,16 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     floor = 10 * dim * eps
     is_sound = jnp.min(jnp.diag(cholesky(lax.stop_gradient(matrix)))) ** 2 > floor
     factor = cholesky(jnp.where(is_sound, matrix, (1.0 - floor) * correlation + floor * eye))
-    return Coordinates(mean, scale, whiten(factor), jnp.ones((), x.dtype))
+    return Coordinates(mean, scale, make_whitening(factor), jnp.ones((), x.dtype))
 
 
-def whiten(factor: jax.Array) -> Whitening:
-    """What :class:`Coordinates` need of a lower triangular factor, (d, d). Cost: O(d³)."""
+def whiten_samples(x: jax.Array) -> Coordinates:
+    """:func:`standardize_samples`, (n, d): ``"full"`` up to 256 dimensions, else ``"diagonal"``."""
+    return standardize_samples(x, "full" if x.shape[1] <= LARGEST_WHITENED else "diagonal")
+
+
+def make_whitening(factor: jax.Array) -> Whitening:
+    """A lower triangular factor (d, d) with its inverse. Cost: O(d³)."""
     return Whitening(factor, invert_lower(factor))
 
 

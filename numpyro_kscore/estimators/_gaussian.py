@@ -18,7 +18,7 @@ from jax import lax
 
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower, qr
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._coordinates import Coordinates, standardize_samples, whiten
+from numpyro_kscore.estimators._coordinates import Coordinates, make_whitening, standardize_samples
 
 __all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
 
@@ -104,7 +104,7 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     coordinates = dataclasses.replace(
         diagonal,
         scale=jnp.where(varies, diagonal.scale / jnp.sqrt(sharpness), diagonal.scale),
-        whitening=None if dim == 1 else whiten(cholesky(shrunk)),
+        whitening=None if dim == 1 else make_whitening(cholesky(shrunk)),
     )
     # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
     whole = (1.0 - share) * larger + share

@@ -17,8 +17,8 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._coordinates import (
     STANDARDIZE_CHOICES,
     Coordinates,
+    make_whitening,
     standardize_samples,
-    whiten,
 )
 from numpyro_kscore.sliced._network import (
     Layers,
@@ -153,7 +153,7 @@ class SlicedScoreMatching:
         coordinates = Coordinates(
             jnp.zeros(dim, dtype),
             jnp.ones(dim, dtype),
-            whiten(jnp.eye(dim, dtype=dtype)) if whitened else None,
+            make_whitening(jnp.eye(dim, dtype=dtype)) if whitened else None,
             jnp.ones((), dtype),
         )
         loss = jnp.zeros((), dtype)
