@@ -22,7 +22,17 @@ from numpyro_kscore._fit.chunks import (
     parameter_slots,
     strongly_typed,
 )
-from numpyro_kscore._fit.stopping import Look, Progress, Rule, advance, step_sizes, verdict
+from numpyro_kscore._fit.messages import describe
+from numpyro_kscore._fit.stopping import (
+    Cause,
+    Doubt,
+    Look,
+    Progress,
+    Rule,
+    advance,
+    conclude,
+    step_sizes,
+)
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive, is_concrete
 from numpyro_kscore._util.keys import check_key, key_apart
 
@@ -38,7 +48,11 @@ class FitInfo(NamedTuple):
         steps: taken in all, skipped ones included.
         converged: whether it stopped because nothing improved any more, or the discrepancy was
             below ``tol``.
-        reason: why it stopped, in words.
+        cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"`` or
+            ``"interrupted"``; the first two are convergence.
+        doubt: what is wrong with a fit that converged: ``"far"`` from the model, too ``"noisy"``
+            to tell, ``"recovered"`` from numbers that were not finite; empty if nothing is.
+        reason: both in words.
         best_step: the last of the steps whose mean is returned.
         recoveries: how often it went back to the state before and tried again.
         skipped: steps whose loss or gradient was not finite, and which were not taken.
@@ -50,6 +64,8 @@ class FitInfo(NamedTuple):
 
     steps: int
     converged: bool
+    cause: Cause
+    doubt: Doubt
     reason: str
     best_step: int
     recoveries: int
@@ -247,13 +263,16 @@ def _finish(svi: SVI, run: _Run, rule: Rule, interrupted: bool) -> FitResult:
             "whose density is not finite where the guide starts; try init_params, a smaller "
             "init_scale or a smaller step size"
         )
-    converged, reason, warning = verdict(progress, rule, interrupted)
-    if warning:
-        warnings.warn(f"fit: {reason}. {warning}", UserWarning, stacklevel=3)
+    ending = conclude(progress, rule, interrupted)
+    reason, advice = describe(ending)
+    if advice:
+        warnings.warn(f"fit: {reason}. {advice}", UserWarning, stacklevel=3)
     size = rule.chunk_size
     info = FitInfo(
         steps=size * len(looks),
-        converged=converged,
+        converged=ending.converged,
+        cause=ending.cause,
+        doubt=ending.doubt,
         reason=reason,
         best_step=size * (progress.best + 1),
         recoveries=progress.recoveries,

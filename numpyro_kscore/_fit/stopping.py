@@ -9,11 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["Gain", "Look", "Progress", "Rule", "advance", "step_sizes", "verdict", "window_gain"]
+__all__ = [
+    "Cause",
+    "Doubt",
+    "Ending",
+    "Gain",
+    "Look",
+    "Progress",
+    "Rule",
+    "advance",
+    "conclude",
+    "step_sizes",
+    "window_gain",
+]
+
+Phase = Literal["search", "settle", "done"]
+Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted"]
+Doubt = Literal["", "far", "noisy", "recovered"]
+# Causes of a fit that has converged.
+CONVERGED = ("plateau", "tol")
 
 # Windows are this fraction of the trace so far, so that slow progress is told from none.
 WINDOW_FRACTION = 0.2
@@ -90,13 +108,42 @@ class Progress(NamedTuple):
     """
 
     looks: tuple[Look, ...] = ()
-    phase: str = "search"
-    cause: str = ""
+    phase: Phase = "search"
+    cause: Cause = ""
     settle_from: int = 0
     settle_length: int = 0
     calm: int = 0
     best: int = -1
     recoveries: int = 0
+
+
+class Ending(NamedTuple):
+    """How a fit ended, as codes and the numbers they rest on.
+
+    Attributes:
+        cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
+            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"`` or
+            ``"interrupted"``.
+        doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
+            ``"noisy"`` (its distance is too noisy to tell), ``"recovered"`` (numbers were not
+            finite on the way); otherwise empty.
+        steps: taken in all.
+        tol: the rule's.
+        distance: of the best guide from the model, in standard deviations; NaN if not known.
+        recoveries: how often the fit went back to a good state.
+    """
+
+    cause: Cause
+    doubt: Doubt
+    steps: int
+    tol: float
+    distance: float
+    recoveries: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether the search ended because nothing was left to gain."""
+        return self.cause in CONVERGED
 
 
 class Gain(NamedTuple):
@@ -161,7 +208,8 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
         return progress._replace(phase="done", cause="runaway")
     count = len(progress.looks)
     if progress.phase == "search":
-        calm, cause = progress.calm, ""
+        calm = progress.calm
+        cause: Cause = ""
         window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * count))
         if count >= 2 * window:
             loss = _gain(progress.looks, window, "loss").is_real(rule.least_loss)
@@ -230,32 +278,22 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
     )
 
 
-def verdict(progress: Progress, rule: Rule, interrupted: bool) -> tuple[bool, str, str]:
-    """Whether a fit converged, why it stopped, and what to try if something is wrong with it."""
+def conclude(progress: Progress, rule: Rule, interrupted: bool) -> Ending:
+    """How a fit ended."""
+    cause: Cause = "interrupted" if interrupted else progress.cause
+    distance = math.nan
+    doubt: Doubt = ""
+    if progress.looks:
+        best = progress.looks[progress.best]
+        distance = math.sqrt(max(best.discrepancy, 0.0))
+        doubt = _doubt(best, progress.recoveries) if cause in CONVERGED else ""
     steps = len(progress.looks) * rule.chunk_size
-    if interrupted:
-        return False, f"interrupted after {steps} steps", ""
-    if progress.cause == "nan":
-        reason = f"after {steps} steps numbers were not finite, however often it was tried again"
-        return False, reason, "Try a smaller step size, or priors that keep off such values"
-    if progress.cause == "runaway":
-        reason = f"ran away: by step {steps} the guide grew while the model's density at it fell"
-        advice = "The best state before is returned. Try more particles or a smaller step size"
-        return False, reason, advice
-    if progress.cause == "budget":
-        reason = f"not converged: still improving when it had to settle to end in {steps} steps"
-        return False, reason, "Try a larger max_steps, or a larger tol if this is good enough"
-    reason = f"no improvement any more, settled after {steps} steps"
-    if progress.cause == "tol":
-        reason = f"discrepancy below {rule.tol:g} sd, settled after {steps} steps"
-    last = progress.looks[progress.best]
-    if last.discrepancy - 3 * last.discrepancy_error > DOUBTFUL**2:
-        reason = f"{reason}, at a guide {last.discrepancy**0.5:.2g} sd from the model"
-        return True, reason, "Try a more flexible guide, more particles or other parameters"
-    if 3 * last.discrepancy_error > DOUBTFUL**2:
-        reason = f"{reason}, at a guide whose distance from the model is too noisy to tell"
-        return True, reason, "Its tails are probably wrong. Try other parameters of the model"
-    if progress.recoveries:
-        reason = f"{reason}, after numbers that were not finite {progress.recoveries} time(s)"
-        return True, reason, "Look for what the model does at extreme values"
-    return True, reason, ""
+    return Ending(cause, doubt, steps, rule.tol, distance, progress.recoveries)
+
+
+def _doubt(best: Look, recoveries: int) -> Doubt:
+    if best.discrepancy - 3 * best.discrepancy_error > DOUBTFUL**2:
+        return "far"
+    if 3 * best.discrepancy_error > DOUBTFUL**2:
+        return "noisy"
+    return "recovered" if recoveries else ""

@@ -10,7 +10,6 @@ asks, by fitting many; :func:`vsbc` calls it for an ``SVI``, whatever its object
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +21,8 @@ from numpyro.infer.calibration import vsbc_diagnostic
 
 from numpyro_kscore._util.checks import as_scored, check_count
 from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore.diagnostics._codes import Code, Verdict
+from numpyro_kscore.diagnostics._decide import decide
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._draws import (
     GuideDraws,
@@ -31,28 +32,26 @@ from numpyro_kscore.diagnostics._draws import (
     whitening,
 )
 from numpyro_kscore.diagnostics._khat import KhatEstimate, khat
-from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, weight_ess
+from numpyro_kscore.diagnostics._messages import advise, describe
+from numpyro_kscore.diagnostics._pareto import pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
 
 __all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
 
 # A test over all pairs of draws needs no more.
 TEST_DRAWS = 1_000
-LEVEL = 0.01
-# Ratios of standard deviations that are called out, in the guide's worst directions.
-NARROW, WIDE, COLLAPSED = 0.8, 1.25, 0.4
-MORE_OF_ALL = "more steps, then more particles or a wider network"
-MORE_SAMPLES = "more num_samples; if that does not help, compare with NUTS on a part"
-# An effect below is real, perhaps, but of no matter: squared, in standard deviations.
-SMALL_DISCREPANCY = 0.1**2
 
 
 class Diagnosis(NamedTuple):
-    """What is known of a fit.
+    """What the diagnostics say of a fit.
 
     Attributes:
         verdict: ``"good"``, ``"bad"`` or ``"cannot tell"``.
-        findings: what was found, in words.
+        codes: what was found, to match on: some of ``"draws lost"``, ``"mode missed"``,
+            ``"far draws missed"``, ``"collapsed"``, ``"too narrow"``, ``"too wide"``,
+            ``"shape differs"``, and last ``"correctable"``, ``"not correctable"``,
+            ``"correction unknown"``, ``"khat unknown"`` or ``"nothing found"``.
+        findings: the same in words, a sentence for each code.
         advice: what to try next, in words.
         khat: k̂ and its interval.
         stein: the kernel Stein discrepancy and its test.
@@ -63,7 +62,8 @@ class Diagnosis(NamedTuple):
         num_draws: draws behind all that.
     """
 
-    verdict: str
+    verdict: Verdict
+    codes: tuple[Code, ...]
     findings: tuple[str, ...]
     advice: tuple[str, ...]
     khat: KhatEstimate
@@ -222,11 +222,12 @@ def diagnose(
     ratios = np.asarray(spread_ratios(draws.samples, draws.scores))
     spread = float(ratios[0]), float(ratios[-1])
     smoothed = pareto_smooth(found.log_weights)[0]
-    verdict, findings, advice = _conclude(found, stein, jumps, spread, draws)
+    verdict, findings = decide(found, stein, jumps, spread, draws.num_lost)
     diagnosis = Diagnosis(
         verdict,
-        tuple(findings),
-        tuple(advice),
+        tuple(finding.code for finding in findings),
+        describe(findings, found.reason),
+        advise(findings),
         found,
         stein,
         jumps,
@@ -237,76 +238,3 @@ def diagnose(
     if verbose:
         print(diagnosis)
     return diagnosis
-
-
-def _conclude(
-    found: KhatEstimate,
-    stein: SteinTest,
-    jumps: JumpTest,
-    spread: tuple[float, float],
-    draws: GuideDraws,
-) -> tuple[str, Sequence[str], Sequence[str]]:
-    findings, advice = [], []
-    verdict = found.verdict
-    if draws.num_lost:
-        findings.append(f"{draws.num_lost} draws were not finite and are left out of all this")
-        advice.append("look for what the model does at extreme values")
-    if float(jumps.p_value) < LEVEL:
-        verdict = "bad"
-        if int(jumps.num_modes) > 1:
-            findings.append(
-                "draws moved by long jumps end up elsewhere: the guide misses a mode of the model, "
-                "or gives modes wrong shares; k̂ knows nothing of that"
-            )
-            advice.append(
-                "start several fits from other init_loc_fn values and compare their losses; widen "
-                "init_scale; more particles"
-            )
-        else:
-            # Nowhere to jump to: what moved them are steps of several standard deviations.
-            findings.append(
-                "draws moved by long steps end up elsewhere: the guide lacks what lies far out, "
-                "though no second mode was found"
-            )
-            advice.append(MORE_OF_ALL)
-    if spread[0] < COLLAPSED:
-        verdict = "bad"
-        findings.append(
-            f"the guide has collapsed: in one direction its sd is {spread[0]:.2f} of the model's"
-        )
-        advice.append(
-            "more steps, ImplicitELBO's default base and debias; noise of at least the latents' "
-            "dimension in a network of one's own"
-        )
-    elif spread[0] < NARROW:
-        findings.append(f"the guide is too narrow: sd down to {spread[0]:.2f} of the model's")
-        advice.append(MORE_OF_ALL)
-    if spread[1] > WIDE:
-        findings.append(f"the guide is too wide: sd up to {spread[1]:.2f} times the model's")
-        advice.append("a smaller last step size (a cosine schedule, or fit), more particles")
-    is_rejected = float(stein.p_value) < LEVEL and float(stein.u_statistic) > SMALL_DISCREPANCY
-    if is_rejected:
-        size = float(stein.u_statistic) ** 0.5
-        findings.append(f"the local shape differs from the model's, by {size:.2g} sd")
-    is_off = is_rejected or spread[0] < NARROW or spread[1] > WIDE
-    if verdict == "good" and is_off and found.value == -np.inf:
-        # The energy found nothing, where there is something.
-        verdict = "cannot tell"
-        findings.append("what importance weights could do is not known: the energy has none")
-        advice.append(MORE_SAMPLES)
-    elif verdict == "good":
-        if is_off:
-            findings.append("importance weights can correct that")
-            advice.append("importance_resample(key, draws, khat.log_weights)")
-        else:
-            findings.append("nothing speaks against the guide")
-    elif verdict == "cannot tell":
-        if is_rejected and not findings[:-1]:
-            advice.append("a more flexible guide, more particles or more steps")
-        findings.append(f"whether k̂ is below {GOOD_KHAT} is not known: {found.reason}")
-        advice.append(MORE_SAMPLES)
-    elif found.verdict == "bad":
-        findings.append("importance weights cannot correct the guide: k̂ is too large")
-        advice.append("a more flexible guide, more particles, another parameterization; or NUTS")
-    # Two findings may ask for the same.
-    return verdict, findings, list(dict.fromkeys(advice))

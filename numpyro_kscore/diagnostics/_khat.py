@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.checks import check_count
+from numpyro_kscore.diagnostics._codes import Doubt, Verdict
 from numpyro_kscore.diagnostics._draws import GuideDraws, whitening
 from numpyro_kscore.diagnostics._energy import (
     FAMILIES,
@@ -23,6 +24,7 @@ from numpyro_kscore.diagnostics._energy import (
     cross_fit,
     energy_estimator,
 )
+from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother
 
 __all__ = ["KhatEstimate", "khat", "standardized_target"]
@@ -55,12 +57,14 @@ class KhatEstimate(NamedTuple):
         fisher: lower bound of the Fisher divergence in whitened coordinates, in the mean over
             dimensions, and its standard error; see
             :func:`~numpyro_kscore.diagnostics.fisher_divergence`.
+        doubt: the reason of a "cannot tell", to match on: ``"interval"`` (it holds 0.7),
+            ``"few draws"``, ``"flat draws"`` or ``"large error"``; empty otherwise.
     """
 
     value: float
     low: float
     high: float
-    verdict: str
+    verdict: Verdict
     reason: str
     log_weights: np.ndarray
     log_q: np.ndarray
@@ -68,6 +72,7 @@ class KhatEstimate(NamedTuple):
     energy_error: float
     alternatives: dict[str, float]
     fisher: tuple[float, float]
+    doubt: Doubt = ""
 
     def __str__(self) -> str:
         equal = " (all weights are equal)" if self.value == -np.inf else ""
@@ -147,10 +152,12 @@ def _exact_khat(draws: GuideDraws, num_bootstrap: int, rng: np.random.Generator)
     value = pareto_smooth(weights)[1]
     offsets = _bootstrap([weights], weights, 0.0, num_bootstrap, rng)
     low, high = _interval(value, offsets, {})
-    verdict, reason = _verdict(low, high, "exact weights")
+    verdict, doubt = _judge(low, high)
+    n, dim = draws.samples.shape
+    reason = khat_reason(doubt, "exact", n, dim, 0.0)
     missing = (float("nan"), float("nan"))
     return KhatEstimate(
-        value, low, high, verdict, reason, weights, log_q, "exact", 0.0, {}, missing
+        value, low, high, verdict, reason, weights, log_q, "exact", 0.0, {}, missing, doubt
     )
 
 
@@ -184,23 +191,22 @@ def _energy_khat(
     error = scale * float(np.sqrt(np.mean(np.var(rows, axis=0, ddof=1))))
     offsets = _bootstrap(rows, weights, scale, num_bootstrap, rng)
     low, high = _interval(value, offsets, alternatives)
-    verdict, reason = _verdict(low, high, f"energy: {best.name}")
-    spread = float(np.std(weights))
+    doubt: Doubt = ""
     if few:
-        verdict = "cannot tell"
-        reason = f"{n} draws in {dim} dimensions are too few for an energy"
+        doubt = "few draws"
     elif not _least_variance(target.points) > DEGENERATE:
-        verdict = "cannot tell"
-        reason = "the draws do not vary in some direction: such a guide has no density"
-    elif error > max(LARGE_ERROR, 0.5 * spread):
-        verdict = "cannot tell"
-        reason = f"the energy's error, {error:.2g} nats, is as large as what it says"
+        doubt = "flat draws"
+    elif error > max(LARGE_ERROR, 0.5 * float(np.std(weights))):
+        doubt = "large error"
+    verdict, doubt = _judge(low, high, doubt)
+    reason = khat_reason(doubt, best.name, n, dim, error)
     bound = np.asarray(fits[0].fisher, np.float64) / dim
     fisher = (float(np.mean(bound)), float(np.std(bound) / used**0.5))
     log_q = np.asarray(part.log_density, np.float64) - weights
     return KhatEstimate(
-        value, low, high, verdict, reason, weights, log_q, best.name, error, alternatives, fisher
-    )
+        value, low, high, verdict, reason, weights, log_q, best.name, error, alternatives, fisher,
+        doubt,
+    )  # fmt: skip
 
 
 @jax.jit
@@ -274,9 +280,10 @@ def _interval(
     return float(min(ends)), float(max(ends))
 
 
-def _verdict(low: float, high: float, evidence: str) -> tuple[str, str]:
-    if high < GOOD_KHAT:
-        return "good", evidence
-    if low > GOOD_KHAT:
-        return "bad", evidence
-    return "cannot tell", f"{evidence}; the interval holds {GOOD_KHAT}"
+def _judge(low: float, high: float, doubt: Doubt = "") -> tuple[Verdict, Doubt]:
+    """The verdict of an interval, unless there is a doubt already."""
+    if not doubt and high < GOOD_KHAT:
+        return "good", doubt
+    if not doubt and low > GOOD_KHAT:
+        return "bad", doubt
+    return "cannot tell", doubt or "interval"
