@@ -12,33 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.chunks import (
-    LOSS_BLOCKS,
-    Chunk,
     inspect_svi,
     latent_size,
     make_chunk,
     parameter_slots,
     strongly_typed,
 )
+from numpyro_kscore._fit.loop import MOST_RECOVERIES, Run, run_chunks
 from numpyro_kscore._fit.messages import describe
-from numpyro_kscore._fit.stopping import (
-    Cause,
-    Doubt,
-    Look,
-    Progress,
-    Rule,
-    advance,
-    conclude,
-    step_sizes,
-)
-from numpyro_kscore._util.checks import check_choice, check_count, check_positive, is_concrete
-from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._fit.settings import Settings
+from numpyro_kscore._fit.stopping import Cause, Doubt, Look, Rule, conclude
+from numpyro_kscore._util.checks import is_concrete
+from numpyro_kscore._util.keys import check_key
 
 __all__ = ["FitInfo", "FitResult", "fit"]
-
-MOST_RECOVERIES = 5
 
 
 class FitInfo(NamedTuple):
@@ -95,15 +83,6 @@ class FitResult(NamedTuple):
     state: Any
     losses: jax.Array
     info: FitInfo
-
-
-class _Run(NamedTuple):
-    """What a fit carries from chunk to chunk, and keeps in its checkpoint."""
-
-    state: Any
-    best: Any
-    progress: Progress
-    losses: tuple[np.ndarray, ...]
 
 
 def fit(
@@ -184,6 +163,23 @@ def fit(
         result = fit(svi, random.key(0), data)
         draws = svi.guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
     """
+    _check_call(svi, rng_key)
+    path = None if checkpoint is None else Path(checkpoint)
+    settings = Settings(max_steps, tol, patience, chunk_size, criterion, path, progress_bar)
+    _check_criterion(svi, criterion)
+    # SVI.init also tells the SVI what constraints its parameters have.
+    state = svi.init(rng_key, *args, init_params=init_params, **kwargs)
+    state = strongly_typed(state if init_state is None else init_state)
+    slots = parameter_slots(svi, state.optim_state)
+    layout = None if criterion == "loss" else inspect_svi(svi, state, args, kwargs)
+    dim = latent_size(svi, state, args, kwargs) if layout is None else layout.size
+    rule = settings.rule(dim)
+    take_chunk = make_chunk(svi, layout, slots, args, kwargs, forward_mode_differentiation)
+    run, interrupted = run_chunks(take_chunk, state, rule, settings, rng_key)
+    return _finish(svi, run, rule, interrupted)
+
+
+def _check_call(svi: SVI, rng_key: jax.Array) -> None:
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
     check_key(rng_key)
@@ -192,69 +188,17 @@ def fit(
             "fit: expected a call outside of jit and vmap, since it looks at what it finds; got a "
             "traced rng_key. Use svi.run there"
         )
-    check_count("max_steps", max_steps, minimum=LOSS_BLOCKS)
-    check_count("patience", patience)
-    check_count("chunk_size", chunk_size, minimum=LOSS_BLOCKS)
-    check_positive("tol", tol)
-    check_choice("criterion", criterion, ("stein", "loss"))
+
+
+def _check_criterion(svi: SVI, criterion: str) -> None:
     if criterion == "stein" and getattr(svi.loss, "aggregate", None) is not None:
         raise ValueError(
             "criterion: expected 'loss' for an objective with aggregate, which does not aim at the "
             "posterior the discrepancy is taken from; got 'stein'"
         )
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and not path.parent.is_dir():
-        raise ValueError(f"checkpoint: expected a file in a folder that is there; got {path}")
-
-    # SVI.init also tells the SVI what constraints its parameters have.
-    state = svi.init(rng_key, *args, init_params=init_params, **kwargs)
-    state = strongly_typed(state if init_state is None else init_state)
-    slots = parameter_slots(svi, state.optim_state)
-    layout = None if criterion == "loss" else inspect_svi(svi, state, args, kwargs)
-    num_chunks = max(1, max_steps // chunk_size)
-    dim = latent_size(svi, state, args, kwargs) if layout is None else layout.size
-    rule = Rule(max_steps // num_chunks, num_chunks, float(tol), patience, dim)
-    settings = {**rule._asdict(), "criterion": criterion, "rng_key": _key_words(rng_key)}
-    chunk = make_chunk(svi, layout, slots, args, kwargs, forward_mode_differentiation)
-
-    run = _Run(state, state, Progress(), ())
-    if path is not None and path.exists():
-        run = _restore(path, run, settings)
-    interrupted = False
-    bar = _progress_bar(progress_bar, rule, run)
-    try:
-        while run.progress.phase != "done":
-            run = _advance(run, chunk(run.state, step_sizes(run.progress, rule)), rule)
-            if path is not None:
-                _save(path, run, settings)
-            if bar is not None:
-                _show(bar, run, rule)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        if bar is not None:
-            bar.close()
-    return _finish(svi, run, rule, interrupted)
 
 
-def _advance(run: _Run, found: Chunk, rule: Rule) -> _Run:
-    """Take over a chunk of steps, or go back to the state before."""
-    progress = run.progress
-    if not bool(found.finite):
-        progress = progress._replace(recoveries=progress.recoveries + 1)
-        if progress.recoveries > MOST_RECOVERIES:
-            return run._replace(progress=progress._replace(phase="done", cause="nan"))
-        key = key_apart(run.state.rng_key, progress.recoveries)
-        return run._replace(state=run.state._replace(rng_key=key), progress=progress)
-    seen = {name: value.item() for name, value in jax.device_get(found.look).items()}
-    look = Look(**{name: seen.get(name, float("nan")) for name in Look._fields})
-    progress = advance(progress, look, rule)
-    is_best = progress.best == len(progress.looks) - 1
-    losses = (*run.losses, np.asarray(found.losses))
-    return _Run(found.state, found.averaged if is_best else run.best, progress, losses)
-
-
-def _finish(svi: SVI, run: _Run, rule: Rule, interrupted: bool) -> FitResult:
+def _finish(svi: SVI, run: Run, rule: Rule, interrupted: bool) -> FitResult:
     progress, looks = run.progress, run.progress.looks
     if progress.cause == "nan" and not looks:
         raise FloatingPointError(
@@ -282,56 +226,4 @@ def _finish(svi: SVI, run: _Run, rule: Rule, interrupted: bool) -> FitResult:
         discrepancy_error=np.array([look.discrepancy_error for look in looks]),
         trace=looks,
     )
-    losses = jnp.asarray(np.concatenate([np.zeros(0, np.float32), *run.losses]))
-    return FitResult(svi.get_params(run.best), run.best, losses, info)
-
-
-def _save(path: Path, run: _Run, settings: dict[str, Any]) -> None:
-    # A row, being a tuple, is written as a list of its fields.
-    record = {"settings": settings, "progress": run.progress._asdict()}
-    losses = np.concatenate([np.zeros(0, np.float32), *run.losses])
-    save_checkpoint(path, (run.state, run.best), record, losses)
-
-
-def _restore(path: Path, run: _Run, settings: dict[str, Any]) -> _Run:
-    template = (run.state, run.best)
-    (state, best), record, losses = load_checkpoint(path, template)
-    kept = record["settings"]
-    differing = [name for name in settings if kept.get(name) != settings[name]]
-    if differing:
-        name = differing[0]
-        raise ValueError(
-            f"checkpoint: expected a fit with {name} = {settings[name]}; got one with "
-            f"{kept.get(name)} in {path}. Give the same settings, another path, or delete the file"
-        )
-    progress = Progress(**record["progress"])
-    progress = progress._replace(looks=tuple(Look(*look) for look in progress.looks))
-    return _Run(state, best, progress, (losses,))
-
-
-def _key_words(rng_key: jax.Array) -> list[int]:
-    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    data = jax.random.key_data(rng_key) if is_typed else rng_key
-    return [int(word) for word in np.asarray(data).ravel()]
-
-
-def _progress_bar(wanted: bool, rule: Rule, run: _Run) -> Any:
-    if not wanted:
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    done = len(run.progress.looks) * rule.chunk_size
-    return tqdm(total=rule.num_chunks * rule.chunk_size, initial=done)
-
-
-def _show(bar: Any, run: _Run, rule: Rule) -> None:
-    if not run.progress.looks:
-        return
-    look = run.progress.looks[-1]
-    text = f"{run.progress.phase}, loss {look.loss:.4f}"
-    if np.isfinite(look.discrepancy):
-        text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
-    bar.set_postfix_str(text, refresh=False)
-    bar.update(len(run.progress.looks) * rule.chunk_size - bar.n)
+    return FitResult(svi.get_params(run.best), run.best, jnp.asarray(run.all_losses()), info)
