@@ -178,10 +178,8 @@ def _look_at_guide(
     batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
     if svi.loss.vectorize_particles is False:
         batch = 1
-    found = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
-    x, s, log_density = (
-        a[:EVALUATION_DRAWS] for a in (found.flat, found.scores, found.log_density)
-    )
+    draws = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
+    x, s, log_density = draws.samples, draws.scores, draws.log_density
     valid = are_finite(log_density, x, s)
     first = jnp.argmax(valid)
     x, s = (jnp.where(valid[:, None], a, a[first]) for a in (x, s))

@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["Fields", "Switches", "Target", "Weights", "combine", "features", "solve"]
+from numpyro_kscore._tracing.evaluation import GuideDraws
+
+__all__ = ["Fields", "Switches", "Weights", "combine", "features", "known_laplacian", "solve"]
 
 # Share of a feature's own square that its weight is shrunk with: decides between features that
 # are the same but for rounding, such as the model's log density and a quadratic form.
@@ -29,23 +31,6 @@ RIDGE = 1e-3
 LARGEST_SKEWED = 32
 # Of √(d/n), so that noise has a bound where there are fewer draws than dimensions.
 LARGEST_EDGE = 0.9
-
-
-class Target(NamedTuple):
-    """Draws of a guide and the model at them, in whitened coordinates.
-
-    Attributes:
-        points: (n, d).
-        log_density: the model's, (n,); any constant may be missing.
-        scores: its gradient, (n, d).
-        laplacian: its Laplacian, (n,); zeros where it is not known, which leaves the families with
-            ``model="fixed"`` comparable among themselves only.
-    """
-
-    points: Array
-    log_density: Array
-    scores: Array
-    laplacian: Array
 
 
 class Fields(NamedTuple):
@@ -80,15 +65,25 @@ class Weights(NamedTuple):
     vector: Array
 
 
-def features(target: Target) -> Fields:
+def known_laplacian(target: GuideDraws) -> Array:
+    """The model's Laplacian, (n,); zeros where it is not known.
+
+    Without it families of energies are comparable only if they all use the model as it is.
+    """
+    if target.laplacian is None:
+        return jnp.zeros_like(target.log_density)
+    return target.laplacian
+
+
+def features(target: GuideDraws) -> Fields:
     """What α, γ, c and e are the weights of: leaves with a leading axis k."""
-    x = target.points
+    x = target.samples
     dim = x.shape[1]
     squared = jnp.sum(x**2, axis=1)
     first = 0.5 * dim / (dim + squared)
     second = -0.5 * dim / (dim + squared) ** 2
     found = [
-        Fields(target.log_density[None], target.scores[None], target.laplacian[None]),
+        Fields(target.log_density[None], target.scores[None], known_laplacian(target)[None]),
         Fields(
             0.5 * dim * jnp.log1p(squared / dim)[None],
             2 * first[:, None] * x[None],
@@ -106,7 +101,7 @@ def features(target: Target) -> Fields:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
 
-def solve(target: Target, known: Fields, switches: Switches) -> Weights:
+def solve(target: GuideDraws, known: Fields, switches: Switches) -> Weights:
     """Minimize the score-matching loss, which is quadratic in all weights.
 
     Args:
@@ -116,7 +111,7 @@ def solve(target: Target, known: Fields, switches: Switches) -> Weights:
 
     Cost: O(n d³) with weights for single coordinates.
     """
-    x = target.points
+    x = target.samples
     n, dim = x.shape
     sigma, basis = jnp.linalg.eigh(x.T @ x / n)
     sigma = jnp.maximum(sigma, 10 * dim * jnp.finfo(x.dtype).eps)
@@ -168,9 +163,9 @@ def _beyond_noise(matrix: Array, n: int) -> Array:
     return (vectors * jnp.where(is_noise, 0.0, values)) @ vectors.T
 
 
-def combine(target: Target, known: Fields, weights: Weights, switches: Switches) -> Fields:
+def combine(target: GuideDraws, known: Fields, weights: Weights, switches: Switches) -> Fields:
     """The energy with these weights at the draws."""
-    x = target.points
+    x = target.samples
     theta = weights.theta.at[0].add(switches.share)
     field = x @ weights.matrix
     value = 0.5 * jnp.sum(x * field, axis=1) + x @ weights.vector

@@ -19,22 +19,22 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
+from numpyro_kscore._tracing.evaluation import GuideDraws
 from numpyro_kscore._util.checks import as_scored, check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._decide import decide
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._draws import (
-    GuideDraws,
     evaluate_fitted,
     fitted_guide,
     log_joint,
-    whitening,
 )
 from numpyro_kscore.diagnostics._khat import KhatEstimate, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
 from numpyro_kscore.diagnostics._pareto import pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
 
@@ -143,7 +143,7 @@ def spread_ratios(samples: Any, scores: Any) -> Array:
 
 @jax.jit
 def _spread_ratios(x: Array, s: Array) -> Array:
-    coordinates = whitening(x)
+    coordinates = whiten_samples(x)
     product = -coordinates.scores_to_kernel(s).T @ coordinates.to_kernel(x) / x.shape[0]
     return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(0.5 * (product + product.T)), 0.0))
 

@@ -19,14 +19,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_scored
-from numpyro_kscore.estimators._coordinates import median_distance, standardize_samples
+from numpyro_kscore.estimators._coordinates import median_distance, whiten_samples
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ
 
 __all__ = ["Discrepancy", "masked_stein_discrepancy", "stein_discrepancy", "stein_kernel"]
-
-# Beyond, a covariance costs more than it is worth: each coordinate is scaled by itself.
-LARGEST_WHITENED = 256
 
 
 class Discrepancy(NamedTuple):
@@ -92,7 +89,7 @@ def stein_kernel(x: Array, s: Array, valid: Array) -> tuple[Array, Array, Discre
     """
     dim = x.shape[1]
     n = jnp.sum(valid).astype(x.dtype)
-    coordinates = standardize_samples(x, "full" if dim <= LARGEST_WHITENED else "diagonal")
+    coordinates = whiten_samples(x)
     z, s = coordinates.to_kernel(x), coordinates.scores_to_kernel(s)
     squared = squared_distances(z, z, cancels(z))
     h = median_distance(squared)

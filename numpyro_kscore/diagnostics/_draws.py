@@ -15,80 +15,26 @@ from numpyro.infer import SVI
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_kscore._tracing.dependencies import is_drawn
-from numpyro_kscore._tracing.evaluation import evaluate_particles
+from numpyro_kscore._tracing.evaluation import GuideDraws, evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
-from numpyro_kscore._util.checks import as_points, as_scored, check_count
+from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._discrepancy import LARGEST_WHITENED
-from numpyro_kscore.estimators._coordinates import Coordinates, standardize_samples
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = [
     "FittedGuide",
-    "GuideDraws",
     "constrain",
     "evaluate_fitted",
     "evaluate_guide",
     "fitted_guide",
     "log_joint",
-    "whitening",
 ]
 
 # Up to so many dimensions the Laplacian is exact; beyond, one random direction a draw estimates it.
 EXACT_LAPLACIAN = 32
 BATCH = 256
-
-
-class GuideDraws(NamedTuple):
-    """Independent draws of a guide, in unconstrained coordinates, and the model at them.
-
-    Attributes:
-        samples: (n, d).
-        log_density: the model's, with the log-Jacobian, up to a constant, (n,).
-        scores: its gradient, (n, d).
-        laplacian: its Laplacian in coordinates whitened by the samples, (n,), or None. Without it
-            fewer energies can be compared.
-        log_q: the guide's log density, (n,), where it has one; otherwise None.
-        num_lost: draws at which something was not finite; they are left out.
-    """
-
-    samples: Array
-    log_density: Array
-    scores: Array
-    laplacian: Array | None = None
-    log_q: Array | None = None
-    num_lost: int = 0
-
-    def checked(self, minimum: int = 100) -> GuideDraws:
-        """The same as arrays of one precision.
-
-        Raises:
-            TypeError: for entries that are not floating point.
-            ValueError: for shapes that do not fit, too few draws, or entries that are not finite.
-        """
-        x, scores = as_scored(self.samples, self.scores, minimum)
-        n = x.shape[0]
-        columns = {
-            "log_density": self.log_density,
-            "laplacian": self.laplacian,
-            "log_q": self.log_q,
-        }
-        found: dict[str, Any] = {}
-        for name, values in columns.items():
-            if values is None:
-                found[name] = None
-                continue
-            if jnp.shape(values) != (n,):
-                raise ValueError(f"{name}: expected shape ({n},); got {jnp.shape(values)}")
-            found[name] = as_points(name, jnp.reshape(jnp.asarray(values), (n, 1)))[:, 0]
-        return GuideDraws(x, scores=scores, num_lost=self.num_lost, **found)
-
-
-def whitening(samples: Array) -> Coordinates:
-    """The map to coordinates whitened by the draws; beyond 256 dimensions only scaled."""
-    how = "full" if samples.shape[1] <= LARGEST_WHITENED else "diagonal"
-    return standardize_samples(samples, how)
 
 
 class FittedGuide(NamedTuple):
@@ -209,35 +155,32 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     program, layout, forward = fitted
 
     @jax.jit
-    def run(key: Array) -> tuple[Any, Array, Array]:
+    def run(key: Array) -> tuple[GuideDraws, Array]:
         size = min(BATCH, num_samples)
-        found = evaluate_particles(key, program, layout, num_samples, size, forward)
-        found = jax.tree.map(lambda a: a[:num_samples], found)
-        valid = are_finite(found.log_density, found.flat, found.scores, found.guide_log_density)
-        sound = jnp.where(valid[:, None], found.flat, found.flat[jnp.argmax(valid)])
-        factor = whitening(sound).root()
+        draws = evaluate_particles(key, program, layout, num_samples, size, forward)
+        valid = are_finite(*(a for a in draws[:-1] if a is not None))
+        finite = jnp.where(valid[:, None], draws.samples, draws.samples[jnp.argmax(valid)])
+        factor = whiten_samples(finite).root()
 
         def second(pair: tuple[Array, Array]) -> Array:
             return _laplacian(*pair, factor, program, layout, key)
 
         keys = jax.random.split(key_apart(key, 1), num_samples)
-        laplacian = lax.map(second, (sound, keys), batch_size=size)
-        return found, laplacian, valid
+        laplacian = lax.map(second, (finite, keys), batch_size=size)
+        return draws._replace(laplacian=laplacian), valid
 
-    found, laplacian, valid = jax.device_get(run(key))
+    draws, valid = jax.device_get(run(key))
     if 2 * np.sum(valid) < num_samples:
         raise FloatingPointError(
             f"guide: expected finite draws, densities and scores; got them at {np.sum(valid)} of "
             f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
             "density vanishes where the guide is"
         )
+    draws = jax.tree.map(jnp.asarray, draws.take(valid))
     is_explicit = not any(part.is_implicit for part in layout.parts)
-    return GuideDraws(
-        samples=jnp.asarray(found.flat[valid]),
-        log_density=jnp.asarray(found.log_density[valid]),
-        scores=jnp.asarray(found.scores[valid]),
-        laplacian=jnp.asarray(laplacian[valid]) if np.all(np.isfinite(laplacian[valid])) else None,
-        log_q=jnp.asarray(found.guide_log_density[valid]) if is_explicit else None,
+    return draws._replace(
+        laplacian=draws.laplacian if np.all(np.isfinite(draws.laplacian)) else None,
+        log_q=draws.log_q if is_explicit else None,
         num_lost=int(num_samples - np.sum(valid)),
     )
 

@@ -23,20 +23,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_kscore._tracing.evaluation import GuideDraws
 from numpyro_kscore._util.checks import with_jax_leaves
 from numpyro_kscore.diagnostics._closed_form import (
     Fields,
     Switches,
-    Target,
     combine,
     features,
+    known_laplacian,
     solve,
 )
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "Target", "cross_fit", "energy_estimator"]
+__all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "cross_fit", "energy_estimator"]
 
 # Energies are fitted to three quarters of the draws: the noise of a fit makes weights vary, and k̂
 # larger.
@@ -121,14 +122,14 @@ class CrossFit(NamedTuple):
 class _Fold(NamedTuple):
     """Draws an energy is fitted to, draws it is judged at, and the energy at both."""
 
-    train: Target
-    test: Target
+    train: GuideDraws
+    test: GuideDraws
     at_train: Fields
     at_test: Fields
 
 
 def cross_fit(
-    target: Target, order: Array, family: Family, estimator: ScoreEstimator | None = None
+    target: GuideDraws, order: Array, family: Family, estimator: ScoreEstimator | None = None
 ) -> CrossFit:
     """Energies of all draws, each fitted to the draws of the other folds.
 
@@ -145,7 +146,7 @@ def cross_fit(
     Cost: without a kernel O(n d³), with one O(n d) for each of at most 1024 draws more.
     """
     estimator = energy_estimator(estimator)
-    folds = _closed_forms(target, order, family.switches(target.points.dtype))
+    folds = _closed_forms(target, order, family.switches(target.samples.dtype))
     if family.kernel:
         # By itself, so that it is compiled once: most of the time is compilation.
         folds = _add_kernel(estimator, folds)
@@ -175,19 +176,19 @@ def energy_estimator(estimator: Any = None) -> ScoreEstimator:
 
 
 @jax.jit
-def _closed_forms(target: Target, order: Array, switches: Switches) -> _Fold:
+def _closed_forms(target: GuideDraws, order: Array, switches: Switches) -> _Fold:
     """The closed form of every fold: leaves with a leading axis ``FOLDS``."""
     folds = jnp.reshape(order, (FOLDS, -1))
 
     def one(k: Array) -> _Fold:
         others = jnp.arange(FOLDS - 1)
         others = jnp.ravel(folds[others + (others >= k)])
-        train = jax.tree.map(lambda a: a[others], target)
-        test = jax.tree.map(lambda a: a[folds[k]], target)
+        train = target.take(others)
+        test = target.take(folds[k])
         # Features far apart in size cost digits; a constant of log p is none of them.
-        shift, center = jnp.mean(train.log_density), jnp.mean(train.points, axis=0)
+        shift, center = jnp.mean(train.log_density), jnp.mean(train.samples, axis=0)
         near_train, near_test = (
-            t._replace(points=t.points - center, log_density=t.log_density - shift)
+            t._replace(samples=t.samples - center, log_density=t.log_density - shift)
             for t in (train, test)
         )
         known = features(near_train)
@@ -207,7 +208,7 @@ def _add_kernel(estimator: ScoreEstimator, folds: _Fold) -> _Fold:
     """The folds with an estimate of what the closed form leaves."""
 
     def one(fold: _Fold) -> _Fold:
-        train, test = fold.train.points, fold.test.points
+        train, test = fold.train.samples, fold.test.samples
         stride = -(-train.shape[0] // KERNEL_DRAWS)
         rest = estimator.fit(train[::stride], base_scores=fold.at_train.gradient[::stride])
         potential = rest.residual_potential(jnp.concatenate([test, train]))
@@ -234,7 +235,7 @@ def _judge(folds: _Fold, order: Array) -> CrossFit:
     found = CrossFit(
         log_weights - constant[:, None],
         0.5 * jnp.sum(energy.gradient**2, axis=2) + energy.laplacian,
-        -product - 2 * (energy.laplacian - test.laplacian),
+        -product - 2 * (energy.laplacian - known_laplacian(test)),
     )
     # Back in the order of the draws.
     inverse = jnp.argsort(order)

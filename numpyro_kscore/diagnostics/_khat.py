@@ -12,22 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kscore._tracing.evaluation import GuideDraws
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore.diagnostics._codes import Doubt, Verdict
-from numpyro_kscore.diagnostics._draws import GuideDraws, whitening
 from numpyro_kscore.diagnostics._energy import (
     FAMILIES,
     FOLDS,
     CrossFit,
     Family,
-    Target,
     cross_fit,
     energy_estimator,
 )
 from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
-__all__ = ["KhatEstimate", "khat", "standardized_target"]
+__all__ = ["KhatEstimate", "khat", "whitened_draws"]
 
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
 # log weights vary by half a nat and more.
@@ -170,8 +170,8 @@ def _energy_khat(
 ) -> KhatEstimate:
     n, dim = draws.samples.shape
     used = FOLDS * (n // FOLDS)
-    target = standardized_target(draws)
-    part = jax.tree.map(lambda a: a[:used], target)
+    target = whitened_draws(draws)
+    part = target.take(slice(used))
     orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
     families = tuple(family for family in FAMILIES if family.serves(n, dim))
     few = n < DRAWS_PER_DIMENSION * dim
@@ -194,7 +194,7 @@ def _energy_khat(
     doubt: Doubt = ""
     if few:
         doubt = "few draws"
-    elif not _least_variance(target.points) > DEGENERATE:
+    elif not _least_variance(target.samples) > DEGENERATE:
         doubt = "flat draws"
     elif error > max(LARGE_ERROR, 0.5 * float(np.std(weights))):
         doubt = "large error"
@@ -210,17 +210,14 @@ def _energy_khat(
 
 
 @jax.jit
-def standardized_target(draws: GuideDraws) -> Target:
-    """Draws and model in coordinates whitened by the draws."""
-    coordinates = whitening(draws.samples)
-    laplacian = draws.laplacian
-    if laplacian is None:
-        laplacian = jnp.full_like(draws.log_density, 0.0)
-    return Target(
+def whitened_draws(draws: GuideDraws) -> GuideDraws:
+    """Draws and model in coordinates whitened by the draws, the log density centered."""
+    coordinates = whiten_samples(draws.samples)
+    return GuideDraws(
         coordinates.to_kernel(draws.samples),
         draws.log_density - jnp.mean(draws.log_density),
         coordinates.scores_to_kernel(draws.scores),
-        laplacian,
+        draws.laplacian,
     )
 
 

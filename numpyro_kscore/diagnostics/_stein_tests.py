@@ -25,8 +25,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_points, as_scored, check_count
 from numpyro_kscore.diagnostics._discrepancy import stein_kernel
-from numpyro_kscore.diagnostics._draws import whitening
-from numpyro_kscore.estimators._coordinates import median_distance
+from numpyro_kscore.estimators._coordinates import median_distance, whiten_samples
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ
 
@@ -177,7 +176,7 @@ def _mode_jump_test(
     # Scales of proposals from draws that are not tested: with those of the tested ones a draw and
     # where it went are not quite exchangeable, and 7 % were rejected at a level of 5.
     known = max(x.shape[0] // 4, 2)
-    coordinates = whitening(x[:known])
+    coordinates = whiten_samples(x[:known])
     root = coordinates.root()
     z = coordinates.to_kernel(x[known:])
     n, dim = z.shape

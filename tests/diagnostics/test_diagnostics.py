@@ -32,8 +32,8 @@ from numpyro_kscore.diagnostics import (
 from numpyro_kscore.diagnostics._closed_form import combine, features, solve
 from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding
 from numpyro_kscore.diagnostics._decide import decide
-from numpyro_kscore.diagnostics._energy import FAMILIES, Target, cross_fit
-from numpyro_kscore.diagnostics._khat import standardized_target
+from numpyro_kscore.diagnostics._energy import FAMILIES, cross_fit
+from numpyro_kscore.diagnostics._khat import whitened_draws
 from numpyro_kscore.diagnostics._messages import advise, describe, khat_reason
 from numpyro_kscore.kernels import Diagonal
 
@@ -151,7 +151,7 @@ def test_energy_of_a_gaussian_guide_is_its_log_density(x64, name):
         jnp.asarray(laplacian),
     )
     order = jnp.asarray(rng.permutation(n))
-    fit = cross_fit(standardized_target(draws), order, FAMILY[name])
+    fit = cross_fit(whitened_draws(draws), order, FAMILY[name])
     exact = np.asarray(draws.log_density) + 0.5 * np.sum(z**2, axis=1)
     error = np.asarray(fit.log_weights) - exact
     # Mean and covariance have d(d+3)/2 numbers, each worth 1/(3n/4) in the error's variance.
@@ -163,7 +163,7 @@ def a_target(dim=3, n=400):
     """Heavy-tailed draws, and a quartic model."""
     x = jnp.asarray(np.random.default_rng(1).standard_t(5, size=(n, dim)))
     x = x - jnp.mean(x, axis=0)
-    return Target(x, -jnp.sum(x**4, axis=1), -4 * x**3, -12 * jnp.sum(x**2, axis=1))
+    return GuideDraws(x, -jnp.sum(x**4, axis=1), -4 * x**3, -12 * jnp.sum(x**2, axis=1))
 
 
 def test_features_are_the_formulas(x64):
@@ -176,7 +176,7 @@ def test_features_are_the_formulas(x64):
         return jnp.concatenate([jnp.stack([-jnp.sum(z**4), heavy]), z * root, root])
 
     known = features(target)
-    x = target.points
+    x = target.samples
     np.testing.assert_allclose(known.value.T, jax.vmap(formulas)(x), rtol=1e-12)
     np.testing.assert_allclose(
         jnp.swapaxes(known.gradient, 0, 1), jax.vmap(jax.jacobian(formulas))(x), atol=1e-12
@@ -213,7 +213,7 @@ def test_skewed_guides_have_the_tail_of_their_weights(x64):
 
     def share_left(seed):
         x = np.random.default_rng(seed).gumbel(size=(1_000, 2))
-        target = Target(
+        target = GuideDraws(
             jnp.asarray(x), jnp.asarray(-0.3 * np.sum(x**2, axis=1)), jnp.asarray(-0.6 * x),
             jnp.full(1_000, -1.2),
         )  # fmt: skip
