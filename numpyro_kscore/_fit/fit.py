@@ -1,4 +1,4 @@
-"""``fit``: stochastic variational inference that stops when it has converged, and says so."""
+"""``fit``: stochastic variational inference that stops when it has converged."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ class FitInfo(NamedTuple):
     """How a fit went.
 
     Attributes:
-        steps: taken in all, skipped ones included.
-        converged: whether it stopped because nothing improved any more, or the discrepancy was
-            below ``tol``.
+        steps: number of steps, skipped ones included.
+        converged: whether it stopped because nothing improved any more, or because the discrepancy
+            was below ``tol``.
         cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"`` or
             ``"interrupted"``; the first two are convergence.
         doubt: what is wrong with a fit that converged: ``"far"`` from the model, too ``"noisy"``
             to tell, ``"recovered"`` from numbers that were not finite; empty if nothing is.
         reason: both in words.
         best_step: the last of the steps whose mean is returned.
-        recoveries: how often it went back to the state before and tried again.
-        skipped: steps whose loss or gradient was not finite, and which were not taken.
-        trace_steps: steps after which the guide was looked at, (k,).
-        discrepancy: squared, of the guide at the mean parameters of the last chunk, (k,).
+        recoveries: how often a chunk was undone and tried again.
+        skipped: number of steps skipped because their loss or gradient was not finite.
+        trace_steps: number of steps before each look at the guide, (k,).
+        discrepancy: squared discrepancy of the guide at each look, (k,); NaN with
+            ``criterion="loss"``.
         discrepancy_error: its standard error, (k,).
-        trace: all that was seen, a row for each of ``trace_steps``.
+        trace: all numbers of each look.
     """
 
     steps: int
@@ -70,12 +71,12 @@ class FitInfo(NamedTuple):
 
 
 class FitResult(NamedTuple):
-    """What :func:`fit` returns; the first three fields are those of NumPyro's ``SVIRunResult``.
+    """The result of :func:`fit`; the first three fields are those of NumPyro's ``SVIRunResult``.
 
     Attributes:
         params: the fitted parameters.
-        state: the ``SVIState`` that holds them, to go on from by ``init_state``.
-        losses: of all steps; NaN where one was skipped.
+        state: the ``SVIState`` that holds them; ``init_state=`` continues from it.
+        losses: losses of all steps, (steps,); NaN where one was skipped.
         info: how it went.
     """
 
@@ -103,43 +104,44 @@ def fit(
 ) -> FitResult:
     """Fit a guide until it has converged.
 
-    Steps run in compiled chunks. After each the guide is looked at: with the mean of the
-    parameters over the chunk, by the kernel Stein discrepancy of 1024 fresh draws from the
-    model's score (:func:`~numpyro_kscore.diagnostics.stein_discrepancy`), and by the mean loss. At
-    full step size it searches until neither is lower in the last window of chunks than in the one
-    before, beyond the error of the difference, ``patience`` times in a row; or until the
-    discrepancy is below ``tol`` and the loss falls no more; or for two fifths of ``max_steps``.
-    Then it settles: the step size falls to 0 along a cosine over as many steps as the search took,
-    or all that are left in the last case. Give the optimizer a constant step size, therefore:
-    ``optax.adam(1e-2)``.
+    Steps run in compiled chunks. Each chunk ends with a look at the guide, at the mean of the
+    parameters over the chunk: the mean loss, and the kernel Stein discrepancy of 1024 fresh draws
+    from the model's score (:func:`~numpyro_kscore.diagnostics.stein_discrepancy`).
 
-    A step whose loss or gradient is not finite is skipped. A chunk with more such steps than
-    others, or after which the guide is not finite, is undone: the fit goes on from the state
-    before, with new randomness and half the step size, up to five times. Interrupted from the
-    keyboard, it returns the best state so far.
+    The fit first searches at full step size. The search ends when, ``patience`` times in a row,
+    neither number was lower in the last window of chunks than in the one before, beyond the error
+    of the difference; or when the discrepancy is below ``tol`` and the loss has stopped falling; or
+    after two fifths of ``max_steps``. Then the fit settles: the step size falls to 0 along a cosine
+    over as many steps as the search took, in the last case over all that are left. The optimizer
+    should therefore have a constant step size: ``optax.adam(1e-2)``.
 
-    Under a subsampled plate the model's score is that of a random subset: the discrepancy
-    includes what that differs by, and may never be below ``tol``.
+    A step whose loss or gradient is not finite is skipped. A chunk is undone if more than half of
+    its steps were skipped, or if the guide is not finite after it: the fit goes on from the state
+    before, with new randomness and half the step size, up to five times. After an interrupt from
+    the keyboard the best state so far is returned.
+
+    Under a subsampled plate the model's score is that of a random subset. The discrepancy includes
+    the difference from the score of all data, and may never be below ``tol``.
 
     Args:
-        svi: model, guide, optimizer and loss. Of the guide the criterion asks what
-            :class:`~numpyro_kscore.ImplicitELBO` does, whatever the loss.
+        svi: model, guide, optimizer and loss. With ``criterion="stein"`` the guide must be one
+            that :class:`~numpyro_kscore.ImplicitELBO` accepts, whatever the loss.
         rng_key: random key.
         *args: arguments of model and guide.
-        max_steps: the most steps; whole chunks are taken.
-        tol: what matters, in standard deviations of the posterior: a change of the guide that is
-            less than a shift of every mean by ``tol`` does not prolong the search.
-        patience: looks in a row without improvement that end the search.
+        max_steps: upper limit of the number of steps; whole chunks are taken.
+        tol: tolerance, in standard deviations of the posterior: changes of the guide smaller than
+            a shift of every mean by ``tol`` do not prolong the search.
+        patience: number of successive looks without improvement that ends the search.
         chunk_size: steps between two looks, at least 5.
         criterion: ``"stein"``; or ``"loss"``, the loss alone, for guides with points, discrete
             latents or samplers that are not reparameterized, and for aggregate posteriors.
-        checkpoint: file to write after every chunk. Where it is there already the fit goes on
-            from it, and ends as if it had not been interrupted, to the last bit. Arguments of the
-            model are not in it: give the same ones.
-        progress_bar: whether to show one, by tqdm.
+        checkpoint: file to write after every chunk. If it exists, the fit continues from it, with
+            bit for bit the result of a fit without interruption. It does not hold the arguments of
+            the model: pass the same ones.
+        progress_bar: whether to show a progress bar, if tqdm is installed.
         forward_mode_differentiation: as in ``SVI.run``.
-        init_state: a state to begin with, as in ``SVI.run``.
-        init_params: parameters to begin with, as in ``SVI.run``.
+        init_state: initial state, as in ``SVI.run``.
+        init_params: initial parameters, as in ``SVI.run``.
         **kwargs: keyword arguments of model and guide.
 
     Returns:
@@ -153,9 +155,9 @@ def fit(
     Raises:
         TypeError: for anything but an ``SVI`` and a random key, inside ``jit`` or ``vmap``, and
             for an optimizer whose state does not hold the parameters.
-        ValueError: for a setting out of range, a guide the criterion cannot look at, and a
-            checkpoint that is damaged or of another fit.
-        FloatingPointError: if not a single chunk gave finite numbers.
+        ValueError: for a setting out of range, a guide for which no discrepancy can be computed,
+            and a checkpoint that is damaged or of another fit.
+        FloatingPointError: if no chunk gave finite numbers.
 
     Example::
 
@@ -185,16 +187,16 @@ def _check_call(svi: SVI, rng_key: jax.Array) -> None:
     check_key(rng_key)
     if not is_concrete(rng_key):
         raise TypeError(
-            "fit: expected a call outside of jit and vmap, since it looks at what it finds; got a "
-            "traced rng_key. Use svi.run there"
+            "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
+            "got a traced rng_key. Use svi.run there"
         )
 
 
 def _check_criterion(svi: SVI, criterion: str) -> None:
     if criterion == "stein" and getattr(svi.loss, "aggregate", None) is not None:
         raise ValueError(
-            "criterion: expected 'loss' for an objective with aggregate, which does not aim at the "
-            "posterior the discrepancy is taken from; got 'stein'"
+            "criterion: expected 'loss' for an objective with aggregate, whose target is not the "
+            "posterior that the discrepancy refers to; got 'stein'"
         )
 
 

@@ -22,13 +22,13 @@ MOST_RECOVERIES = 5
 
 
 class Run(NamedTuple):
-    """What a fit carries from chunk to chunk, and keeps in its checkpoint.
+    """The state that a fit carries from chunk to chunk and writes into its checkpoint.
 
     Attributes:
-        state: the ``SVIState`` to go on from.
+        state: the ``SVIState`` after the last chunk.
         best: the best state so far, with mean parameters.
-        progress: where the stopping rule stands.
-        losses: of all steps, in pieces.
+        progress: the state of the stopping rule.
+        losses: losses of all steps, in pieces.
     """
 
     state: Any
@@ -52,10 +52,10 @@ def run_chunks(
 
     Args:
         take_chunk: ``(state, step sizes) -> Chunk``, compiled.
-        state: the ``SVIState`` to begin with; a checkpoint that exists takes its place.
-        rule: when to stop.
-        settings: of the fit.
-        rng_key: the key of the fit, which a checkpoint must agree with.
+        state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
+        rule: the stopping rule.
+        settings: the settings of the fit.
+        rng_key: the key of the fit, which must be that of the checkpoint.
 
     Returns:
         The run, and whether it was interrupted from the keyboard.

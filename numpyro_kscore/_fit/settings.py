@@ -38,7 +38,7 @@ class Settings:
         check_choice("criterion", self.criterion, ("stein", "loss"))
         if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
             raise ValueError(
-                f"checkpoint: expected a file in a folder that is there; got {self.checkpoint}"
+                f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"
             )
 
     def rule(self, dim: int) -> Rule:

@@ -1,4 +1,4 @@
-"""``to_arviz``: what a fit gave, as ArviZ knows it. For any guide, with a density or without."""
+"""``to_arviz``: a fit as an ArviZ data structure, for guides with a density and without."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
 __all__ = ["to_arviz"]
 
-# Draws an energy is fitted to at least, whatever the number that is kept.
+# Least number of draws for k̂ and an estimate of log q, however few are kept.
 ENERGY_DRAWS = 2_000
-# Share of their range by which log densities of the same draws may differ, being compiled apart.
+# Largest difference of log densities of the same draws, as a fraction of their range: they are
+# compiled separately.
 SAME = 1e-3
 
 
@@ -62,13 +63,13 @@ def to_arviz(
 ) -> Any:
     """A fit as a ``DataTree`` (ArviZ 1.x) or ``InferenceData`` (ArviZ 0.2x).
 
-    Keyword names are those of ArviZ's ``from_numpyro_svi``; those of the model go to the model.
-    Groups and what is in them:
+    Keyword names are those of ArviZ's ``from_numpyro_svi``; all others are passed to the model. The
+    groups are:
 
     * ``posterior``: latent and deterministic sites, dimensions ``(chain, draw)`` and then those of
       plates, by name. Draws of one guide are one chain. Noise of the guide is left out.
     * ``sample_stats``: ``lp``, the model's log density in unconstrained coordinates, and
-      ``log_q``, the guide's: exact where it has one, otherwise its energy, known up to a constant
+      ``log_q``, the guide's: exact if it has one, otherwise estimated up to a constant
       (``attrs["log_q_normalized"]`` says which); ``khat`` with ``khat_low`` and ``khat_high``;
       ``losses`` of all steps.
     * ``log_likelihood``, ``posterior_predictive``, ``prior`` and ``prior_predictive`` on request.
@@ -79,23 +80,23 @@ def to_arviz(
         svi: model, guide and loss.
         result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
         *args: arguments of the model, as in the fit.
-        num_samples: draws that are kept.
+        num_samples: number of draws in the result.
         prior: prior draws, by site with leading axis n; True makes ``num_samples`` of them.
         posterior_predictive: draws of observed sites, leading axis ``num_samples``; True makes
             them.
         predictions: draws for other inputs, leading axis ``num_samples``.
         constant_data: arrays by name; replaces those found among the arguments.
         predictions_constant_data: the same for ``predictions``.
-        log_likelihood: whether to evaluate that of every observation: what ``loo`` needs.
+        log_likelihood: whether to evaluate that of every observation, which ``loo`` needs.
         coords: labels of dimensions.
-        dims: names of dimensions by site; read off plates by default.
-        pred_dims: those of ``predictions``.
+        dims: names of dimensions by site; by default those of plates.
+        pred_dims: the same for ``predictions``.
         extra_event_dims: names of event dimensions, added to those of plates.
-        index_origin: of labels that are not given.
-        khat: True computes it, for ten seconds or so, from the draws that are kept and more; False
-            leaves out ``khat``, and ``log_q`` where the guide has no density; what
-            :func:`~numpyro_kscore.khat` or ``diagnose(...).khat`` gave is taken as it is, if it is
-            of the same draws, which the same ``rng_key`` makes.
+        index_origin: first label of dimensions without labels.
+        khat: True computes it from at least 2000 draws, in ten seconds or so; False leaves out
+            ``khat``, and ``log_q`` if the guide has no density. An estimate from
+            :func:`~numpyro_kscore.khat` or ``diagnose(...).khat`` is used unchanged; it must be of
+            the same draws, which the same ``rng_key`` makes.
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
 

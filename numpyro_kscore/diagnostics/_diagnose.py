@@ -1,11 +1,11 @@
-"""Can this fit be trusted? ``diagnose`` asks all that can be asked, and answers in words.
+"""Can this fit be trusted? ``diagnose`` runs every diagnostic and answers in words.
 
 Each question has a function of its own: :func:`~numpyro_kscore.khat` (is the guide close enough to
 be corrected?), :func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?),
 :func:`~numpyro_kscore.diagnostics.mode_jump_test` (is there a mode where the guide has no draws?),
 :func:`spread_ratios` (too narrow, or too wide?), :func:`fisher_divergence` (by how much, at
-least?). Whether the *procedure* is calibrated over data sets is what NumPyro's ``vsbc_diagnostic``
-asks, by fitting many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
+least?). NumPyro's ``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by
+fitting many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from numpyro_kscore.diagnostics._draws import (
     fitted_guide,
     log_joint,
 )
-from numpyro_kscore.diagnostics._khat import KhatEstimate, khat
+from numpyro_kscore.diagnostics._khat import KhatEstimate, check_is_draws, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
 from numpyro_kscore.diagnostics._pareto import pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
@@ -38,12 +38,12 @@ from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
 
-# A test over all pairs of draws needs no more.
+# Draws for tests over all pairs, which need no more.
 TEST_DRAWS = 1_000
 
 
 class Diagnosis(NamedTuple):
-    """What the diagnostics say of a fit.
+    """The answers of all diagnostics to one fit.
 
     Attributes:
         verdict: ``"good"``, ``"bad"`` or ``"cannot tell"``.
@@ -55,11 +55,11 @@ class Diagnosis(NamedTuple):
         advice: what to try next, in words.
         khat: k̂ and its interval.
         stein: the kernel Stein discrepancy and its test.
-        jumps: what long Metropolis steps made of the draws.
-        spread: the guide's standard deviation over the model's, along the directions in which it
-            is least and most.
-        ess: effective number of draws after smoothed weights.
-        num_draws: draws behind all that.
+        jumps: the test by long Metropolis steps.
+        spread: least and largest ratio, over directions, of the guide's standard deviation to the
+            model's.
+        ess: effective number of draws with smoothed weights.
+        num_draws: number of draws.
     """
 
     verdict: Verdict
@@ -90,28 +90,30 @@ class Diagnosis(NamedTuple):
 
 
 def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> Discrepancy:
-    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, in the mean over dimensions.
+    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, averaged over dimensions.
 
-    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``:
-    the held-out score-matching loss of the energy, turned into what is known for sure. Whitened
-    coordinates make it a number without units: that of a Gaussian guide which is right but for its
-    means is their mean squared error in standard deviations. Zero where nothing is found.
+    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``.
+    Here f is the estimated difference of the scores, at held-out draws. In whitened coordinates the
+    bound has no units: for a Gaussian guide in which only the means are wrong, the divergence is
+    their mean squared error in standard deviations squared. The bound is zero if no difference is
+    found.
 
     Args:
         draws: from :func:`~numpyro_kscore.evaluate_guide`.
-        fitted: k̂ of the same draws, if it has been computed by an energy.
+        fitted: k̂ of the same draws, if it is known; an exact one is computed anew by an energy.
 
     Returns:
         The bound and its standard error.
 
     Raises:
-        TypeError: if the draws are no ``GuideDraws``.
+        TypeError: if the draws are not ``GuideDraws``.
         ValueError: for draws that do not fit together, or without their Laplacian.
     """
+    check_is_draws(draws)
     if draws.laplacian is None:
         raise ValueError(
-            "draws: expected the model's Laplacian; got None. evaluate_guide gives it where it is "
-            "finite"
+            "draws: expected the model's Laplacian; got None. evaluate_guide gives it if it is "
+            "finite at every draw"
         )
     if fitted is None or fitted.energy == "exact":
         fitted = khat(draws, exact=False)
@@ -120,12 +122,12 @@ def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> 
 
 
 def spread_ratios(samples: Any, scores: Any) -> Array:
-    """The guide's standard deviations over the model's, by direction.
+    """Ratios of the guide's standard deviations to the model's, by direction.
 
     If the draws are from the model, ``-E[s zᵀ]`` is the identity in whitened coordinates, by
-    Stein's identity. Its eigenvalues are the ratios of variances where both are Gaussian; in
-    general they compare the guide's spread with the model's curvature as the guide sees it. Roots
-    of negative eigenvalues are given as 0: the model is not even concave there on average.
+    Stein's identity. Its eigenvalues are the ratios of variances if both are Gaussian; in general
+    they compare the guide's spread with the model's curvature, averaged over the guide. A ratio is
+    the square root, or 0 for a negative eigenvalue: the model is not concave there on average.
 
     Args:
         samples: draws of the guide, (n, d).
@@ -152,14 +154,14 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
     """NumPyro's simulation-based calibration of a whole fit: ``numpyro.infer.vsbc_diagnostic``.
 
     Draws parameters from the prior and data from the model, fits the guide anew to each, and ranks
-    the parameters among the guide's draws. It asks the question of the procedure, not of one fit,
-    and costs as many fits as there are simulations.
+    the parameters among the guide's draws. This tests the procedure, not one fit, and costs one fit
+    for each simulation.
 
     Args:
         svi: model, guide, optimizer and loss.
         rng_key: random key.
-        *args: arguments of the model; the observed ones None.
-        **kwargs: those of ``vsbc_diagnostic`` (``num_simulations``, ``num_svi_steps``,
+        *args: arguments of the model; None for observed values.
+        **kwargs: keyword arguments of ``vsbc_diagnostic`` (``num_simulations``, ``num_svi_steps``,
             ``num_samples``, ``observed_sites``, …) and of the model.
 
     Returns:
@@ -172,7 +174,7 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
     check_key(rng_key)
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        # NumPyro 0.22 reshapes the words of its keys, which typed ones do not show.
+        # NumPyro 0.22 reshapes the words of a key, which a typed key does not show.
         rng_key = jax.random.key_data(rng_key)
     return vsbc_diagnostic(rng_key, svi.model, svi.guide, svi.optim, svi.loss, *args, **kwargs)
 
@@ -186,7 +188,7 @@ def diagnose(
     verbose: bool = True,
     **kwargs: Any,
 ) -> Diagnosis:
-    """Ask of a fit all that draws of the guide and the model can tell, and print the answer.
+    """Run every diagnostic on a fit, and print the verdict, its reasons and what to try.
 
     Args:
         svi: model, guide and loss.
@@ -198,7 +200,7 @@ def diagnose(
         **kwargs: keyword arguments of the model.
 
     Returns:
-        Verdict, findings, advice, and all numbers behind them.
+        Verdict, findings, advice, and all numbers they rest on.
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
@@ -215,20 +217,20 @@ def diagnose(
     def log_density(flat: Array) -> Array:
         return log_joint(flat, fitted.program, fitted.layout, key)
 
-    some = draws.samples[:TEST_DRAWS], draws.scores[:TEST_DRAWS]
-    found = khat(draws)
-    stein = ksd(*some, rng_key=key_apart(key, 3))
-    jumps = mode_jump_test(log_density, some[0], rng_key=key_apart(key, 4))
+    tested = draws.take(slice(TEST_DRAWS))
+    estimate = khat(draws)
+    stein = ksd(tested.samples, tested.scores, rng_key=key_apart(key, 3))
+    jumps = mode_jump_test(log_density, tested.samples, rng_key=key_apart(key, 4))
     ratios = np.asarray(spread_ratios(draws.samples, draws.scores))
     spread = float(ratios[0]), float(ratios[-1])
-    smoothed = pareto_smooth(found.log_weights)[0]
-    verdict, findings = decide(found, stein, jumps, spread, draws.num_lost)
+    smoothed = pareto_smooth(estimate.log_weights)[0]
+    verdict, findings = decide(estimate, stein, jumps, spread, draws.num_lost)
     diagnosis = Diagnosis(
         verdict,
         tuple(finding.code for finding in findings),
-        describe(findings, found.reason),
+        describe(findings, estimate.reason),
         advise(findings),
-        found,
+        estimate,
         stein,
         jumps,
         spread,

@@ -1,4 +1,4 @@
-"""Fresh draws of a fitted guide with all that diagnostics want to know about them."""
+"""Fresh draws of a fitted guide, and the model evaluated at them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ __all__ = [
     "log_joint",
 ]
 
-# Up to so many dimensions the Laplacian is exact; beyond, one random direction a draw estimates it.
+# Most dimensions with an exact Laplacian; beyond, one random direction for each draw estimates it.
 EXACT_LAPLACIAN = 32
+# Draws evaluated at once.
 BATCH = 256
 
 
@@ -59,7 +60,7 @@ def fitted_guide(
     Raises:
         TypeError: for anything but an ``SVI`` and its result, and arguments the model cannot take.
         ValueError: if the model observes nothing, or draws only some rows of a plate, and for
-            guides that :class:`~numpyro_kscore.ImplicitELBO` could not take either.
+            guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
@@ -89,7 +90,7 @@ def _check_observed(program: Program) -> None:
     missing: list[str] = []
 
     def run(key: Array) -> None:
-        # At draws of the guide: an improper prior has none.
+        # At draws of the guide, since an improper prior has none.
         traces = trace_both(key, program)
         seen.update(traces.model)
         drawn = [name for name, site in traces.model.items() if is_drawn(site)]
@@ -126,10 +127,10 @@ def evaluate_guide(
     """Draw from a fitted guide and evaluate the model, its score and its Laplacian there.
 
     Args:
-        svi: model and guide; whatever the loss was.
+        svi: model and guide; the loss may be any.
         result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
         *args: arguments of model and guide, as in the fit.
-        num_samples: fresh draws, more than a fit has particles: an energy needs at least ten a
+        num_samples: number of fresh draws; for :func:`~numpyro_kscore.khat` at least ten a
             dimension.
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of both.
@@ -138,9 +139,9 @@ def evaluate_guide(
         The draws in unconstrained coordinates, with the model's log density, score and Laplacian.
 
     Raises:
-        TypeError: if ``svi`` is no ``SVI``, or ``result`` has no parameters.
+        TypeError: if ``svi`` is not an ``SVI``, or ``result`` has no parameters.
         ValueError: for a model that observes nothing at these arguments, and guides that
-            :class:`~numpyro_kscore.ImplicitELBO` could not take either.
+            :class:`~numpyro_kscore.ImplicitELBO` does not accept.
         FloatingPointError: if fewer than half of the draws are finite.
 
     Cost: ``num_samples`` values and gradients of the model, and up to 32 Hessian products each.
@@ -151,7 +152,7 @@ def evaluate_guide(
 
 
 def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideDraws:
-    """:func:`evaluate_guide` of a guide that has been looked at."""
+    """:func:`evaluate_guide` for a guide from :func:`fitted_guide`."""
     program, layout, forward = fitted
 
     @jax.jit
@@ -195,7 +196,7 @@ def log_joint(flat: Array, program: Program, layout: Layout, key: Array) -> Arra
 def _laplacian(
     flat: Array, probe: Array, factor: Array, program: Program, layout: Layout, key: Array
 ) -> Array:
-    """Trace of ``Lᵀ H L``, by columns of L or by one random combination of them."""
+    """Trace of ``Lᵀ H L``: a sum over columns of L, or one random combination of them."""
 
     def gradient(x: Array) -> Array:
         return jax.grad(lambda u: log_joint(u, program, layout, key))(x)
@@ -214,13 +215,13 @@ def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]
 
     def one(x: Array) -> dict[str, Array]:
         model = handlers.substitute(program.model, data=dict(program.params))
-        found = constrain_fn(
+        sites = constrain_fn(
             handlers.seed(model, jax.random.key(0)),
             program.args,
             program.kwargs,
             layout.unravel(x),
             return_deterministic=True,
         )
-        return {name: value for name, value in found.items() if name not in program.params}
+        return {name: value for name, value in sites.items() if name not in program.params}
 
     return jax.jit(partial(lax.map, one, batch_size=BATCH))(flat)

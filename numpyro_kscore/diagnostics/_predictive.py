@@ -83,11 +83,11 @@ def find_constant_data(
         if site["type"] == "sample" and site["is_observed"]
     ]
     bound = inspect.signature(program.model).bind(*program.args, **program.kwargs).arguments
-    found = {}
+    arrays = {}
     for name, value in bound.items():
         if not isinstance(value, np.ndarray | jax.Array) or jnp.ndim(value) == 0:
             continue
         array = np.asarray(value)
         if not any(a.shape == array.shape and np.array_equal(a, array) for a in observed):
-            found[name] = array
-    return {name: value for name, value in found.items() if name not in sites}
+            arrays[name] = array
+    return {name: value for name, value in arrays.items() if name not in sites}
