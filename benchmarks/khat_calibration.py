@@ -35,8 +35,8 @@ from numpyro.infer.autoguide import AutoIAFNormal
 from examples.cells import Row, fill, make_parser
 from numpyro_kscore import khat
 from numpyro_kscore.diagnostics import GuideDraws, pareto_smooth
-from numpyro_kscore.diagnostics._draws import whitening
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
 COLUMNS = ("exact", "value", "low", "high", "verdict", "energy_error", "correlation")
 VERDICTS = ("good", "bad", "cannot tell")
@@ -244,7 +244,7 @@ def make_draws(case: str, seed: int, n: int, d: int) -> GuideDraws:
 @partial(jax.jit, static_argnums=0)
 def evaluate(log_density: Callable[[Array], Array], x: Array, log_q: Array) -> GuideDraws:
     """The model at the draws, its Laplacian in coordinates whitened by them."""
-    coordinates = whitening(x)
+    coordinates = whiten_samples(x)
     factor = coordinates.root()
 
     def laplacian(point: Array) -> Array:

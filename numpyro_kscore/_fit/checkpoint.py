@@ -1,7 +1,7 @@
-"""Files that a fit can be continued from: arrays and JSON in one ``.npz``, never pickled objects.
+"""Checkpoint files of a fit: arrays and JSON in one ``.npz``, never pickled objects.
 
-A tree of arrays is stored leaf by leaf; its structure comes from the program that reads it, so a
-file cannot bring code with it, and one that was written for something else is noticed.
+A tree of arrays is stored leaf by leaf. Its structure comes from the program that reads the file:
+a file cannot carry code, and one that was written for another program is refused.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ FORMAT = "numpyro_kscore fit, version 1"
 def save_checkpoint(
     path: str | os.PathLike[str], tree: Any, record: dict[str, Any], series: np.ndarray
 ) -> None:
-    """Write to a file, which is replaced as a whole or not at all.
+    """Write a checkpoint; an older file is replaced as a whole or not at all.
 
     Args:
-        path: of the file.
+        path: the file to write.
         tree: a pytree of arrays, numbers and random keys.
-        record: anything JSON can hold; numbers come back exactly as they were.
+        record: data that JSON can hold; numbers are restored exactly.
         series: an array of any length.
 
     Raises:
-        OSError: if the folder is not there or cannot be written to.
+        OSError: if the folder does not exist or cannot be written to.
     """
     target = Path(path)
     header = json.dumps({"format": FORMAT, "leaves": _layout(tree), "record": record})
     arrays: dict[str, Any] = {"header": np.frombuffer(header.encode(), np.uint8), "series": series}
     arrays.update({f"leaf{k}": _to_numpy(x) for k, x in enumerate(jax.tree.leaves(tree))})
-    # Written beside it and renamed: a stop at any moment leaves the old file or the new one.
+    # Write another file and rename it: a stop at any moment leaves the old file or the new one.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -55,10 +55,10 @@ def save_checkpoint(
 def load_checkpoint(
     path: str | os.PathLike[str], template: Any
 ) -> tuple[Any, dict[str, Any], np.ndarray]:
-    """Read what :func:`save_checkpoint` wrote.
+    """Read a file of :func:`save_checkpoint`.
 
     Args:
-        path: of the file.
+        path: the file to read.
         template: a tree with the structure, shapes and dtypes of the one that was written.
 
     Returns:
@@ -66,17 +66,17 @@ def load_checkpoint(
 
     Raises:
         ValueError: if the file is damaged, of another kind, or holds another tree.
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if the file does not exist.
     """
     with open(path, "rb") as file:
         try:
-            with np.load(file, allow_pickle=False) as kept:
-                header = json.loads(kept["header"].tobytes())
+            with np.load(file, allow_pickle=False) as archive:
+                header = json.loads(archive["header"].tobytes())
                 if header["format"] != FORMAT:
                     raise ValueError(header["format"])
-                stored, record, series = header["leaves"], header["record"], kept["series"]
+                stored, record, series = header["leaves"], header["record"], archive["series"]
                 # Reading every array checks its checksum.
-                arrays = [kept[f"leaf{k}"] for k in range(len(stored))]
+                arrays = [archive[f"leaf{k}"] for k in range(len(stored))]
         except OSError:
             raise
         except Exception as error:

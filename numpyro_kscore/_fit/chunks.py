@@ -22,23 +22,23 @@ from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
 __all__ = ["Chunk", "inspect_svi", "latent_size", "make_chunk", "parameter_slots", "strongly_typed"]
 
-# Fresh draws behind a discrepancy: about a tenth of the time of a hundred steps, or less.
+# Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
 EVALUATION_DRAWS = 1024
-# Explicit guides take few particles a step; going through draws so few at a time would be slow.
+# Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
 SMALLEST_BATCH = 64
-# Blocks of steps behind the error of a mean loss: the losses of an optimizer are correlated.
+# Blocks of steps for the error of a mean loss: losses of successive steps are correlated.
 LOSS_BLOCKS = 5
 
 
 class Chunk(NamedTuple):
-    """What a chunk of steps gives.
+    """The result of a chunk of steps.
 
     Attributes:
-        state: after the last step.
-        averaged: the same with the mean of the parameters over the steps.
-        losses: of every step; NaN where it was skipped.
+        state: the ``SVIState`` after the last step.
+        averaged: the same state with the mean of the parameters over the steps.
+        losses: one for each step; NaN where it was skipped.
         look: the fields of :class:`~numpyro_kscore._fit.stopping.Look`.
-        finite: whether to go on from here.
+        finite: whether parameters and discrepancy are finite, and at least half of the losses.
     """
 
     state: SVIState
@@ -49,12 +49,12 @@ class Chunk(NamedTuple):
 
 
 def parameter_slots(svi: SVI, optim_state: Any) -> tuple[int, ...]:
-    """Which leaves of an optimizer's state are the parameters.
+    """Indices of the parameters among the leaves of an optimizer's state.
 
     Raises:
-        TypeError: if they are not leaves of it.
+        TypeError: if the parameters are not leaves of the state.
     """
-    # Read off the program: at the start other leaves may be the very same arrays.
+    # By tracing, not by identity: at the start other leaves may be the very same arrays.
     jaxpr = jax.make_jaxpr(svi.optim.get_params)(optim_state).jaxpr
     places = {id(var): k for k, var in enumerate(jaxpr.invars)}
     slots = tuple(places.get(id(var), -1) for var in jaxpr.outvars)
@@ -77,7 +77,7 @@ def inspect_svi(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[s
     """The layout of a particle of the guide.
 
     Raises:
-        ValueError: if the guide is none that a discrepancy can be taken of.
+        ValueError: if no discrepancy can be computed for the guide.
     """
     try:
         return inspect_program(jax.random.key(0), _program(svi, state, args, kwargs))
@@ -90,15 +90,15 @@ def inspect_svi(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[s
 
 
 def latent_size(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """How many numbers the model's latent sites have, of whatever kind, at these arguments."""
-    program, found = _program(svi, state, args, kwargs), []
+    """Number of elements of all latent sites of the model, discrete ones included."""
+    program, sizes = _program(svi, state, args, kwargs), []
 
     def run(key: jax.Array) -> None:
         trace = trace_both(key, program).model
-        found.append(sum(jnp.size(site["value"]) for site in trace.values() if is_drawn(site)))
+        sizes.append(sum(jnp.size(site["value"]) for site in trace.values() if is_drawn(site)))
 
     jax.eval_shape(run, jax.random.key(0))
-    return found[0]
+    return sizes[0]
 
 
 def _program(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
@@ -118,8 +118,8 @@ def make_chunk(
 
     Args:
         svi: model, guide, optimizer and loss.
-        layout: the layout of a particle; None takes no discrepancy.
-        slots: as :func:`parameter_slots` gives them.
+        layout: the layout of a particle; without it no discrepancy is computed.
+        slots: from :func:`parameter_slots`.
         args: arguments of model and guide.
         kwargs: keyword arguments of both.
         forward_mode: differentiate in forward mode.
@@ -132,7 +132,7 @@ def make_chunk(
             state, *args, forward_mode_differentiation=forward_mode, **kwargs
         )
         new = jax.tree.leaves(svi.optim.get_params(state.optim_state))
-        # At full size the optimizer's own step, to the last bit.
+        # At factor 1 keep the optimizer's own step, bit for bit.
         new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
                for a, b in zip(old, new, strict=True)]  # fmt: skip
         state = state._replace(optim_state=_with_parameters(state.optim_state, slots, new))
@@ -148,8 +148,8 @@ def make_chunk(
             optim_state=_with_parameters(state.optim_state, slots, mean),
         )
         look = _look_at_losses(losses)
-        kept = [*mean, *jax.tree.leaves(state.mutable_state)]
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in kept]))
+        carried = [*mean, *jax.tree.leaves(state.mutable_state)]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in carried]))
         finite = finite & (2 * look["skipped"] <= count)
         if layout is not None:
             program = _program(svi, averaged, args, kwargs)
@@ -178,22 +178,20 @@ def _look_at_guide(
     batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
     if svi.loss.vectorize_particles is False:
         batch = 1
-    found = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
-    x, s, log_density = (
-        a[:EVALUATION_DRAWS] for a in (found.flat, found.scores, found.log_density)
-    )
+    draws = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
+    x, s, log_density = draws.samples, draws.scores, draws.log_density
     valid = are_finite(log_density, x, s)
     first = jnp.argmax(valid)
     x, s = (jnp.where(valid[:, None], a, a[first]) for a in (x, s))
-    smoothed = masked_stein_discrepancy(x, s, valid)
+    discrepancy = masked_stein_discrepancy(x, s, valid)
     count = jnp.sum(valid)
     weight = valid / jnp.maximum(count, 1)
     mean = weight @ jnp.where(valid, log_density, 0.0)
     variance = weight @ jnp.where(valid, (log_density - mean) ** 2, 0.0)
     spread = weight @ (x - weight @ x) ** 2
     return {
-        "discrepancy": smoothed.value,
-        "discrepancy_error": smoothed.standard_error,
+        "discrepancy": discrepancy.value,
+        "discrepancy_error": discrepancy.standard_error,
         "log_density": mean,
         "log_density_error": jnp.sqrt(variance / jnp.maximum(count, 1)),
         "log_spread": 0.5 * jnp.mean(jnp.log(jnp.maximum(spread, jnp.finfo(x.dtype).tiny))),
@@ -201,7 +199,7 @@ def _look_at_guide(
 
 
 def strongly_typed(state: Any) -> Any:
-    """The same state with types that no step changes: a weak one would compile a second time."""
+    """The state without weak types: the first step would change them, and compile once more."""
 
     def one(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)

@@ -1,41 +1,60 @@
-"""When a noisy fit has stopped improving, and what it does then.
+"""The stopping rule of a fit: when a noisy trace has stopped improving, and what happens then.
 
-A fit first moves at full step size. Once windows of its trace show no improvement beyond their
-errors, the step size falls to 0 along a cosine over as many steps as there were before, which
-averages the noise away. Everything here is plain numbers on the host.
+A fit first searches at full step size. Once windows of its trace show no improvement beyond their
+errors, it settles: the step size falls to 0 along a cosine over as many steps as the search took,
+which averages the noise away. Everything here is plain numbers on the host.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["Gain", "Look", "Progress", "Rule", "advance", "step_sizes", "verdict", "window_gain"]
+__all__ = [
+    "Cause",
+    "Doubt",
+    "Ending",
+    "Gain",
+    "Look",
+    "Progress",
+    "Rule",
+    "advance",
+    "conclude",
+    "step_sizes",
+    "window_gain",
+]
 
-# Windows are this fraction of the trace so far, so that slow progress is told from none.
+Phase = Literal["search", "settle", "done"]
+Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted"]
+Doubt = Literal["", "far", "noisy", "recovered"]
+# Causes of a fit that has converged.
+CONVERGED = ("plateau", "tol")
+
+# A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 3
-# The latest moment to settle: a cosine run has taken most of its way by then.
+# Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# A run-away is only called when so many chunks in a row show it, each beyond three errors.
+# Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
+# guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
 RUNAWAY_SPREAD = 0.1
-# Discrepancy of a settled fit, in standard deviations, from which on it is called doubtful.
+# A settled fit with a larger discrepancy, in standard deviations, is called doubtful.
 DOUBTFUL = 0.3
 
 
 class Rule(NamedTuple):
-    """The settings of a fit that decide when it stops.
+    """The settings that decide when a fit stops.
 
     Attributes:
         chunk_size: steps between two looks.
-        num_chunks: the most there will be.
-        tol: what matters, in standard deviations.
-        patience: looks in a row without improvement.
-        dim: of the latent space.
+        num_chunks: largest number of chunks.
+        tol: tolerance, in standard deviations.
+        patience: successive looks without improvement that end the search.
+        dim: dimension of the latent space.
     """
 
     chunk_size: int
@@ -46,22 +65,22 @@ class Rule(NamedTuple):
 
     @property
     def least_loss(self) -> float:
-        """The divergence, in nats, of means that are off by ``tol`` in every coordinate."""
+        """The divergence, in nats, of a Gaussian whose means are all off by ``tol``."""
         return 0.5 * self.dim * self.tol**2
 
 
 class Look(NamedTuple):
-    """What one look at a fit shows. Without a discrepancy the fields of the guide are NaN.
+    """The numbers of one look at a fit. With ``criterion="loss"`` those of the guide are NaN.
 
     Attributes:
         discrepancy: squared, see :func:`~numpyro_kscore.diagnostics.stein_discrepancy`.
         discrepancy_error: its standard error.
-        loss: mean over the steps of the chunk that were taken.
+        loss: mean over the steps of the chunk that were not skipped.
         loss_error: its standard error.
         log_density: mean log density of the model at draws of the guide.
         log_density_error: its standard error.
         log_spread: mean log standard deviation of the draws' coordinates.
-        skipped: steps that were not taken, their loss or gradient not being finite.
+        skipped: number of steps skipped because their loss or gradient was not finite.
     """
 
     discrepancy: float
@@ -75,23 +94,23 @@ class Look(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a fit stands.
+    """The state of the stopping rule.
 
     Attributes:
         looks: one for each chunk.
         phase: ``"search"``, ``"settle"`` or ``"done"``.
         cause: why the search ended: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``,
             ``"nan"``; empty before.
-        settle_from: chunks before the step size began to fall.
-        settle_length: chunks over which it falls.
-        calm: looks in a row that showed no improvement.
-        best: which row is that of the best state.
-        recoveries: how often the fit went back to a good state.
+        settle_from: number of chunks before the step size began to fall.
+        settle_length: number of chunks over which it falls.
+        calm: number of successive looks without improvement.
+        best: index of the look at the best state; -1 before the first look.
+        recoveries: how often a chunk was undone and tried again.
     """
 
     looks: tuple[Look, ...] = ()
-    phase: str = "search"
-    cause: str = ""
+    phase: Phase = "search"
+    cause: Cause = ""
     settle_from: int = 0
     settle_length: int = 0
     calm: int = 0
@@ -99,11 +118,40 @@ class Progress(NamedTuple):
     recoveries: int = 0
 
 
-class Gain(NamedTuple):
-    """How much lower the last window lies than the one before it.
+class Ending(NamedTuple):
+    """How a fit ended, as codes and the numbers they rest on.
 
     Attributes:
-        value: difference of the means; positive where things improve.
+        cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
+            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"`` or
+            ``"interrupted"``.
+        doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
+            ``"noisy"`` (its distance is too noisy to tell), ``"recovered"`` (numbers were not
+            finite on the way); otherwise empty.
+        steps: number of steps.
+        tol: tolerance of the rule.
+        distance: discrepancy of the best guide, in standard deviations; NaN if not known.
+        recoveries: how often a chunk was undone and tried again.
+    """
+
+    cause: Cause
+    doubt: Doubt
+    steps: int
+    tol: float
+    distance: float
+    recoveries: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether the search ended because nothing was left to gain."""
+        return self.cause in CONVERGED
+
+
+class Gain(NamedTuple):
+    """The fall of a number from one window to the next.
+
+    Attributes:
+        value: difference of the means, positive for an improvement.
         standard_error: of the difference.
     """
 
@@ -111,19 +159,19 @@ class Gain(NamedTuple):
     standard_error: float
 
     def is_real(self, least: float) -> bool:
-        """Whether it exceeds both its error and what matters."""
+        """Whether the gain exceeds both its error and the least that matters."""
         return self.value > max(self.standard_error, least)
 
 
 def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
     """Compare the means of the last two windows.
 
-    Entries weigh by their inverse variances, so that one with a huge error says nothing. Where
-    they scatter more than their errors explain, as the loss of an optimizer that wanders does,
-    the error of a mean grows by the ratio.
+    Entries are weighted by their inverse variances, so one with a huge error counts for nothing.
+    Where they scatter more than their errors explain, as losses do while an optimizer wanders, the
+    error of the mean grows by the ratio.
 
     Args:
-        values: one number a chunk, at least ``2 * window``, finite.
+        values: one finite number for each chunk, at least ``2 * window``.
         errors: their standard errors, positive.
         window: entries in each of the two windows, at least 2.
     """
@@ -147,12 +195,12 @@ def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
     if progress.phase == "search":
         return np.full(rule.chunk_size, factor)
     start = (len(progress.looks) - progress.settle_from) * rule.chunk_size
-    share = (start + np.arange(rule.chunk_size)) / (progress.settle_length * rule.chunk_size)
-    return factor * 0.5 * (1 + np.cos(np.pi * share))
+    fraction = (start + np.arange(rule.chunk_size)) / (progress.settle_length * rule.chunk_size)
+    return factor * 0.5 * (1 + np.cos(np.pi * fraction))
 
 
 def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
-    """Take in one more look and decide what comes next."""
+    """Add one more look and decide what comes next."""
     best = progress.best
     if best < 0 or not _is_worse(look, progress.looks[best], rule):
         best = len(progress.looks)
@@ -161,15 +209,16 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
         return progress._replace(phase="done", cause="runaway")
     count = len(progress.looks)
     if progress.phase == "search":
-        calm, cause = progress.calm, ""
+        calm = progress.calm
+        cause: Cause = ""
         window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * count))
         if count >= 2 * window:
-            loss = _gain(progress.looks, window, "loss").is_real(rule.least_loss)
-            smoothed = _gain(progress.looks, window, "discrepancy").is_real(rule.tol**2)
-            calm = 0 if loss or smoothed else calm + 1
+            loss_falls = _gain(progress.looks, window, "loss").is_real(rule.least_loss)
+            gap_falls = _gain(progress.looks, window, "discrepancy").is_real(rule.tol**2)
+            calm = 0 if loss_falls or gap_falls else calm + 1
             if calm >= rule.patience:
                 cause = "plateau"
-            elif not loss and _is_below(look, rule):
+            elif not loss_falls and _is_below(look, rule):
                 cause = "tol"
         rest = rule.num_chunks - count
         if not cause and count >= SEARCH_FRACTION * rule.num_chunks:
@@ -177,13 +226,13 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
         if not cause:
             return progress._replace(calm=calm)
         # Half as many would do on easy targets, but not on ill-conditioned ones (docs/convergence).
-        wanted = rest if cause == "budget" else count
+        length = rest if cause == "budget" else count
         progress = progress._replace(
             phase="settle",
             cause=cause,
             calm=calm,
             settle_from=count,
-            settle_length=min(wanted, rest),
+            settle_length=min(length, rest),
         )
     if count >= progress.settle_from + progress.settle_length:
         progress = progress._replace(phase="done")
@@ -192,7 +241,7 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
 
 def _is_below(look: Look, rule: Rule) -> bool:
     """Whether the discrepancy is below tol² by two errors; False where it is not known."""
-    # An estimate below zero is noise, and makes nothing surer.
+    # Negative estimates are noise: clip them at zero.
     return max(look.discrepancy, 0.0) + 2 * look.discrepancy_error < rule.tol**2
 
 
@@ -209,7 +258,7 @@ def _gain(looks: tuple[Look, ...], window: int, name: str) -> Gain:
     values = [getattr(look, name) for look in looks]
     if not np.all(np.isfinite(values[-2 * window :])):
         return Gain(-math.inf, 0.0)
-    # The errors of single losses come from few blocks and are noisy: their median serves for all.
+    # Errors of single losses come from few blocks and are noisy: use their median for all.
     errors = [max(getattr(look, f"{name}_error"), 1e-30) for look in looks]
     if name == "loss":
         errors = [float(np.median(errors[-2 * window :]))] * len(errors)
@@ -230,32 +279,22 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
     )
 
 
-def verdict(progress: Progress, rule: Rule, interrupted: bool) -> tuple[bool, str, str]:
-    """Whether a fit converged, why it stopped, and what to try if something is wrong with it."""
+def conclude(progress: Progress, rule: Rule, interrupted: bool) -> Ending:
+    """How a fit ended."""
+    cause: Cause = "interrupted" if interrupted else progress.cause
+    distance = math.nan
+    doubt: Doubt = ""
+    if progress.looks:
+        best = progress.looks[progress.best]
+        distance = math.sqrt(max(best.discrepancy, 0.0))
+        doubt = _doubt(best, progress.recoveries) if cause in CONVERGED else ""
     steps = len(progress.looks) * rule.chunk_size
-    if interrupted:
-        return False, f"interrupted after {steps} steps", ""
-    if progress.cause == "nan":
-        reason = f"after {steps} steps numbers were not finite, however often it was tried again"
-        return False, reason, "Try a smaller step size, or priors that keep off such values"
-    if progress.cause == "runaway":
-        reason = f"ran away: by step {steps} the guide grew while the model's density at it fell"
-        advice = "The best state before is returned. Try more particles or a smaller step size"
-        return False, reason, advice
-    if progress.cause == "budget":
-        reason = f"not converged: still improving when it had to settle to end in {steps} steps"
-        return False, reason, "Try a larger max_steps, or a larger tol if this is good enough"
-    reason = f"no improvement any more, settled after {steps} steps"
-    if progress.cause == "tol":
-        reason = f"discrepancy below {rule.tol:g} sd, settled after {steps} steps"
-    last = progress.looks[progress.best]
-    if last.discrepancy - 3 * last.discrepancy_error > DOUBTFUL**2:
-        reason = f"{reason}, at a guide {last.discrepancy**0.5:.2g} sd from the model"
-        return True, reason, "Try a more flexible guide, more particles or other parameters"
-    if 3 * last.discrepancy_error > DOUBTFUL**2:
-        reason = f"{reason}, at a guide whose distance from the model is too noisy to tell"
-        return True, reason, "Its tails are probably wrong. Try other parameters of the model"
-    if progress.recoveries:
-        reason = f"{reason}, after numbers that were not finite {progress.recoveries} time(s)"
-        return True, reason, "Look for what the model does at extreme values"
-    return True, reason, ""
+    return Ending(cause, doubt, steps, rule.tol, distance, progress.recoveries)
+
+
+def _doubt(best: Look, recoveries: int) -> Doubt:
+    if best.discrepancy - 3 * best.discrepancy_error > DOUBTFUL**2:
+        return "far"
+    if 3 * best.discrepancy_error > DOUBTFUL**2:
+        return "noisy"
+    return "recovered" if recoveries else ""

@@ -1,15 +1,15 @@
-"""The part of an energy in closed form: powers of the model, a quadratic form, tails and skew.
+"""The closed form of an energy: a multiple of the model, a quadratic form, tails and skew.
 
-::
+The log density estimate of :mod:`numpyro_kscore.diagnostics._energy` without a kernel is ::
 
     α log p(z) + ½ zᵀA z + bᵀz + γ ρ(|z|²) + Σ_i [c_i t(z_i) + e_i u(z_i)]
 
 with a heavy tail ``ρ(r) = (d/2) log(1 + r/d)`` and, for each whitened coordinate,
-``u(x) = √(1 + x²)`` and ``t(x) = x u(x)``: beside a quadratic form they make the two tails of a
-coordinate as different as those of a Gaussian and an exponential distribution. All weights, as far
-as they are free, minimize the score-matching loss ``E[½|ŝ|² + div ŝ]`` exactly: a Lyapunov equation
-for A, and a linear system. What is free is said by numbers and not by structure, so that one
-compiled program serves every family of energies.
+``u(x) = √(1 + x²)`` and ``t(x) = x u(x)``: added to a quadratic form they make the two tails of a
+coordinate as different as those of a Gaussian and an exponential distribution. The free weights
+minimize the score-matching loss ``E[½|ŝ|² + div ŝ]`` exactly: a Lyapunov equation for A, and a
+linear system. Numbers, not structure, say which weights are free, so that one compiled program
+serves every family of energies.
 """
 
 from __future__ import annotations
@@ -20,36 +20,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["Fields", "Switches", "Target", "Weights", "combine", "features", "solve"]
+from numpyro_kscore._tracing.evaluation import GuideDraws
 
-# Share of a feature's own square that its weight is shrunk with: decides between features that
-# are the same but for rounding, such as the model's log density and a quadratic form.
+__all__ = ["Fields", "Switches", "Weights", "combine", "features", "known_laplacian", "solve"]
+
+# Ridge on a weight, as a fraction of its feature's mean square: it decides between features that
+# are equal up to rounding, such as the model's log density and a quadratic form.
 RIDGE = 1e-3
-# Beyond so many dimensions no coordinate has tails of its own: n d² numbers a fit.
+# Most dimensions in which coordinates have tails of their own, which take n d² numbers a fit.
 LARGEST_SKEWED = 32
-# Of √(d/n), so that noise has a bound where there are fewer draws than dimensions.
+# Cap on √(d/n), so that the band of noise is bounded where n < d.
 LARGEST_EDGE = 0.9
 
 
-class Target(NamedTuple):
-    """Draws of a guide and the model at them, in whitened coordinates.
-
-    Attributes:
-        points: (n, d).
-        log_density: the model's, (n,); any constant may be missing.
-        scores: its gradient, (n, d).
-        laplacian: its Laplacian, (n,); zeros where it is not known, which leaves the families with
-            ``model="fixed"`` comparable among themselves only.
-    """
-
-    points: Array
-    log_density: Array
-    scores: Array
-    laplacian: Array
-
-
 class Fields(NamedTuple):
-    """An energy at some draws: values (n,), gradients (n, d) and Laplacians (n,)."""
+    """A log density or a feature at draws: values (n,), gradients (n, d), Laplacians (n,)."""
 
     value: Array
     gradient: Array
@@ -57,38 +42,48 @@ class Fields(NamedTuple):
 
 
 class Switches(NamedTuple):
-    """What of the closed form is used.
+    """The terms of the closed form that are used, as numbers.
 
     Attributes:
-        share: the α that is given, 0 or 1; where α is free, too, what is fitted is added to it.
+        model: the fixed α, 0 or 1; a fitted α is added to it.
         free: whether α, γ and the weights of single coordinates are fitted, 0 or 1, (3,).
-        affine: whether A and b are, 0 or 1.
-        few: whether A keeps only directions in which it is beyond its noise, 0 or 1.
+        affine: whether A and b are fitted, 0 or 1.
+        few: whether A keeps only directions that exceed sampling noise, 0 or 1.
     """
 
-    share: Array
+    model: Array
     free: Array
     affine: Array
     few: Array
 
 
 class Weights(NamedTuple):
-    """α, γ, c and e as far as they are free, (k,), A and b."""
+    """Weights of the closed form: α, γ, c and e in ``theta``, (k,), A, (d, d), and b, (d,)."""
 
     theta: Array
     matrix: Array
     vector: Array
 
 
-def features(target: Target) -> Fields:
-    """What α, γ, c and e are the weights of: leaves with a leading axis k."""
-    x = target.points
+def known_laplacian(target: GuideDraws) -> Array:
+    """The model's Laplacian, (n,), or zeros if it is not known.
+
+    Losses without it are comparable only among families with a fixed α.
+    """
+    if target.laplacian is None:
+        return jnp.zeros_like(target.log_density)
+    return target.laplacian
+
+
+def features(target: GuideDraws) -> Fields:
+    """The features that α, γ, c and e weight, with a leading axis k."""
+    x = target.samples
     dim = x.shape[1]
     squared = jnp.sum(x**2, axis=1)
     first = 0.5 * dim / (dim + squared)
     second = -0.5 * dim / (dim + squared) ** 2
-    found = [
-        Fields(target.log_density[None], target.scores[None], target.laplacian[None]),
+    parts = [
+        Fields(target.log_density[None], target.scores[None], known_laplacian(target)[None]),
         Fields(
             0.5 * dim * jnp.log1p(squared / dim)[None],
             2 * first[:, None] * x[None],
@@ -102,21 +97,21 @@ def features(target: Target) -> Fields:
         ends = (root, x / root, 1 / root**3)
         eye = jnp.eye(dim, dtype=x.dtype)[:, None, :]
         for value, slope, curvature in (sides, ends):
-            found.append(Fields(value.T, eye * slope, curvature.T))
-    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+            parts.append(Fields(value.T, eye * slope, curvature.T))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
 
-def solve(target: Target, known: Fields, switches: Switches) -> Weights:
+def solve(target: GuideDraws, known: Fields, switches: Switches) -> Weights:
     """Minimize the score-matching loss, which is quadratic in all weights.
 
     Args:
         target: draws, centered.
         known: their :func:`features`.
-        switches: what is free. α is shrunk toward 1, the others toward 0, by ``RIDGE``.
+        switches: the free weights. α is shrunk toward 1, the others toward 0, by ``RIDGE``.
 
     Cost: O(n d³) with weights for single coordinates.
     """
-    x = target.points
+    x = target.samples
     n, dim = x.shape
     sigma, basis = jnp.linalg.eigh(x.T @ x / n)
     sigma = jnp.maximum(sigma, 10 * dim * jnp.finfo(x.dtype).eps)
@@ -126,8 +121,8 @@ def solve(target: Target, known: Fields, switches: Switches) -> Weights:
         # The symmetric A with ½(SA + AS) = matrix, S the covariance.
         return basis @ (basis.T @ matrix @ basis / pairs) @ basis.T
 
-    # What A and b must balance with α as it is given, first, and with each weight that is free.
-    gradients = jnp.concatenate([switches.share * target.scores[None], known.gradient])
+    # Gradients that A and b must balance: first that of the fixed part, then those of all features.
+    gradients = jnp.concatenate([switches.model * target.scores[None], known.gradient])
     moments = jnp.einsum("knd,ne->kde", gradients, x) / n
     moments = 0.5 * (moments + jnp.swapaxes(moments, 1, 2))
     means = jnp.mean(gradients, axis=1)
@@ -146,21 +141,21 @@ def solve(target: Target, known: Fields, switches: Switches) -> Weights:
     size = RIDGE * jnp.where(size > 0, size, 1.0)
     traces = jnp.trace(matrices[1:], axis1=1, axis2=2)
     right = traces - jnp.mean(known.laplacian, axis=1) - products[1:, 0]
-    # A weight that is not free has an equation of its own, which says 0.
+    # The equation of a weight that is not free sets it to 0.
     system = jnp.where(free[:, None] * free > 0, products[1:, 1:], 0.0) + jnp.diag(size)
     theta = jnp.linalg.solve(system, jnp.where(free > 0, right + size * start, 0.0))
     every = jnp.concatenate([jnp.ones(1, x.dtype), theta])
     matrix = lyapunov(-jnp.eye(dim, dtype=x.dtype)) - jnp.tensordot(every, matrices, 1)
-    # A branch: the other families need no spectrum.
+    # A branch, since one family alone needs the spectrum.
     matrix = lax.cond(switches.few > 0, lambda a: _beyond_noise(a, n), lambda a: a, matrix)
     return Weights(theta, switches.affine * matrix, -switches.affine * (every @ means))
 
 
 def _beyond_noise(matrix: Array, n: int) -> Array:
-    """A with those of its eigenvalues that n draws of the posterior itself would not give.
+    """A without the eigenvalues inside the band of sampling noise.
 
-    For a Gaussian that is right it is ``I - S⁻¹`` with S the covariance of n draws, whose spectrum
-    lies within ``(1 ± √(d/n))²`` (Marchenko and Pastur 1967).
+    For a Gaussian guide that equals the model A is ``I - S⁻¹`` with S the covariance of n draws,
+    whose spectrum lies within ``(1 ± √(d/n))²`` (Marchenko and Pastur 1967).
     """
     values, vectors = jnp.linalg.eigh(matrix)
     edge = min((matrix.shape[0] / n) ** 0.5, LARGEST_EDGE)
@@ -168,10 +163,10 @@ def _beyond_noise(matrix: Array, n: int) -> Array:
     return (vectors * jnp.where(is_noise, 0.0, values)) @ vectors.T
 
 
-def combine(target: Target, known: Fields, weights: Weights, switches: Switches) -> Fields:
-    """The energy with these weights at the draws."""
-    x = target.points
-    theta = weights.theta.at[0].add(switches.share)
+def combine(target: GuideDraws, known: Fields, weights: Weights, switches: Switches) -> Fields:
+    """The log density estimate with these weights, at the draws."""
+    x = target.samples
+    theta = weights.theta.at[0].add(switches.model)
     field = x @ weights.matrix
     value = 0.5 * jnp.sum(x * field, axis=1) + x @ weights.vector
     return Fields(

@@ -1,16 +1,15 @@
-"""Can this fit be trusted? ``diagnose`` asks all that can be asked, and answers in words.
+"""Can this fit be trusted? ``diagnose`` runs every diagnostic and answers in words.
 
 Each question has a function of its own: :func:`~numpyro_kscore.khat` (is the guide close enough to
 be corrected?), :func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?),
 :func:`~numpyro_kscore.diagnostics.mode_jump_test` (is there a mode where the guide has no draws?),
 :func:`spread_ratios` (too narrow, or too wide?), :func:`fisher_divergence` (by how much, at
-least?). Whether the *procedure* is calibrated over data sets is what NumPyro's ``vsbc_diagnostic``
-asks, by fitting many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
+least?). NumPyro's ``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by
+fitting many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,50 +19,51 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
+from numpyro_kscore._tracing.evaluation import GuideDraws
 from numpyro_kscore._util.checks import as_scored, check_count
 from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore.diagnostics._codes import Code, Verdict
+from numpyro_kscore.diagnostics._decide import decide
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._draws import (
-    GuideDraws,
     evaluate_fitted,
     fitted_guide,
     log_joint,
-    whitening,
 )
-from numpyro_kscore.diagnostics._khat import KhatEstimate, khat
-from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, weight_ess
+from numpyro_kscore.diagnostics._khat import KhatEstimate, check_is_draws, khat
+from numpyro_kscore.diagnostics._messages import advise, describe
+from numpyro_kscore.diagnostics._pareto import pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
 
-# A test over all pairs of draws needs no more.
+# Draws for tests over all pairs, which need no more.
 TEST_DRAWS = 1_000
-LEVEL = 0.01
-# Ratios of standard deviations that are called out, in the guide's worst directions.
-NARROW, WIDE, COLLAPSED = 0.8, 1.25, 0.4
-MORE_OF_ALL = "more steps, then more particles or a wider network"
-MORE_SAMPLES = "more num_samples; if that does not help, compare with NUTS on a part"
-# An effect below is real, perhaps, but of no matter: squared, in standard deviations.
-SMALL_DISCREPANCY = 0.1**2
 
 
 class Diagnosis(NamedTuple):
-    """What is known of a fit.
+    """The answers of all diagnostics to one fit.
 
     Attributes:
         verdict: ``"good"``, ``"bad"`` or ``"cannot tell"``.
-        findings: what was found, in words.
+        codes: what was found, to match on: some of ``"draws lost"``, ``"mode missed"``,
+            ``"far draws missed"``, ``"collapsed"``, ``"too narrow"``, ``"too wide"``,
+            ``"shape differs"``, and last ``"correctable"``, ``"not correctable"``,
+            ``"correction unknown"``, ``"khat unknown"`` or ``"nothing found"``.
+        findings: the same in words, a sentence for each code.
         advice: what to try next, in words.
         khat: k̂ and its interval.
         stein: the kernel Stein discrepancy and its test.
-        jumps: what long Metropolis steps made of the draws.
-        spread: the guide's standard deviation over the model's, along the directions in which it
-            is least and most.
-        ess: effective number of draws after smoothed weights.
-        num_draws: draws behind all that.
+        jumps: the test by long Metropolis steps.
+        spread: least and largest ratio, over directions, of the guide's standard deviation to the
+            model's.
+        ess: effective number of draws with smoothed weights.
+        num_draws: number of draws.
     """
 
-    verdict: str
+    verdict: Verdict
+    codes: tuple[Code, ...]
     findings: tuple[str, ...]
     advice: tuple[str, ...]
     khat: KhatEstimate
@@ -90,28 +90,30 @@ class Diagnosis(NamedTuple):
 
 
 def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> Discrepancy:
-    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, in the mean over dimensions.
+    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, averaged over dimensions.
 
-    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``:
-    the held-out score-matching loss of the energy, turned into what is known for sure. Whitened
-    coordinates make it a number without units: that of a Gaussian guide which is right but for its
-    means is their mean squared error in standard deviations. Zero where nothing is found.
+    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``.
+    Here f is the estimated difference of the scores, at held-out draws. In whitened coordinates the
+    bound has no units: for a Gaussian guide in which only the means are wrong, the divergence is
+    their mean squared error in standard deviations squared. The bound is zero if no difference is
+    found.
 
     Args:
         draws: from :func:`~numpyro_kscore.evaluate_guide`.
-        fitted: k̂ of the same draws, if it has been computed by an energy.
+        fitted: k̂ of the same draws, if it is known; an exact one is computed anew by an energy.
 
     Returns:
         The bound and its standard error.
 
     Raises:
-        TypeError: if the draws are no ``GuideDraws``.
+        TypeError: if the draws are not ``GuideDraws``.
         ValueError: for draws that do not fit together, or without their Laplacian.
     """
+    check_is_draws(draws)
     if draws.laplacian is None:
         raise ValueError(
-            "draws: expected the model's Laplacian; got None. evaluate_guide gives it where it is "
-            "finite"
+            "draws: expected the model's Laplacian; got None. evaluate_guide gives it if it is "
+            "finite at every draw"
         )
     if fitted is None or fitted.energy == "exact":
         fitted = khat(draws, exact=False)
@@ -120,12 +122,12 @@ def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> 
 
 
 def spread_ratios(samples: Any, scores: Any) -> Array:
-    """The guide's standard deviations over the model's, by direction.
+    """Ratios of the guide's standard deviations to the model's, by direction.
 
     If the draws are from the model, ``-E[s zᵀ]`` is the identity in whitened coordinates, by
-    Stein's identity. Its eigenvalues are the ratios of variances where both are Gaussian; in
-    general they compare the guide's spread with the model's curvature as the guide sees it. Roots
-    of negative eigenvalues are given as 0: the model is not even concave there on average.
+    Stein's identity. Its eigenvalues are the ratios of variances if both are Gaussian; in general
+    they compare the guide's spread with the model's curvature, averaged over the guide. A ratio is
+    the square root, or 0 for a negative eigenvalue: the model is not concave there on average.
 
     Args:
         samples: draws of the guide, (n, d).
@@ -143,7 +145,7 @@ def spread_ratios(samples: Any, scores: Any) -> Array:
 
 @jax.jit
 def _spread_ratios(x: Array, s: Array) -> Array:
-    coordinates = whitening(x)
+    coordinates = whiten_samples(x)
     product = -coordinates.scores_to_kernel(s).T @ coordinates.to_kernel(x) / x.shape[0]
     return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(0.5 * (product + product.T)), 0.0))
 
@@ -152,14 +154,14 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
     """NumPyro's simulation-based calibration of a whole fit: ``numpyro.infer.vsbc_diagnostic``.
 
     Draws parameters from the prior and data from the model, fits the guide anew to each, and ranks
-    the parameters among the guide's draws. It asks the question of the procedure, not of one fit,
-    and costs as many fits as there are simulations.
+    the parameters among the guide's draws. This tests the procedure, not one fit, and costs one fit
+    for each simulation.
 
     Args:
         svi: model, guide, optimizer and loss.
         rng_key: random key.
-        *args: arguments of the model; the observed ones None.
-        **kwargs: those of ``vsbc_diagnostic`` (``num_simulations``, ``num_svi_steps``,
+        *args: arguments of the model; None for observed values.
+        **kwargs: keyword arguments of ``vsbc_diagnostic`` (``num_simulations``, ``num_svi_steps``,
             ``num_samples``, ``observed_sites``, …) and of the model.
 
     Returns:
@@ -172,7 +174,7 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
     check_key(rng_key)
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        # NumPyro 0.22 reshapes the words of its keys, which typed ones do not show.
+        # NumPyro 0.22 reshapes the words of a key, which a typed key does not show.
         rng_key = jax.random.key_data(rng_key)
     return vsbc_diagnostic(rng_key, svi.model, svi.guide, svi.optim, svi.loss, *args, **kwargs)
 
@@ -186,7 +188,7 @@ def diagnose(
     verbose: bool = True,
     **kwargs: Any,
 ) -> Diagnosis:
-    """Ask of a fit all that draws of the guide and the model can tell, and print the answer.
+    """Run every diagnostic on a fit, and print the verdict, its reasons and what to try.
 
     Args:
         svi: model, guide and loss.
@@ -198,7 +200,7 @@ def diagnose(
         **kwargs: keyword arguments of the model.
 
     Returns:
-        Verdict, findings, advice, and all numbers behind them.
+        Verdict, findings, advice, and all numbers they rest on.
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
@@ -215,19 +217,20 @@ def diagnose(
     def log_density(flat: Array) -> Array:
         return log_joint(flat, fitted.program, fitted.layout, key)
 
-    some = draws.samples[:TEST_DRAWS], draws.scores[:TEST_DRAWS]
-    found = khat(draws)
-    stein = ksd(*some, rng_key=key_apart(key, 3))
-    jumps = mode_jump_test(log_density, some[0], rng_key=key_apart(key, 4))
+    tested = draws.take(slice(TEST_DRAWS))
+    estimate = khat(draws)
+    stein = ksd(tested.samples, tested.scores, rng_key=key_apart(key, 3))
+    jumps = mode_jump_test(log_density, tested.samples, rng_key=key_apart(key, 4))
     ratios = np.asarray(spread_ratios(draws.samples, draws.scores))
     spread = float(ratios[0]), float(ratios[-1])
-    smoothed = pareto_smooth(found.log_weights)[0]
-    verdict, findings, advice = _conclude(found, stein, jumps, spread, draws)
+    smoothed = pareto_smooth(estimate.log_weights)[0]
+    verdict, findings = decide(estimate, stein, jumps, spread, draws.num_lost)
     diagnosis = Diagnosis(
         verdict,
-        tuple(findings),
-        tuple(advice),
-        found,
+        tuple(finding.code for finding in findings),
+        describe(findings, estimate.reason),
+        advise(findings),
+        estimate,
         stein,
         jumps,
         spread,
@@ -237,76 +240,3 @@ def diagnose(
     if verbose:
         print(diagnosis)
     return diagnosis
-
-
-def _conclude(
-    found: KhatEstimate,
-    stein: SteinTest,
-    jumps: JumpTest,
-    spread: tuple[float, float],
-    draws: GuideDraws,
-) -> tuple[str, Sequence[str], Sequence[str]]:
-    findings, advice = [], []
-    verdict = found.verdict
-    if draws.num_lost:
-        findings.append(f"{draws.num_lost} draws were not finite and are left out of all this")
-        advice.append("look for what the model does at extreme values")
-    if float(jumps.p_value) < LEVEL:
-        verdict = "bad"
-        if int(jumps.num_modes) > 1:
-            findings.append(
-                "draws moved by long jumps end up elsewhere: the guide misses a mode of the model, "
-                "or gives modes wrong shares; k̂ knows nothing of that"
-            )
-            advice.append(
-                "start several fits from other init_loc_fn values and compare their losses; widen "
-                "init_scale; more particles"
-            )
-        else:
-            # Nowhere to jump to: what moved them are steps of several standard deviations.
-            findings.append(
-                "draws moved by long steps end up elsewhere: the guide lacks what lies far out, "
-                "though no second mode was found"
-            )
-            advice.append(MORE_OF_ALL)
-    if spread[0] < COLLAPSED:
-        verdict = "bad"
-        findings.append(
-            f"the guide has collapsed: in one direction its sd is {spread[0]:.2f} of the model's"
-        )
-        advice.append(
-            "more steps, ImplicitELBO's default base and debias; noise of at least the latents' "
-            "dimension in a network of one's own"
-        )
-    elif spread[0] < NARROW:
-        findings.append(f"the guide is too narrow: sd down to {spread[0]:.2f} of the model's")
-        advice.append(MORE_OF_ALL)
-    if spread[1] > WIDE:
-        findings.append(f"the guide is too wide: sd up to {spread[1]:.2f} times the model's")
-        advice.append("a smaller last step size (a cosine schedule, or fit), more particles")
-    is_rejected = float(stein.p_value) < LEVEL and float(stein.u_statistic) > SMALL_DISCREPANCY
-    if is_rejected:
-        size = float(stein.u_statistic) ** 0.5
-        findings.append(f"the local shape differs from the model's, by {size:.2g} sd")
-    is_off = is_rejected or spread[0] < NARROW or spread[1] > WIDE
-    if verdict == "good" and is_off and found.value == -np.inf:
-        # The energy found nothing, where there is something.
-        verdict = "cannot tell"
-        findings.append("what importance weights could do is not known: the energy has none")
-        advice.append(MORE_SAMPLES)
-    elif verdict == "good":
-        if is_off:
-            findings.append("importance weights can correct that")
-            advice.append("importance_resample(key, draws, khat.log_weights)")
-        else:
-            findings.append("nothing speaks against the guide")
-    elif verdict == "cannot tell":
-        if is_rejected and not findings[:-1]:
-            advice.append("a more flexible guide, more particles or more steps")
-        findings.append(f"whether k̂ is below {GOOD_KHAT} is not known: {found.reason}")
-        advice.append(MORE_SAMPLES)
-    elif found.verdict == "bad":
-        findings.append("importance weights cannot correct the guide: k̂ is too large")
-        advice.append("a more flexible guide, more particles, another parameterization; or NUTS")
-    # Two findings may ask for the same.
-    return verdict, findings, list(dict.fromkeys(advice))

@@ -19,14 +19,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_scored
-from numpyro_kscore.estimators._coordinates import median_distance, standardize_samples
+from numpyro_kscore.estimators._coordinates import median_distance, whiten_samples
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ
 
 __all__ = ["Discrepancy", "masked_stein_discrepancy", "stein_discrepancy", "stein_kernel"]
-
-# Beyond, a covariance costs more than it is worth: each coordinate is scaled by itself.
-LARGEST_WHITENED = 256
 
 
 class Discrepancy(NamedTuple):
@@ -42,22 +39,22 @@ class Discrepancy(NamedTuple):
 
 
 def stein_discrepancy(samples: ArrayLike, scores: ArrayLike) -> Discrepancy:
-    """Squared kernel Stein discrepancy by its U-statistic, an inverse multiquadric as kernel.
+    """Squared kernel Stein discrepancy: the U-statistic with an inverse multiquadric kernel.
 
     Coordinates are whitened by the draws (beyond 256 dimensions only scaled), and the bandwidth h
     is their median distance. The mean of the Stein kernel over pairs of different draws is divided
-    by the mean of φ over the same pairs and by the dimension: the discrepancy of a Gaussian guide
-    that is right but for its means is then the mean of their squared errors, in standard
-    deviations. Affine maps of the draws leave it as it is where there are more than two draws a
-    dimension; with fewer, or beyond 256 dimensions, changes of scale do.
+    by the mean of φ over the same pairs and by the dimension: for a Gaussian guide in which only
+    the means are wrong, the discrepancy is then their mean squared error, in standard deviations
+    squared. It is invariant under affine maps of the draws, given two draws a dimension or more;
+    with fewer, or beyond 256 dimensions, only under changes of scale.
 
     Args:
         samples: independent draws of q, (n, d) with n >= 3.
         scores: the model's score at them, (n, d), in units 1/latent.
 
     Returns:
-        The value and its standard error, which is on the safe side near zero: the statistic is
-        degenerate there, and the error up to a third too large.
+        The value and its standard error. Near zero, where the statistic is degenerate, the error
+        is up to a third too large.
 
     Raises:
         TypeError: if draws or scores are not floating point.
@@ -71,15 +68,20 @@ def stein_discrepancy(samples: ArrayLike, scores: ArrayLike) -> Discrepancy:
 
 @jax.jit
 def masked_stein_discrepancy(x: Array, s: Array, valid: Array) -> Discrepancy:
-    """:func:`stein_discrepancy` of those draws that are valid, (n,); NaN if fewer than three are.
+    """:func:`stein_discrepancy` of the valid draws only; NaN if there are fewer than three.
 
-    Others must be finite, copies of valid ones for instance; they count in no pair.
+    Other draws must be finite, such as copies of valid ones; they count in no pair.
+
+    Args:
+        x: draws, (n, d).
+        s: the model's score at them, (n, d).
+        valid: which draws count, (n,).
     """
     return stein_kernel(x, s, valid)[2]
 
 
 def stein_kernel(x: Array, s: Array, valid: Array) -> tuple[Array, Array, Discrepancy]:
-    """The Stein kernel of all pairs of draws, the unit of the discrepancy, and that itself.
+    """The Stein kernel of all pairs of draws, the unit of the discrepancy, and the discrepancy.
 
     Args:
         x: draws, (n, d).
@@ -92,7 +94,7 @@ def stein_kernel(x: Array, s: Array, valid: Array) -> tuple[Array, Array, Discre
     """
     dim = x.shape[1]
     n = jnp.sum(valid).astype(x.dtype)
-    coordinates = standardize_samples(x, "full" if dim <= LARGEST_WHITENED else "diagonal")
+    coordinates = whiten_samples(x)
     z, s = coordinates.to_kernel(x), coordinates.scores_to_kernel(s)
     squared = squared_distances(z, z, cancels(z))
     h = median_distance(squared)

@@ -1,7 +1,7 @@
 """Distances between two sets of draws, for comparing a guide with a reference posterior.
 
 Both functions need draws only, never a density, so they rank implicit guides, flows and MCMC on
-the same scale. Neither says much on its own: print it beside its *sampling floor*, the value
+the same scale. Neither says much on its own: compare it with its *sampling floor*, the value
 between two independent sets of reference draws of the same sizes.
 """
 
@@ -161,7 +161,7 @@ def _median_distance(x: Array, y: Array) -> Array:
     squared = jax.vmap(_squared_distances, (0, None))(draws, draws)[rows, columns]
     # A scale, not a parameter to learn through; and the square root has no derivative at 0.
     median = jnp.sqrt(lax.stop_gradient(jnp.median(squared)))
-    return jnp.where(median > 0, median, 1)  # most draws coincide: any bandwidth is as good
+    return jnp.where(median > 0, median, 1)  # most draws coincide: any bandwidth will do
 
 
 def _same_dimension(x: ArrayLike, y: ArrayLike, minimum: int) -> tuple[Array, Array]:

@@ -1,17 +1,19 @@
-"""The log density of a guide that can only be sampled, up to a constant: its *energy*.
+"""Estimates of the log density of a guide that can only be sampled, up to a constant.
 
-Score matching fits log q from draws alone. What is fitted is a sum of a few features with closed
-form (:mod:`numpyro_kscore.diagnostics._closed_form`), and optionally a curl-free kernel estimate of
-what they leave::
+Such an estimate is called an *energy* E here, by its name in the field: ``log q = -E + constant``.
+All values are those of ``-E``, the log density, and need no change of sign. Score matching fits it
+to draws alone, as a sum of a few features in closed form
+(:mod:`numpyro_kscore.diagnostics._closed_form`) and optionally a curl-free kernel estimate f of the
+rest::
 
-    log q(z) ≈ α log p(z) + ½ zᵀA z + bᵀz + γ ρ(|z|²) + Σ_i [c_i t(z_i) + e_i u(z_i)] + f(z)
+    -E(z) = α log p(z) + ½ zᵀA z + bᵀz + γ ρ(|z|²) + Σ_i [c_i t(z_i) + e_i u(z_i)] + f(z)
 
-in whitened coordinates, with log p the model's log density, ρ a heavy tail, and t and u what makes
-the tails of single coordinates different. With α = 1 and the rest zero the guide is the posterior;
-with A and b alone it is Gaussian. The features matter more than the kernel: potentials of the
-kernel are bounded, log weights are not, and k̂ is about their tail.
+in whitened coordinates, with log p the model's log density, ρ a heavy tail, and t and u functions
+that make the two tails of a coordinate different. With α = 1 and the rest zero the guide is the
+posterior; with A and b alone it is Gaussian. The features matter more than the kernel: potentials
+of the kernel are bounded, log weights are not, and k̂ is about their tail.
 
-Which features to take is decided by held-out loss, like the kernel's regularization.
+Held-out loss decides which features to use, as it decides the kernel's regularization.
 """
 
 from __future__ import annotations
@@ -23,41 +25,42 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_kscore._tracing.evaluation import GuideDraws
 from numpyro_kscore._util.checks import with_jax_leaves
 from numpyro_kscore.diagnostics._closed_form import (
     Fields,
     Switches,
-    Target,
     combine,
     features,
+    known_laplacian,
     solve,
 )
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "Target", "cross_fit", "energy_estimator"]
+__all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "cross_fit", "energy_estimator"]
 
-# Energies are fitted to three quarters of the draws: the noise of a fit makes weights vary, and k̂
-# larger.
+# Every energy is fitted to three quarters of the draws: with fewer, the noise of the fit makes
+# weights vary more, and k̂ larger.
 FOLDS = 4
-# Draws behind a kernel estimate, spaced evenly: it is most of the cost, and refines only.
+# Most draws for a kernel estimate, evenly spaced: it is most of the cost, and only a refinement.
 KERNEL_DRAWS = 1024
-# Of d²/n, from which on the noise of a whole quadratic form may hide a direction or two: it costs
-# about twice that in the loss where it says nothing, one direction half as wide as it should be .3.
+# Above this d²/n the noise of a full quadratic form may hide a direction or two: the noise costs
+# about 2d²/n in the loss, one direction half as wide as it should be costs .3.
 NOISY = 0.25
 
 
 class Family(NamedTuple):
-    """Which features an energy may use.
+    """A family of energies: the features they use.
 
     Attributes:
-        name: in words.
+        name: the features in words.
         model: ``"fixed"`` (α = 1), ``"free"`` or ``"none"`` (α = 0).
-        affine: whether A and b are fitted, or zero.
-        few: whether A keeps only directions in which it is beyond its noise.
-        radial: whether γ is.
-        skewed: whether the c_i and e_i are; of no effect beyond 32 dimensions.
+        affine: whether A and b are fitted; otherwise they are zero.
+        few: whether A keeps only directions that exceed sampling noise.
+        radial: whether γ is fitted.
+        skewed: whether the c_i and e_i are fitted; ignored beyond 32 dimensions.
         kernel: whether a kernel estimate of the rest is added.
     """
 
@@ -70,7 +73,7 @@ class Family(NamedTuple):
     kernel: bool = False
 
     def switches(self, dtype: Any) -> Switches:
-        """The same as numbers."""
+        """The same settings as numbers."""
         free = jnp.asarray([self.model == "free", self.radial, self.skewed], dtype)
         return Switches(
             jnp.asarray(self.model == "fixed", dtype),
@@ -80,7 +83,7 @@ class Family(NamedTuple):
         )
 
     def serves(self, num_samples: int, dim: int) -> bool:
-        """Whether it can be better than others: few directions only if all are noisy together."""
+        """Whether to try this family for n draws in d dimensions."""
         return not self.few or dim**2 > NOISY * num_samples
 
 
@@ -103,14 +106,14 @@ FAMILIES = (
 
 
 class CrossFit(NamedTuple):
-    """Energies at draws they were not fitted to.
+    """Energies, evaluated at draws that they were not fitted to.
 
     Attributes:
-        log_weights: the model's log density less the energy, (n,), shifted so that every energy's
-            mean over all draws is 0.
+        log_weights: the model's log density less the estimate of the guide's, (n,), shifted so that
+            every energy's mean over all draws is 0.
         loss: score-matching loss at every draw, (n,).
-        fisher: ``-2 ×`` the loss of the field ``ŝ_q - s_p`` for the difference of the scores: in
-            the mean a lower bound of the Fisher divergence ``E|s_q - s_p|²``, (n,).
+        fisher: ``-2 ×`` the loss of the field ``ŝ_q - s_p`` for the difference of the scores, (n,);
+            its mean is a lower bound of the Fisher divergence ``E|s_q - s_p|²``.
     """
 
     log_weights: Array
@@ -119,41 +122,41 @@ class CrossFit(NamedTuple):
 
 
 class _Fold(NamedTuple):
-    """Draws an energy is fitted to, draws it is judged at, and the energy at both."""
+    """Draws that an energy is fitted to, held-out draws, and the log density estimate at both."""
 
-    train: Target
-    test: Target
+    train: GuideDraws
+    test: GuideDraws
     at_train: Fields
     at_test: Fields
 
 
 def cross_fit(
-    target: Target, order: Array, family: Family, estimator: ScoreEstimator | None = None
+    target: GuideDraws, order: Array, family: Family, estimator: ScoreEstimator | None = None
 ) -> CrossFit:
-    """Energies of all draws, each fitted to the draws of the other folds.
+    """Evaluate energies at all draws, each fitted to the draws of the other folds.
 
     Args:
-        target: the draws; their number a multiple of ``FOLDS``.
-        order: permutation of them, (n,), whose consecutive quarters are the folds.
-        family: which features.
-        estimator: of what they leave, if the family has a kernel; the default is the curl-free
-            ν-method with automatic step count.
+        target: the draws in whitened coordinates; their number n is a multiple of ``FOLDS``.
+        order: a permutation of the draws, (n,), whose consecutive quarters are the folds.
+        family: the features to use.
+        estimator: the estimator of the rest, if the family has a kernel; the default is the
+            curl-free ν-method with automatic step count.
 
     Raises:
         TypeError: for a kernel without potential.
 
-    Cost: without a kernel O(n d³), with one O(n d) for each of at most 1024 draws more.
+    Cost: O(n d³); with a kernel O(n d) more for each of at most 1024 draws.
     """
     estimator = energy_estimator(estimator)
-    folds = _closed_forms(target, order, family.switches(target.points.dtype))
+    folds = _closed_forms(target, order, family.switches(target.samples.dtype))
     if family.kernel:
-        # By itself, so that it is compiled once: most of the time is compilation.
+        # A program of its own, compiled once: most of the time is compilation.
         folds = _add_kernel(estimator, folds)
     return _judge(folds, order)
 
 
 def energy_estimator(estimator: Any = None) -> ScoreEstimator:
-    """The estimator behind the kernel part of an energy, checked.
+    """The estimator of the kernel part of an energy, checked.
 
     Raises:
         TypeError: for anything but a ``ScoreEstimator`` with a curl-free kernel.
@@ -175,19 +178,19 @@ def energy_estimator(estimator: Any = None) -> ScoreEstimator:
 
 
 @jax.jit
-def _closed_forms(target: Target, order: Array, switches: Switches) -> _Fold:
+def _closed_forms(target: GuideDraws, order: Array, switches: Switches) -> _Fold:
     """The closed form of every fold: leaves with a leading axis ``FOLDS``."""
     folds = jnp.reshape(order, (FOLDS, -1))
 
     def one(k: Array) -> _Fold:
         others = jnp.arange(FOLDS - 1)
         others = jnp.ravel(folds[others + (others >= k)])
-        train = jax.tree.map(lambda a: a[others], target)
-        test = jax.tree.map(lambda a: a[folds[k]], target)
-        # Features far apart in size cost digits; a constant of log p is none of them.
-        shift, center = jnp.mean(train.log_density), jnp.mean(train.points, axis=0)
+        train = target.take(others)
+        test = target.take(folds[k])
+        # Centered: features far apart in size cost digits, and a constant of log p means nothing.
+        shift, center = jnp.mean(train.log_density), jnp.mean(train.samples, axis=0)
         near_train, near_test = (
-            t._replace(points=t.points - center, log_density=t.log_density - shift)
+            t._replace(samples=t.samples - center, log_density=t.log_density - shift)
             for t in (train, test)
         )
         known = features(near_train)
@@ -204,10 +207,10 @@ def _closed_forms(target: Target, order: Array, switches: Switches) -> _Fold:
 
 @jax.jit
 def _add_kernel(estimator: ScoreEstimator, folds: _Fold) -> _Fold:
-    """The folds with an estimate of what the closed form leaves."""
+    """The folds with a kernel estimate of the rest added to the closed form."""
 
     def one(fold: _Fold) -> _Fold:
-        train, test = fold.train.points, fold.test.points
+        train, test = fold.train.samples, fold.test.samples
         stride = -(-train.shape[0] // KERNEL_DRAWS)
         rest = estimator.fit(train[::stride], base_scores=fold.at_train.gradient[::stride])
         potential = rest.residual_potential(jnp.concatenate([test, train]))
@@ -225,17 +228,17 @@ def _add_kernel(estimator: ScoreEstimator, folds: _Fold) -> _Fold:
 def _judge(folds: _Fold, order: Array) -> CrossFit:
     test, energy = folds.test, folds.at_test
     log_weights = test.log_density - energy.value
-    # Constants are lost with the normalization. Means over a fold alone would put the folds' noise
-    # between them; over all draws only errors of the energies differ.
+    # Every energy lacks a constant of its own, so each gets mean 0 over all draws. Means over its
+    # own fold would add the sampling noise of the folds.
     train_mean = jnp.mean(folds.train.log_density - folds.at_train.value, axis=1)
     constant = ((FOLDS - 1) * train_mean + jnp.mean(log_weights, axis=1)) / FOLDS
     difference = energy.gradient - test.scores
     product = jnp.sum(difference * (difference + 2 * test.scores), axis=2)
-    found = CrossFit(
+    held_out = CrossFit(
         log_weights - constant[:, None],
         0.5 * jnp.sum(energy.gradient**2, axis=2) + energy.laplacian,
-        -product - 2 * (energy.laplacian - test.laplacian),
+        -product - 2 * (energy.laplacian - known_laplacian(test)),
     )
     # Back in the order of the draws.
     inverse = jnp.argsort(order)
-    return jax.tree.map(lambda a: jnp.ravel(a)[inverse], found)
+    return jax.tree.map(lambda a: jnp.ravel(a)[inverse], held_out)

@@ -1,7 +1,7 @@
-"""PSIS k̂ of a guide, from its density where it has one and from its energy where not.
+"""PSIS k̂ of a guide, from its own log density or, if it has none, from an estimate of it.
 
-What k̂ says is in :mod:`numpyro_kscore.diagnostics._pareto`; here is where its weights come from
-when the guide has no density, and how far they can be trusted.
+:mod:`numpyro_kscore.diagnostics._pareto` explains k̂. This module makes the log weights of a guide
+without a density, and says how far they can be trusted.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kscore._tracing.evaluation import GuideDraws
 from numpyro_kscore._util.checks import check_count
-from numpyro_kscore.diagnostics._draws import GuideDraws, whitening
+from numpyro_kscore.diagnostics._codes import Doubt, Verdict
 from numpyro_kscore.diagnostics._energy import (
     FAMILIES,
     FOLDS,
     CrossFit,
     Family,
-    Target,
     cross_fit,
     energy_estimator,
 )
+from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
-__all__ = ["KhatEstimate", "khat", "standardized_target"]
+__all__ = ["KhatEstimate", "check_is_draws", "khat", "whitened_draws"]
 
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
 # log weights vary by half a nat and more.
 DRAWS_PER_DIMENSION = 10
-# Least variance of whitened draws in any direction: 1, but where draws lie in a plane, or coincide.
+# Least variance of whitened draws in any direction: 1, unless draws lie in a plane or coincide.
 DEGENERATE = 0.1
-# An energy whose error, in nats, is both larger than this and half of what it says is no evidence.
+# Distrust an energy whose error, in nats, exceeds this and half the spread of the log weights.
 LARGE_ERROR = 0.5
+# Coverage of the interval.
 LEVEL = 0.9
 
 
@@ -42,25 +45,28 @@ class KhatEstimate(NamedTuple):
 
     Attributes:
         value: the estimate; ``-inf`` where all weights are equal.
-        low: lower end of a 90 % interval, the energy's own error included.
+        low: lower end of a 90 % interval, which includes the error of the energy.
         high: upper end.
         verdict: ``"good"`` (the interval below 0.7), ``"bad"`` (above) or ``"cannot tell"``.
         reason: why, in words.
-        log_weights: log p - log q at the draws up to a constant, (n,).
-        log_q: the guide's log density up to a constant, (n,).
-        energy: name of the features the energy was made of; ``"exact"`` where the guide has a
-            density.
-        energy_error: standard deviation over draws of the energy's error, in nats.
-        alternatives: k̂ of the energies that fit the draws as well.
-        fisher: lower bound of the Fisher divergence in whitened coordinates, in the mean over
+        log_weights: log p - log q at the draws, up to a constant, (n,); unless they are exact, n
+            is rounded down to a multiple of 4.
+        log_q: the guide's log density at the same draws, up to a constant, (n,).
+        energy: the family of the energy, the estimate of -log q, that was used; ``"exact"`` if the
+            guide has a density.
+        energy_error: standard deviation over draws of the error of that estimate, in nats.
+        alternatives: k̂ by other families that fit the draws equally well.
+        fisher: lower bound of the Fisher divergence in whitened coordinates, averaged over
             dimensions, and its standard error; see
             :func:`~numpyro_kscore.diagnostics.fisher_divergence`.
+        doubt: the reason of a "cannot tell", to match on: ``"interval"`` (it holds 0.7),
+            ``"few draws"``, ``"flat draws"`` or ``"large error"``; empty otherwise.
     """
 
     value: float
     low: float
     high: float
-    verdict: str
+    verdict: Verdict
     reason: str
     log_weights: np.ndarray
     log_q: np.ndarray
@@ -68,6 +74,7 @@ class KhatEstimate(NamedTuple):
     energy_error: float
     alternatives: dict[str, float]
     fisher: tuple[float, float]
+    doubt: Doubt = ""
 
     def __str__(self) -> str:
         equal = " (all weights are equal)" if self.value == -np.inf else ""
@@ -88,50 +95,48 @@ def khat(
 ) -> KhatEstimate:
     """PSIS k̂ of a guide against its model.
 
-    Where the guide has a density the log weights are exact. Otherwise several energies
-    (:mod:`numpyro_kscore.diagnostics._energy`) are fitted to three quarters of the draws and
-    evaluated on the rest, in turn; that with the least held-out score-matching loss is taken, and
-    the log weights are averaged over several ways to fold the draws. The interval is the hull of
+    If the guide has a density the log weights are exact. Otherwise several energies, estimates of
+    -log q (:mod:`numpyro_kscore.diagnostics._energy`), are each fitted to three quarters of the
+    draws and evaluated on the rest, in turn. The one with the least held-out score-matching loss is
+    used, and its log weights are averaged over several ways to fold the draws. The interval is the
+    hull of
 
-    * a bootstrap over draws, each replicate with the energy of another folding; their differences
-      are those of a delete-a-quarter jackknife, √3 too small, and scaled accordingly;
+    * a bootstrap over draws, each replicate with the energy of a random folding; the differences
+      between foldings are those of a delete-a-quarter jackknife, √3 too small, and scaled by √3;
     * k̂ by every other energy whose loss is within two standard errors of the least.
 
-    The verdict is "cannot tell" where the interval holds 0.7, where there are too few draws for
-    the dimension, where draws do not vary in some direction, or where the energy's error is large
-    and no less than half of what it says.
+    The verdict is "cannot tell" if the interval holds 0.7, if there are fewer than ten draws a
+    dimension, if draws do not vary in some direction, or if the energy's error exceeds both half a
+    nat and half the spread of the log weights.
 
     Args:
-        draws: from :func:`~numpyro_kscore.evaluate_guide`; or made of arrays.
-        num_repeats: foldings of the draws, at least 2.
-        num_bootstrap: replicates behind the interval.
-        seed: of foldings and bootstrap.
-        exact: whether to use the guide's own density; by default where there is one.
+        draws: from :func:`~numpyro_kscore.evaluate_guide`, or made from arrays.
+        num_repeats: number of foldings of the draws, at least 2.
+        num_bootstrap: number of bootstrap replicates, at least 20.
+        seed: seed of foldings and bootstrap.
+        exact: whether to use the guide's own density; by default if there is one.
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` for the kernel part of an energy; its
             kernel must be curl-free. The default has an automatic step count.
 
     Returns:
-        k̂, its interval and verdict, and the log weights behind it.
+        k̂, its interval and verdict, and its log weights.
 
     Raises:
-        TypeError: if the draws are no :class:`~numpyro_kscore.GuideDraws`, and for a kernel that
-            has no energy.
+        TypeError: if the draws are not :class:`~numpyro_kscore.diagnostics.GuideDraws`, and for a
+            kernel without an energy.
         ValueError: for draws that do not fit together, or ``exact`` without a density.
         ImportError: without ArviZ.
 
     Cost: about 30 kernel fits of at most 1024 draws; nothing if exact.
     """
-    if not isinstance(draws, GuideDraws):
-        raise TypeError(
-            f"draws: expected GuideDraws, as evaluate_guide returns them; got {draws!r}"
-        )
+    check_is_draws(draws)
     check_count("num_repeats", num_repeats, minimum=2)
     check_count("num_bootstrap", num_bootstrap, minimum=20)
     draws = draws.checked()
     if exact and draws.log_q is None:
         raise ValueError(
             "exact: expected a guide with a density; got one that can only be sampled. Leave "
-            "exact out: the energy takes its place"
+            "exact out: its density is then estimated"
         )
     smoother()
     estimator = energy_estimator(estimator)
@@ -141,16 +146,26 @@ def khat(
     return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
 
 
+def check_is_draws(draws: Any) -> None:
+    """Raise ``TypeError`` for anything but ``GuideDraws``."""
+    if not isinstance(draws, GuideDraws):
+        raise TypeError(
+            f"draws: expected GuideDraws, as evaluate_guide returns them; got {draws!r}"
+        )
+
+
 def _exact_khat(draws: GuideDraws, num_bootstrap: int, rng: np.random.Generator) -> KhatEstimate:
     log_q = np.asarray(draws.log_q, np.float64)
     weights = np.asarray(draws.log_density, np.float64) - log_q
     value = pareto_smooth(weights)[1]
     offsets = _bootstrap([weights], weights, 0.0, num_bootstrap, rng)
     low, high = _interval(value, offsets, {})
-    verdict, reason = _verdict(low, high, "exact weights")
+    verdict, doubt = _judge(low, high)
+    n, dim = draws.samples.shape
+    reason = khat_reason(doubt, "exact", n, dim, 0.0)
     missing = (float("nan"), float("nan"))
     return KhatEstimate(
-        value, low, high, verdict, reason, weights, log_q, "exact", 0.0, {}, missing
+        value, low, high, verdict, reason, weights, log_q, "exact", 0.0, {}, missing, doubt
     )
 
 
@@ -163,16 +178,10 @@ def _energy_khat(
 ) -> KhatEstimate:
     n, dim = draws.samples.shape
     used = FOLDS * (n // FOLDS)
-    target = standardized_target(draws)
-    part = jax.tree.map(lambda a: a[:used], target)
+    target = whitened_draws(draws)
+    part = target.take(slice(used))
     orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
-    families = tuple(family for family in FAMILIES if family.serves(n, dim))
-    few = n < DRAWS_PER_DIMENSION * dim
-    if few:
-        # No answer will come of it; what is cheap is fitted for the sake of log_q.
-        families = tuple(family for family in families if not family.kernel)
-    if draws.laplacian is None:
-        families = tuple(family for family in families if family.model == "fixed")
+    families = _families(n, dim, draws.laplacian is not None)
     first = {family: cross_fit(part, orders[0], family, estimator) for family in families}
     best, rivals = _choose({family: np.asarray(fit.loss) for family, fit in first.items()})
     fits = [first[best], *(cross_fit(part, order, best, estimator) for order in orders[1:])]
@@ -184,37 +193,53 @@ def _energy_khat(
     error = scale * float(np.sqrt(np.mean(np.var(rows, axis=0, ddof=1))))
     offsets = _bootstrap(rows, weights, scale, num_bootstrap, rng)
     low, high = _interval(value, offsets, alternatives)
-    verdict, reason = _verdict(low, high, f"energy: {best.name}")
-    spread = float(np.std(weights))
-    if few:
-        verdict = "cannot tell"
-        reason = f"{n} draws in {dim} dimensions are too few for an energy"
-    elif not _least_variance(target.points) > DEGENERATE:
-        verdict = "cannot tell"
-        reason = "the draws do not vary in some direction: such a guide has no density"
-    elif error > max(LARGE_ERROR, 0.5 * spread):
-        verdict = "cannot tell"
-        reason = f"the energy's error, {error:.2g} nats, is as large as what it says"
+    verdict, doubt = _judge(low, high, _doubt(target.samples, weights, error))
+    reason = khat_reason(doubt, best.name, n, dim, error)
     bound = np.asarray(fits[0].fisher, np.float64) / dim
     fisher = (float(np.mean(bound)), float(np.std(bound) / used**0.5))
     log_q = np.asarray(part.log_density, np.float64) - weights
     return KhatEstimate(
-        value, low, high, verdict, reason, weights, log_q, best.name, error, alternatives, fisher
-    )
+        value, low, high, verdict, reason, weights, log_q, best.name, error, alternatives, fisher,
+        doubt,
+    )  # fmt: skip
+
+
+def _are_few(n: int, dim: int) -> bool:
+    return n < DRAWS_PER_DIMENSION * dim
+
+
+def _families(n: int, dim: int, has_laplacian: bool) -> list[Family]:
+    """The families of energies to compare."""
+    # With few draws the verdict is "cannot tell": only cheap energies are fitted, for log_q.
+    return [
+        family
+        for family in FAMILIES
+        if family.serves(n, dim)
+        and not (family.kernel and _are_few(n, dim))
+        and (has_laplacian or family.model == "fixed")
+    ]
+
+
+def _doubt(points: jax.Array, weights: np.ndarray, error: float) -> Doubt:
+    """Why an energy of whitened draws cannot be trusted, whatever its k̂; empty if it can."""
+    if _are_few(*points.shape):
+        return "few draws"
+    if not _least_variance(points) > DEGENERATE:
+        return "flat draws"
+    if error > max(LARGE_ERROR, 0.5 * float(np.std(weights))):
+        return "large error"
+    return ""
 
 
 @jax.jit
-def standardized_target(draws: GuideDraws) -> Target:
-    """Draws and model in coordinates whitened by the draws."""
-    coordinates = whitening(draws.samples)
-    laplacian = draws.laplacian
-    if laplacian is None:
-        laplacian = jnp.full_like(draws.log_density, 0.0)
-    return Target(
+def whitened_draws(draws: GuideDraws) -> GuideDraws:
+    """Draws and model in coordinates whitened by the draws, the log density centered."""
+    coordinates = whiten_samples(draws.samples)
+    return GuideDraws(
         coordinates.to_kernel(draws.samples),
         draws.log_density - jnp.mean(draws.log_density),
         coordinates.scores_to_kernel(draws.scores),
-        laplacian,
+        draws.laplacian,
     )
 
 
@@ -254,16 +279,16 @@ def _bootstrap(
     num_bootstrap: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """What k̂ of a replicate exceeds the replicates' mean by."""
+    """Deviations of bootstrap k̂ from their mean."""
     n = center.shape[0]
-    found = []
+    replicates = []
     for _ in range(num_bootstrap):
         row = rows[rng.integers(len(rows))]
         values = center + scale * (row - center)
-        found.append(pareto_smooth(values[rng.integers(n, size=n)])[1])
+        replicates.append(pareto_smooth(values[rng.integers(n, size=n)])[1])
     # Replicates of equal weights have no tail.
-    values = np.array(found)[np.isfinite(found)]
-    return values - np.mean(values) if values.size else np.zeros(1)
+    finite = np.array(replicates)[np.isfinite(replicates)]
+    return finite - np.mean(finite) if finite.size else np.zeros(1)
 
 
 def _interval(
@@ -274,9 +299,10 @@ def _interval(
     return float(min(ends)), float(max(ends))
 
 
-def _verdict(low: float, high: float, evidence: str) -> tuple[str, str]:
-    if high < GOOD_KHAT:
-        return "good", evidence
-    if low > GOOD_KHAT:
-        return "bad", evidence
-    return "cannot tell", f"{evidence}; the interval holds {GOOD_KHAT}"
+def _judge(low: float, high: float, doubt: Doubt = "") -> tuple[Verdict, Doubt]:
+    """The verdict of an interval, unless there is a doubt already."""
+    if not doubt and high < GOOD_KHAT:
+        return "good", doubt
+    if not doubt and low > GOOD_KHAT:
+        return "bad", doubt
+    return "cannot tell", doubt or "interval"

@@ -1,10 +1,10 @@
-"""Importance weights by themselves: Pareto smoothing, effective number, resampling.
+"""Importance weights: Pareto smoothing, effective number of draws, resampling.
 
 The weights of a guide q against a posterior p are ``w = p/q``. The shape k of the generalized
 Pareto distribution of the largest of them says whether q can stand for p (Vehtari, Simpson, Gelman,
 Yao and Gabry 2024; Yao, Vehtari, Simpson and Gelman 2018): below 0.7 averages under q can be
-corrected by the weights, above they cannot. It does not depend on the constants that log p and an
-energy lack. The smoothing itself is ArviZ's.
+corrected by the weights, above they cannot. It does not depend on the normalizing constants of p
+and q. The smoothing itself is ArviZ's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from numpyro_kscore._util.keys import key_apart
 __all__ = ["GOOD_KHAT", "importance_resample", "pareto_smooth", "smoother", "weight_ess"]
 
 GOOD_KHAT = 0.7
-# Log weights that differ by less are those of one and the same density: there is no tail to fit.
+# Log weights with a smaller range count as equal: there is no tail to fit.
 CONSTANT = 1e-2
 
 
 def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights, normalized, and k̂; by ArviZ, whichever version there is.
+    """Pareto-smoothed log weights, normalized, and k̂, by ArviZ 1.x or 0.2x.
 
     Args:
-        log_weights: (n,), n at least 25, finite; a constant is of no matter.
+        log_weights: (n,), n at least 25, finite, up to a constant.
 
     Returns:
         Log weights whose exponentials sum to 1, (n,), and k̂; ``-inf`` for equal weights.
@@ -54,7 +54,7 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
 
 
 def smoother() -> Any:
-    """ArviZ's smoothing of log weights, whichever version there is.
+    """The function of ArviZ 1.x or 0.2x that smooths log weights.
 
     Raises:
         ImportError: without ArviZ.
@@ -64,7 +64,7 @@ def smoother() -> Any:
     except ImportError:
         pass
     else:
-        # There the argument is a log likelihood: the weights are its inverse.
+        # ArviZ 1.x takes log likelihoods, which are minus the log weights.
         return lambda values: array_stats.psislw(-values)
     try:
         from arviz import psislw
@@ -77,10 +77,10 @@ def smoother() -> Any:
 
 
 def weight_ess(log_weights: Any) -> float:
-    """Effective number of draws of some weights, ``(Σw)²/Σw²`` (Kong 1992).
+    """Effective number of weighted draws, ``(Σw)²/Σw²`` (Kong 1992).
 
     Args:
-        log_weights: logarithms of weights, (n,), finite or -inf, any constant missing.
+        log_weights: logarithms of weights, (n,), finite or -inf, up to a constant.
 
     Returns:
         A number from 1 to n.
@@ -93,16 +93,16 @@ def weight_ess(log_weights: Any) -> float:
 def importance_resample(
     rng_key: Array, values: Any, log_weights: Any, num_samples: int | None = None
 ) -> Any:
-    """Draws of the posterior from those of a guide: resampled by Pareto-smoothed weights.
+    """Resample draws of a guide by Pareto-smoothed weights, to make draws of the posterior.
 
     Meant for k̂ below 0.7. Draws are taken with replacement, by systematic resampling, which adds
-    the least noise; of n draws with effective number m, most occur n/m times.
+    little noise; with effective number m, a draw that is kept occurs about n/m times.
 
     Args:
         rng_key: random key.
         values: an array or pytree of arrays with leading axis n.
-        log_weights: (n,), from :func:`khat`.
-        num_samples: how many draws to return; by default n.
+        log_weights: (n,), from :func:`~numpyro_kscore.khat`.
+        num_samples: number of draws to return; by default n.
 
     Returns:
         The same tree, with leading axis ``num_samples``.
@@ -116,7 +116,7 @@ def importance_resample(
     for leaf in jax.tree.leaves(values):
         if jnp.shape(leaf)[:1] != (n,):
             raise ValueError(
-                f"values: expected {n} draws along the first axis, one a weight; got shape "
+                f"values: expected {n} draws along the first axis, one for each weight; got shape "
                 f"{jnp.shape(leaf)}"
             )
     count = n if num_samples is None else num_samples
@@ -124,6 +124,6 @@ def importance_resample(
     offset = float(jax.random.uniform(rng_key))
     levels = (np.arange(count) + offset) / count
     rows = np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), levels), n - 1)
-    # In random order: neighbors would be copies of each other.
+    # Shuffled: neighbors would be copies of each other.
     rows = np.asarray(jax.random.permutation(key_apart(rng_key, 1), jnp.asarray(rows)))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], values)

@@ -1,8 +1,8 @@
-"""Pictures of a guide without a density: contours of its energy, its score, its weights.
+"""Plots of a guide without a density: contours of its log density, its score, its weights.
 
-What ArviZ draws already (traces, forests, predictive checks, the k̂ of ``loo``) it draws of what
-:func:`~numpyro_kscore.to_arviz` returns. Here is what it cannot know. Matplotlib is imported where
-it is used, and every function returns the figure.
+Traces, forests, predictive checks and the k̂ of ``loo`` are ArviZ's, from the tree that
+:func:`~numpyro_kscore.to_arviz` returns; these plots are the ones it lacks. Matplotlib is imported
+where it is used, and every function returns the figure.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpyro_kscore.estimators._estimator import ScoreEstimator
 
 __all__ = ["plot_convergence", "plot_pairs", "plot_score_field", "plot_vsbc", "plot_weights"]
 
-# Draws behind contours, and points of the grid on a side: what the eye resolves.
+# Most draws for contours, and points of the grid on a side: enough for the eye.
 CONTOUR_DRAWS = 1_000
 GRID = 60
 ARROWS = 80
-# Contours hold these shares of a Gaussian: those of 1, 2 and 3 standard deviations in the plane.
+# Log densities of contours below the top: those of 3, 2 and 1 standard deviations of a Gaussian.
 DEPTHS = (-4.5, -2.0, -0.5)
 
 
@@ -39,14 +39,16 @@ def _pyplot() -> Any:
 
 
 def _names(names: Sequence[str] | None, dim: int) -> list[str]:
-    found = [f"u{k}" for k in range(dim)] if names is None else list(names)
-    if len(found) != dim:
-        raise ValueError(f"names: expected {dim}, one a column of the samples; got {len(found)}")
-    return found
+    labels = [f"u{k}" for k in range(dim)] if names is None else list(names)
+    if len(labels) != dim:
+        raise ValueError(
+            f"names: expected {dim}, one for each column of the samples; got {len(labels)}"
+        )
+    return labels
 
 
 def _grid(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    # A heavy tail must not shrink what most draws are in to a dot.
+    # Quantiles: the range of a heavy tail would shrink the bulk of the draws to a dot.
     low, high = np.quantile(pair, [0.002, 0.998], axis=0)
     margin = 0.1 * (high - low)
     axes = [np.linspace(a, b, GRID) for a, b in zip(low - margin, high + margin, strict=True)]
@@ -55,15 +57,15 @@ def _grid(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any = None) -> Any:
-    """Every pair of columns, with contours of the energy of the pair.
+    """Every pair of columns, with contours of the estimated log density of the pair.
 
-    Contours are of a kernel score estimate's log density, 0.5, 2 and 4.5 nats below the top: where
-    a Gaussian has one, two and three standard deviations. Between modes far apart no score says
-    which is higher: there the contours compare shapes, not shares.
+    The log density is that of a kernel score estimate, and contours are 0.5, 2 and 4.5 nats below
+    its top: at one, two and three standard deviations of a Gaussian. No score says which of two
+    modes far apart is higher: there the contours compare shapes, not masses.
 
     Args:
         samples: draws, (n, d), 2 ≤ d ≤ 8.
-        names: of the columns.
+        names: names of the columns.
         reference: other draws, (m, d), shown beneath.
 
     Returns:
@@ -121,12 +123,12 @@ def _range(column: np.ndarray) -> tuple[float, float]:
 
 
 def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | None = None) -> Any:
-    """The estimated score of draws in the plane as arrows, over contours of the energy.
+    """The estimated score of draws in the plane as arrows, over contours of their log density.
 
     Args:
         samples: draws, (n, 2).
         scores: the model's score at them, (n, 2), as arrows of another color.
-        names: of the two columns.
+        names: names of the two columns.
 
     Returns:
         The figure.
@@ -144,7 +146,7 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
     panel.contourf(first, second, np.maximum(height - height.max(), -8), 12, cmap="Greys")
     some = slice(0, min(ARROWS, x.shape[0]))
     own = np.asarray(score.at_samples)[some]
-    # One scale for both, or their lengths could not be compared.
+    # One scale for both, so that their lengths can be compared.
     longest = np.quantile(np.linalg.norm(own, axis=1), 0.9)
     style = {"width": 0.004, "scale": 8 * longest, "scale_units": "width"}
     panel.quiver(*x[some].T, *own.T, color="C0", label="guide", **style)
@@ -156,11 +158,11 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
     return figure
 
 
-def plot_weights(found: KhatEstimate) -> Any:
+def plot_weights(estimate: KhatEstimate) -> Any:
     """Log importance weights, sorted, before and after Pareto smoothing; k̂ and its interval.
 
     Args:
-        found: from :func:`~numpyro_kscore.khat`.
+        estimate: from :func:`~numpyro_kscore.khat`.
 
     Returns:
         The figure.
@@ -169,9 +171,9 @@ def plot_weights(found: KhatEstimate) -> Any:
         ImportError: without matplotlib or ArviZ.
     """
     plt = _pyplot()
-    raw = np.sort(found.log_weights)[::-1]
+    raw = np.sort(estimate.log_weights)[::-1]
     raw = raw - np.logaddexp.reduce(raw)
-    smoothed = np.sort(pareto_smooth(found.log_weights)[0])[::-1]
+    smoothed = np.sort(pareto_smooth(estimate.log_weights)[0])[::-1]
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(8, 3), width_ratios=(3, 1), layout="constrained"
     )
@@ -181,17 +183,17 @@ def plot_weights(found: KhatEstimate) -> Any:
     left.axhline(-np.log(raw.shape[0]), color="0.7", lw=1)
     left.set(xscale="log", xlabel="rank", ylabel="log weight (grey: all equal)")
     left.legend()
-    low, high = max(found.low, -1.0), max(found.high, -1.0)
+    low, high = max(estimate.low, -1.0), max(estimate.high, -1.0)
     right.vlines(0, low, high, lw=6, color="C0", alpha=0.4)
-    right.plot(0, max(found.value, -1.0), "ko")
+    right.plot(0, max(estimate.value, -1.0), "ko")
     right.axhline(GOOD_KHAT, color="C3", lw=1)
-    right.set(ylabel="k̂ (-1 stands for less)", xticks=[], xlim=(-1, 1), title=found.verdict)
+    right.set(ylabel="k̂ (-1 stands for less)", xticks=[], xlim=(-1, 1), title=estimate.verdict)
     right.set_ylim(-1.1, max(1.2, high + 0.1))
     return figure
 
 
 def plot_convergence(result: Any) -> Any:
-    """Losses, and the discrepancy of every look if the fit has it.
+    """Losses, and the discrepancy at every look if the fit has any.
 
     Args:
         result: from :func:`~numpyro_kscore.fit`, or from ``svi.run``, which has losses only.
@@ -222,11 +224,11 @@ def plot_convergence(result: Any) -> Any:
     return figure
 
 
-def plot_vsbc(found: Any) -> Any:
+def plot_vsbc(result: Any) -> Any:
     """Histograms of the probabilities of a ``VSBCResult``: symmetric about ½ if calibrated.
 
     Args:
-        found: from :func:`~numpyro_kscore.diagnostics.vsbc`; the first twelve parameters are shown.
+        result: from :func:`~numpyro_kscore.diagnostics.vsbc`; twelve parameters are shown.
 
     Returns:
         The figure.
@@ -237,9 +239,9 @@ def plot_vsbc(found: Any) -> Any:
     plt = _pyplot()
     columns = [
         (f"{name}{list(index) if index else ''}", values[(slice(None), *index)], pvalue)
-        for name in found.param_names
-        for values in [np.asarray(found.probabilities[name])]
-        for index, pvalue in np.ndenumerate(np.asarray(found.ks_pvalues[name]))
+        for name in result.param_names
+        for values in [np.asarray(result.probabilities[name])]
+        for index, pvalue in np.ndenumerate(np.asarray(result.ks_pvalues[name]))
     ][:12]
     rows = -(-len(columns) // 4)
     figure, panels = plt.subplots(

@@ -1,15 +1,15 @@
-"""Is this sample from that model? Two tests that need no sample of the model.
+"""Are these draws from that model? Two tests that need no draws of the model.
 
 :func:`~numpyro_kscore.diagnostics.ksd` tests the local shape: the kernel Stein discrepancy of draws
-from the model's score, with a p-value by wild bootstrap. It is blind to what lies where there are
-no draws. A mode that the guide has dropped changes the score at its draws by next to nothing.
+from the model's score, with a p-value by wild bootstrap. It is blind to regions without draws: a
+mode that the guide has dropped changes the score at its draws by next to nothing.
 
-:func:`~numpyro_kscore.diagnostics.mode_jump_test` looks there. It moves every draw by a Metropolis
-step that leaves the model invariant and whose proposals are long: wide random ones, and jumps
-between modes that were found by ascending the model from afar. If the draws are from the model, a
-draw and where it went are exchangeable; then any statistic of the difference is as likely with its
-sign turned, which makes the p-value exact. A dropped mode shows at once: draws leave for it and
-none come back.
+:func:`~numpyro_kscore.diagnostics.mode_jump_test` explores those regions. It moves every draw by a
+Metropolis step that leaves the model invariant and whose proposals are long: wide random steps, and
+jumps between modes that were found by ascending the model from afar. If the draws are from the
+model, a draw and its new place are exchangeable; then any statistic of the difference is as likely
+with the opposite sign, which makes the p-value exact. A dropped mode shows at once: draws leave for
+it and none come back.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_points, as_scored, check_count
 from numpyro_kscore.diagnostics._discrepancy import stein_kernel
-from numpyro_kscore.diagnostics._draws import whitening
-from numpyro_kscore.estimators._coordinates import median_distance
+from numpyro_kscore.estimators._coordinates import median_distance, whiten_samples
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ
 
 __all__ = ["JumpTest", "SteinTest", "ksd", "mode_jump_test"]
 
-# Standard deviations of wide proposals, in those of the draws.
+# Scales of wide proposals, in standard deviations of the draws.
 JUMP_SCALES = (1.0, 2.0, 4.0, 8.0)
-# Starting points of ascents, as far from the draws as the widest proposal.
+# Number of starting points of ascents, which are as far from the draws as the widest proposals.
 MODE_STARTS = 64
 ASCENT_STEPS = 200
 
@@ -76,8 +75,8 @@ def ksd(
     Args:
         samples: independent draws, (n, d), n at least 10.
         scores: the model's score at them, (n, d).
-        rng_key: of the signs; by default ``jax.random.key(0)``.
-        num_bootstrap: replicates; the p-value is a multiple of one over their number plus one.
+        rng_key: random key for the signs; by default ``jax.random.key(0)``.
+        num_bootstrap: number of replicates B, at least 19; the p-value is a multiple of 1/(B + 1).
 
     Returns:
         The squared discrepancy, in standard deviations squared, its standard error and p-value.
@@ -116,13 +115,13 @@ def _wild_bootstrap(key: Array, pairs: Array, num_bootstrap: int) -> Array:
 
 
 class JumpTest(NamedTuple):
-    """What long Metropolis steps made of some draws.
+    """A test of draws by long Metropolis steps.
 
     Attributes:
         statistic: squared distance of the kernel means of the draws before and after, unbiased.
         p_value: under the hypothesis that the draws are from the model.
-        moved: share of draws whose step was accepted.
-        num_modes: modes that were found and jumped between.
+        moved: fraction of draws whose step was accepted.
+        num_modes: number of modes that were found and jumped between.
     """
 
     statistic: Array
@@ -140,20 +139,21 @@ def mode_jump_test(
 ) -> JumpTest:
     """Test whether a guide has dropped a mode of its model.
 
-    Every draw takes one Metropolis step by a symmetric proposal: half of them a Gaussian step of 1,
-    2, 4 or 8 standard deviations of the draws, half a jump along the line between two modes, there
-    or back. The modes are where gradient ascents end that start from draws spread as widely.
-    The statistic is the squared maximum mean discrepancy of draws before and after, with signs
-    turned pair by pair for its p-value. A quarter of the draws gives the scales and is not tested.
+    Every draw takes one Metropolis step with a symmetric proposal: for half of the draws a Gaussian
+    step of 1, 2, 4 or 8 standard deviations of the draws, for the others a jump along the line
+    between two modes, in either direction. Modes are the ends of gradient ascents from 64 points
+    spread as widely. The statistic is the squared maximum mean discrepancy of draws before and
+    after; its p-value is from random signs of the pairs. A quarter of the draws gives the scales
+    and is not tested.
 
-    A mode must be found to be missed: in more than ten dimensions or so wide random proposals find
-    nothing, and all depends on the ascents. A large p-value says that none was found, no more.
+    A missed mode must be found first: in more than ten dimensions or so wide random proposals find
+    nothing, and all depends on the ascents. A large p-value says only that none was found.
 
     Args:
-        log_density: the model's log density at one point, (d,) -> (), any constant missing.
+        log_density: the model's log density at one point, (d,) -> (), up to a constant.
         samples: independent draws, (n, d), n at least 10.
-        rng_key: by default ``jax.random.key(0)``.
-        num_bootstrap: replicates.
+        rng_key: random key; by default ``jax.random.key(0)``.
+        num_bootstrap: number of replicates, at least 19.
 
     Returns:
         The p-value, and how many modes were found.
@@ -174,12 +174,12 @@ def mode_jump_test(
 def _mode_jump_test(
     log_density: Callable[[Array], Array], x: Array, key: Array, num_bootstrap: int
 ) -> JumpTest:
-    # Scales of proposals from draws that are not tested: with those of the tested ones a draw and
-    # where it went are not quite exchangeable, and 7 % were rejected at a level of 5.
-    known = max(x.shape[0] // 4, 2)
-    coordinates = whitening(x[:known])
+    # Scales of proposals from draws that are not tested: with scales from the tested ones a draw
+    # and its new place are not quite exchangeable, and 7 % were rejected at a level of 5 %.
+    untested = max(x.shape[0] // 4, 2)
+    coordinates = whiten_samples(x[:untested])
     root = coordinates.root()
-    z = coordinates.to_kernel(x[known:])
+    z = coordinates.to_kernel(x[untested:])
     n, dim = z.shape
 
     def target(point: Array) -> Array:
@@ -196,7 +196,7 @@ def _mode_jump_test(
     step = scales[:, None] * jax.random.normal(keys[3], (n, dim), x.dtype)
     is_jump = (jnp.arange(n) % 2 == 0) & (jnp.sum(is_mode) > 1)
     proposal = z + jnp.where(is_jump[:, None], jump, step)
-    # In one call: every copy of the model costs as long to compile as it takes to run.
+    # One call: every copy of the model takes as long to compile as to run.
     before, after = jax.vmap(target)(jnp.concatenate([z, proposal])).reshape(2, n)
     gain = after - before
     accept = jnp.log(jax.random.uniform(keys[4], (n,), x.dtype)) < gain
@@ -217,7 +217,7 @@ def _mode_jump_test(
 
 
 class _Place(NamedTuple):
-    """Where an ascent is: the point (d,), the model's log density there and its gradient."""
+    """A point of an ascent, (d,), the model's log density there and its gradient."""
 
     point: Array
     height: Array
@@ -227,21 +227,21 @@ class _Place(NamedTuple):
 def _modes(
     target: Callable[[Array], Array], dim: int, key: Array, dtype: Any
 ) -> tuple[Array, Array]:
-    """Ends of ascents, (m, d), and which of them stand for a mode of their own."""
+    """Ends of ascents, (m, d), and whether each is a mode of its own, (m,)."""
     first, second = jax.random.split(key)
     radius = jnp.geomspace(1.0, JUMP_SCALES[-1], MODE_STARTS).astype(dtype)
     start = radius[:, None] * jax.random.normal(first, (MODE_STARTS, dim), dtype)
 
     def ascend(point: Array) -> tuple[Array, Array]:
-        # Steps of given lengths along the gradient need no scale and shrink to nothing: coordinates
-        # are whitened, and modes need to be found, not polished.
+        # Steps of fixed, falling lengths along the gradient: coordinates are whitened, so that they
+        # need no other scale, and modes need to be found, not polished.
         def one(best: _Place, size: Array) -> tuple[_Place, None]:
             length = jnp.linalg.norm(best.gradient)
             unit = best.gradient / jnp.where(length > 0, length, 1.0)
             proposal = best.point + size * jnp.where(jnp.isfinite(unit), unit, 0.0)
-            found = _Place(proposal, *jax.value_and_grad(target)(proposal))
-            is_higher = found.height > best.height
-            return jax.tree.map(lambda a, b: jnp.where(is_higher, a, b), found, best), None
+            place = _Place(proposal, *jax.value_and_grad(target)(proposal))
+            is_higher = place.height > best.height
+            return jax.tree.map(lambda a, b: jnp.where(is_higher, a, b), place, best), None
 
         sizes = jnp.geomspace(2.0, 1e-2, ASCENT_STEPS // 4).astype(dtype)
         # The first step has length 0: it evaluates the model where the ascent starts.
@@ -253,7 +253,7 @@ def _modes(
     order = jnp.argsort(-heights)
     ends, heights = ends[order], heights[order]
     apart = squared_distances(ends, ends, jnp.asarray(True)) > 0.5 * dim**0.5
-    # The highest of those that are near each other; and none so low that nobody would go there.
+    # Of ends near each other keep the highest; drop those more than 10 nats below the best.
     earlier = jnp.tril(jnp.ones((MODE_STARTS, MODE_STARTS), bool), -1)
     is_mode = jnp.all(apart | ~earlier, axis=1) & (heights > heights[0] - 10.0)
     return ends, is_mode

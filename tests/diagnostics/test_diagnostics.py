@@ -1,5 +1,7 @@
 """k̂ from energies, tests of draws against a model, and what is said of a fit."""
 
+from typing import get_args
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +30,11 @@ from numpyro_kscore.diagnostics import (
     weight_ess,
 )
 from numpyro_kscore.diagnostics._closed_form import combine, features, solve
-from numpyro_kscore.diagnostics._diagnose import _conclude
-from numpyro_kscore.diagnostics._energy import FAMILIES, Target, cross_fit
-from numpyro_kscore.diagnostics._khat import standardized_target
+from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding
+from numpyro_kscore.diagnostics._decide import decide
+from numpyro_kscore.diagnostics._energy import FAMILIES, cross_fit
+from numpyro_kscore.diagnostics._khat import whitened_draws
+from numpyro_kscore.diagnostics._messages import advise, describe, khat_reason
 from numpyro_kscore.kernels import Diagonal
 
 pytestmark = pytest.mark.quick_compilation
@@ -147,7 +151,7 @@ def test_energy_of_a_gaussian_guide_is_its_log_density(x64, name):
         jnp.asarray(laplacian),
     )
     order = jnp.asarray(rng.permutation(n))
-    fit = cross_fit(standardized_target(draws), order, FAMILY[name])
+    fit = cross_fit(whitened_draws(draws), order, FAMILY[name])
     exact = np.asarray(draws.log_density) + 0.5 * np.sum(z**2, axis=1)
     error = np.asarray(fit.log_weights) - exact
     # Mean and covariance have d(d+3)/2 numbers, each worth 1/(3n/4) in the error's variance.
@@ -159,7 +163,7 @@ def a_target(dim=3, n=400):
     """Heavy-tailed draws, and a quartic model."""
     x = jnp.asarray(np.random.default_rng(1).standard_t(5, size=(n, dim)))
     x = x - jnp.mean(x, axis=0)
-    return Target(x, -jnp.sum(x**4, axis=1), -4 * x**3, -12 * jnp.sum(x**2, axis=1))
+    return GuideDraws(x, -jnp.sum(x**4, axis=1), -4 * x**3, -12 * jnp.sum(x**2, axis=1))
 
 
 def test_features_are_the_formulas(x64):
@@ -172,7 +176,7 @@ def test_features_are_the_formulas(x64):
         return jnp.concatenate([jnp.stack([-jnp.sum(z**4), heavy]), z * root, root])
 
     known = features(target)
-    x = target.points
+    x = target.samples
     np.testing.assert_allclose(known.value.T, jax.vmap(formulas)(x), rtol=1e-12)
     np.testing.assert_allclose(
         jnp.swapaxes(known.gradient, 0, 1), jax.vmap(jax.jacobian(formulas))(x), atol=1e-12
@@ -209,7 +213,7 @@ def test_skewed_guides_have_the_tail_of_their_weights(x64):
 
     def share_left(seed):
         x = np.random.default_rng(seed).gumbel(size=(1_000, 2))
-        target = Target(
+        target = GuideDraws(
             jnp.asarray(x), jnp.asarray(-0.3 * np.sum(x**2, axis=1)), jnp.asarray(-0.6 * x),
             jnp.full(1_000, -1.2),
         )  # fmt: skip
@@ -280,7 +284,8 @@ def test_few_draws_cannot_tell():
     draws = gaussian_draws(0.9, dim=20, n=160)._replace(log_q=None, laplacian=None)
     found = khat(draws, num_bootstrap=20, num_repeats=2)
     assert found.verdict == "cannot tell"
-    assert "too few" in found.reason
+    assert found.doubt == "few draws"
+    assert found.reason == "160 draws in 20 dimensions are too few for an energy"
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
@@ -293,6 +298,7 @@ def test_draws_in_a_plane_cannot_tell(spread, monkeypatch):
     draws = GuideDraws(x, -0.5 * jnp.sum(x**2, axis=1), -x, jnp.full(200, -2.0))
     found = khat(draws, num_bootstrap=20, num_repeats=2)
     assert found.verdict == "cannot tell"
+    assert found.doubt == "flat draws"
     assert "do not vary in some direction" in found.reason
 
 
@@ -460,27 +466,63 @@ def a_khat(kind):
 
 
 @pytest.mark.parametrize(
-    ("khat_verdict", "stein_p", "jump_p", "num_modes", "spread", "verdict", "words"),
+    ("khat_verdict", "stein_p", "jump_p", "num_modes", "spread", "verdict", "codes"),
     [
-        ("good", 0.5, 0.5, 1, (0.95, 1.05), "good", "nothing speaks against"),
-        ("good", 0.001, 0.5, 1, (0.95, 1.4), "good", "weights can correct"),
-        ("equal", 0.5, 0.5, 1, (0.95, 1.05), "good", "nothing speaks against"),
-        ("equal", 0.5, 0.5, 1, (0.7, 1.05), "cannot tell", "weights could do is not known"),
-        ("good", 0.5, 0.001, 2, (0.95, 1.05), "bad", "misses a mode"),
-        ("good", 0.5, 0.001, 1, (0.95, 1.05), "bad", "no second mode was found"),
-        ("cannot tell", 0.001, 0.5, 1, (0.3, 0.9), "bad", "collapsed"),
-        ("cannot tell", 0.5, 0.5, 1, (0.95, 1.05), "cannot tell", "not known"),
-        ("bad", 0.001, 0.5, 1, (0.7, 0.9), "bad", "too narrow"),
-        ("bad", 0.001, 0.001, 1, (0.7, 0.9), "bad", "too narrow"),
+        ("good", 0.5, 0.5, 1, (0.95, 1.05), "good", ["nothing found"]),
+        (
+            "good", 0.001, 0.5, 1, (0.95, 1.4), "good",
+            ["too wide", "shape differs", "correctable"],
+        ),
+        ("equal", 0.5, 0.5, 1, (0.95, 1.05), "good", ["nothing found"]),
+        ("equal", 0.5, 0.5, 1, (0.7, 1.05), "cannot tell", ["too narrow", "correction unknown"]),
+        ("good", 0.5, 0.001, 2, (0.95, 1.05), "bad", ["mode missed"]),
+        ("good", 0.5, 0.001, 1, (0.95, 1.05), "bad", ["far draws missed"]),
+        ("cannot tell", 0.001, 0.5, 1, (0.3, 0.9), "bad", ["collapsed", "shape differs"]),
+        ("cannot tell", 0.5, 0.5, 1, (0.95, 1.05), "cannot tell", ["khat unknown"]),
+        (
+            "cannot tell", 0.001, 0.5, 1, (0.95, 1.05), "cannot tell",
+            ["shape differs", "khat unknown"],
+        ),
+        (
+            "bad", 0.001, 0.5, 1, (0.7, 0.9), "bad",
+            ["too narrow", "shape differs", "not correctable"],
+        ),
+        (
+            "bad", 0.001, 0.001, 1, (0.7, 0.9), "bad",
+            ["far draws missed", "too narrow", "shape differs", "not correctable"],
+        ),
     ],
-)
-def test_words(khat_verdict, stein_p, jump_p, num_modes, spread, verdict, words):
+)  # fmt: skip
+def test_decisions(khat_verdict, stein_p, jump_p, num_modes, spread, verdict, codes):
     stein = SteinTest(jnp.asarray(0.1), jnp.asarray(0.1), jnp.asarray(0.01), jnp.asarray(stein_p))
     jumps = JumpTest(
         jnp.asarray(0.1), jnp.asarray(jump_p), jnp.asarray(0.5), jnp.asarray(num_modes)
     )
-    found = _conclude(a_khat(khat_verdict), stein, jumps, spread, gaussian_draws(1.0, n=100))
+    found = decide(a_khat(khat_verdict), stein, jumps, spread, num_lost=0)
     assert found[0] == verdict
-    assert words in " ".join(found[1])
-    assert len(found[2]) == len(set(found[2]))
-    assert (verdict == "good" and spread[1] < 1.2) or found[2]
+    assert [finding.code for finding in found[1]] == codes
+    lost = decide(a_khat(khat_verdict), stein, jumps, spread, num_lost=7)
+    assert lost == (verdict, (Finding("draws lost", 7), *found[1]))
+
+
+def test_findings_in_words():
+    findings = [Finding("draws lost", 7), Finding("too narrow", 0.678)]
+    findings.append(Finding("khat unknown", 0.6))
+    words = describe(findings, "a reason")
+    assert words[0].startswith("7 draws were not finite")
+    assert words[1] == "the guide is too narrow: sd down to 0.68 of the model's"
+    assert words[2] == "whether k̂ is below 0.7 is not known: a reason"
+    # Two findings may ask for the same.
+    assert len(advise([*findings, Finding("far draws missed", 0.001)])) == 3
+    # Whether the shape alone is wrong is known before k̂ is.
+    alone = advise([Finding("shape differs", 0.2), Finding("khat unknown", 0.6)])
+    assert alone[0].startswith("a more flexible guide")
+    assert len(alone) == 2
+
+
+def test_every_code_has_words():
+    for code in get_args(Code):
+        assert "{" not in "".join(describe([Finding(code, 0.5)], "why"))
+        assert code in ("shape differs", "nothing found") or advise([Finding(code, 0.5)])
+    for doubt in get_args(Doubt):
+        assert "{" not in khat_reason(doubt, "Gaussian", 100, 20, 0.6)

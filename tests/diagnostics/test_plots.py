@@ -111,7 +111,7 @@ def test_convergence(has_info):
     ("arguments", "message"),
     [
         ((DRAWS[:, :1],), "samples: expected 2 to 8 columns; got 1"),
-        ((DRAWS, ["one"]), "names: expected 2, one a column of the samples; got 1"),
+        ((DRAWS, ["one"]), "names: expected 2, one for each column of the samples; got 1"),
     ],
 )
 def test_misuse(arguments, message):

@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import Implicit, ImplicitELBO, fit
-from numpyro_kscore._fit import fit as convergence
+from numpyro_kscore._fit import loop
 from numpyro_kscore._fit.checkpoint import save_checkpoint
 from numpyro_kscore._fit.chunks import parameter_slots
 from numpyro_kscore._fit.stopping import Rule
@@ -94,7 +94,7 @@ def interrupt_after(monkeypatch, count):
         if len(calls) == count:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(convergence, "save_checkpoint", save)
+    monkeypatch.setattr(loop, "save_checkpoint", save)
 
 
 def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole):
@@ -108,10 +108,10 @@ def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole
         assert partial.info.reason == f"interrupted after {20 * stop} steps"
         np.testing.assert_array_equal(partial.losses, whole.losses[: 20 * stop])
         done = stop
-    monkeypatch.setattr(convergence, "save_checkpoint", save_checkpoint)
+    monkeypatch.setattr(loop, "save_checkpoint", save_checkpoint)
     same(fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK), whole)
     # Of a fit that has ended only the result is read.
-    monkeypatch.setattr(convergence, "save_checkpoint", None)
+    monkeypatch.setattr(loop, "save_checkpoint", None)
     same(fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK), whole)
     assert [p.name for p in tmp_path.iterdir()] == ["fit.npz"]
     with np.load(path, allow_pickle=False) as kept:
@@ -140,7 +140,7 @@ def test_what_matters_grows_with_the_latents(monkeypatch, criterion):
     def see(*settings):
         raise SeenError(Rule(*settings).least_loss)
 
-    monkeypatch.setattr("numpyro_kscore._fit.fit.Rule", see)
+    monkeypatch.setattr("numpyro_kscore._fit.settings.Rule", see)
     with pytest.raises(SeenError) as caught:
         fit(make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
     assert caught.value.args[0] == pytest.approx(0.5 * 2 * 0.2**2)

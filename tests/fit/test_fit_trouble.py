@@ -9,7 +9,7 @@ import pytest
 from jax import random
 
 from numpyro_kscore import fit
-from numpyro_kscore._fit import fit as convergence
+from numpyro_kscore._fit import fit as fit_module
 from support.fits import DATA, KEY, MEAN, QUICK, SD, make_svi, quiet_fit
 
 
@@ -31,7 +31,7 @@ class Broken:
 
     def __init__(self, monkeypatch, bad):
         self.sizes, self.keys = [], []
-        make = convergence.make_chunk
+        make = fit_module.make_chunk
 
         def wrapped(*args):
             chunk = make(*args)
@@ -48,7 +48,7 @@ class Broken:
 
             return call
 
-        monkeypatch.setattr(convergence, "make_chunk", wrapped)
+        monkeypatch.setattr(fit_module, "make_chunk", wrapped)
 
 
 def test_a_bad_chunk_is_undone(monkeypatch):

@@ -1,15 +1,21 @@
 """When a fit stops: the rule, on traces made by hand."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
+from numpyro_kscore._fit.messages import describe
 from numpyro_kscore._fit.stopping import (
+    Cause,
+    Doubt,
+    Ending,
     Look,
     Progress,
     Rule,
     advance,
+    conclude,
     step_sizes,
-    verdict,
     window_gain,
 )
 
@@ -45,9 +51,10 @@ def test_the_search_goes_on_while_either_signal_falls():
     progress = follow(np.full(100, 0.5), 100 - np.arange(100.0))
     assert (progress.cause, progress.settle_from, progress.settle_length) == ("budget", 40, 60)
     assert progress.phase == "done"
-    converged, reason, advice = verdict(progress, RULE, interrupted=False)
-    assert not converged
-    assert "still improving" in reason
+    ending = conclude(progress, RULE, interrupted=False)
+    assert (ending.cause, ending.doubt, ending.converged) == ("budget", "", False)
+    reason, advice = describe(ending)
+    assert "still improving when it had to settle to end in 1000 steps" in reason
     assert "max_steps" in advice
 
 
@@ -104,34 +111,55 @@ def test_step_sizes_fall_to_zero_along_a_cosine():
 
 
 def test_a_run_away_is_called_and_the_state_before_it_kept():
-    def look(spread, log_density, loss):
+    def a_look(spread, log_density, loss):
         return Look(0.5, 0.01, loss, 0.01, log_density, 0.1, spread, 0)
 
-    good = [look(0.0, -1.0, 5.0 - k) for k in range(4)]
+    good = [a_look(0.0, -1.0, 5.0 - k) for k in range(4)]
     progress = Progress()
-    for look in [*good, *(look(0.5 * k, -5.0 * k, 3.0 + k) for k in range(1, 9))]:
+    for look in [*good, *(a_look(0.5 * k, -5.0 * k, 3.0 + k) for k in range(1, 9))]:
         progress = advance(progress, look, RULE)
         if progress.phase == "done":
             break
     assert (progress.cause, progress.best, len(progress.looks)) == ("runaway", 3, 7)
-    assert "ran away" in verdict(progress, RULE, interrupted=False)[1]
+    assert "ran away: by step 70" in describe(conclude(progress, RULE, interrupted=False))[0]
     # A guide that starts narrow grows too, and the density at it falls, but not in vain.
     progress = Progress()
     for k in range(8):
-        progress = advance(progress, look(0.5 * k, -5.0 * k, -k), RULE)
+        progress = advance(progress, a_look(0.5 * k, -5.0 * k, -k), RULE)
     assert progress.phase == "search"
 
 
 @pytest.mark.parametrize(
-    ("smoothed", "error", "words"),
-    [(0.25, 0.01, "0.5 sd from the model"), (0.25, 0.08, "too noisy to tell"), (0.1, 0.01, None)],
+    ("smoothed", "error", "doubt", "words"),
+    [
+        (0.25, 0.01, "far", "0.5 sd from the model"),
+        (0.25, 0.08, "noisy", "too noisy to tell"),
+        (0.1, 0.01, "", ""),
+    ],
 )
-def test_a_doubtful_end_is_reported(smoothed, error, words):
+def test_a_doubtful_end_is_reported(smoothed, error, doubt, words):
     looks = [Look(smoothed, error, 0.0, 0.1, 0, 1, 0, 0)] * 100
     progress = Progress()
     while progress.phase != "done":
         progress = advance(progress, looks[0], RULE)
-    converged, reason, advice = verdict(progress, RULE, interrupted=False)
-    assert converged
-    assert bool(advice) == (words is not None)
-    assert words is None or words in reason
+    ending = conclude(progress, RULE, interrupted=False)
+    assert (ending.cause, ending.doubt, ending.converged) == ("plateau", doubt, True)
+    reason, advice = describe(ending)
+    assert bool(advice) == bool(doubt)
+    assert words in reason
+
+
+def test_an_interrupted_fit_has_no_other_reason():
+    """Not even where nothing has been seen."""
+    for looks in ((), (Look(1.0, 0.01, 0.0, 0.1, 0, 1, 0, 0),)):
+        progress = Progress(looks=looks, cause="plateau", recoveries=1)
+        ending = conclude(progress, RULE, interrupted=True)
+        assert (ending.cause, ending.doubt, ending.converged) == ("interrupted", "", False)
+        assert describe(ending) == (f"interrupted after {10 * len(looks)} steps", "")
+
+
+def test_every_code_has_words():
+    for cause in get_args(Cause):
+        for doubt in get_args(Doubt):
+            if cause:
+                assert "{" not in "".join(describe(Ending(cause, doubt, 10, 0.1, 0.5, 2)))

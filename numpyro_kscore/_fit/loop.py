@@ -1,0 +1,153 @@
+"""The loop of a fit: one chunk after another, with a checkpoint and a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
+from numpyro_kscore._fit.chunks import Chunk
+from numpyro_kscore._fit.settings import Settings
+from numpyro_kscore._fit.stopping import Look, Progress, Rule, advance, step_sizes
+from numpyro_kscore._util.keys import key_apart
+
+__all__ = ["MOST_RECOVERIES", "Run", "run_chunks"]
+
+MOST_RECOVERIES = 5
+
+
+class Run(NamedTuple):
+    """The state that a fit carries from chunk to chunk and writes into its checkpoint.
+
+    Attributes:
+        state: the ``SVIState`` after the last chunk.
+        best: the best state so far, with mean parameters.
+        progress: the state of the stopping rule.
+        losses: losses of all steps, in pieces.
+    """
+
+    state: Any
+    best: Any
+    progress: Progress = Progress()
+    losses: tuple[np.ndarray, ...] = ()
+
+    def all_losses(self) -> np.ndarray:
+        """Losses of all steps, (steps,)."""
+        return np.concatenate([np.zeros(0, np.float32), *self.losses])
+
+
+def run_chunks(
+    take_chunk: Callable[[Any, np.ndarray], Chunk],
+    state: Any,
+    rule: Rule,
+    settings: Settings,
+    rng_key: jax.Array,
+) -> tuple[Run, bool]:
+    """Take chunks until the rule says that the fit is done.
+
+    Args:
+        take_chunk: ``(state, step sizes) -> Chunk``, compiled.
+        state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
+        rule: the stopping rule.
+        settings: the settings of the fit.
+        rng_key: the key of the fit, which must be that of the checkpoint.
+
+    Returns:
+        The run, and whether it was interrupted from the keyboard.
+
+    Raises:
+        ValueError: for a checkpoint that is damaged or of another fit.
+    """
+    run, path = Run(state, state), settings.checkpoint
+    recorded = {
+        **rule._asdict(),
+        "criterion": settings.criterion,
+        "rng_key": _key_words(rng_key),
+    }
+    if path is not None and path.exists():
+        run = _restore(path, run, recorded)
+    bar = _progress_bar(run, rule) if settings.progress_bar else None
+    try:
+        while run.progress.phase != "done":
+            run = _take_over(run, take_chunk(run.state, step_sizes(run.progress, rule)), rule)
+            if path is not None:
+                _save(path, run, recorded)
+            if bar is not None:
+                _show(bar, run, rule)
+    except KeyboardInterrupt:
+        return run, True
+    finally:
+        if bar is not None:
+            bar.close()
+    return run, False
+
+
+def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
+    """Go on from the end of a chunk, or from its start if its numbers are not finite."""
+    progress = run.progress
+    if not bool(chunk.finite):
+        progress = progress._replace(recoveries=progress.recoveries + 1)
+        if progress.recoveries > MOST_RECOVERIES:
+            return run._replace(progress=progress._replace(phase="done", cause="nan"))
+        key = key_apart(run.state.rng_key, progress.recoveries)
+        return run._replace(state=run.state._replace(rng_key=key), progress=progress)
+    seen = {name: value.item() for name, value in jax.device_get(chunk.look).items()}
+    look = Look(**{name: seen.get(name, float("nan")) for name in Look._fields})
+    progress = advance(progress, look, rule)
+    is_best = progress.best == len(progress.looks) - 1
+    best = chunk.averaged if is_best else run.best
+    return Run(chunk.state, best, progress, (*run.losses, np.asarray(chunk.losses)))
+
+
+def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
+    # JSON writes a look, which is a tuple, as a list of its fields.
+    record = {"settings": settings, "progress": run.progress._asdict()}
+    save_checkpoint(path, (run.state, run.best), record, run.all_losses())
+
+
+def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
+    (state, best), record, losses = load_checkpoint(path, (run.state, run.best))
+    stored = record["settings"]
+    differing = [name for name in settings if stored.get(name) != settings[name]]
+    if differing:
+        name = differing[0]
+        raise ValueError(
+            f"checkpoint: expected a fit with {name} = {settings[name]}; got one with "
+            f"{stored.get(name)} in {path}. Give the same settings, another path, or delete the "
+            "file"
+        )
+    progress = Progress(**record["progress"])
+    progress = progress._replace(looks=tuple(Look(*look) for look in progress.looks))
+    return Run(state, best, progress, (losses,))
+
+
+def _key_words(rng_key: jax.Array) -> list[int]:
+    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+    data = jax.random.key_data(rng_key) if is_typed else rng_key
+    return [int(word) for word in np.asarray(data).ravel()]
+
+
+def _progress_bar(run: Run, rule: Rule) -> Any:
+    """A bar of tqdm; None where it is not installed."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    done = len(run.progress.looks) * rule.chunk_size
+    return tqdm(total=rule.num_chunks * rule.chunk_size, initial=done)
+
+
+def _show(bar: Any, run: Run, rule: Rule) -> None:
+    if not run.progress.looks:
+        return
+    look = run.progress.looks[-1]
+    text = f"{run.progress.phase}, loss {look.loss:.4f}"
+    if np.isfinite(look.discrepancy):
+        text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
+    bar.set_postfix_str(text, refresh=False)
+    bar.update(len(run.progress.looks) * rule.chunk_size - bar.n)

@@ -1,0 +1,49 @@
+"""How a fit ended, in words."""
+
+from __future__ import annotations
+
+from numpyro_kscore._fit.stopping import Cause, Doubt, Ending
+
+__all__ = ["describe"]
+
+# Why a fit stopped, and what to try if that is not convergence.
+CAUSES: dict[Cause, tuple[str, str]] = {
+    "interrupted": ("interrupted after {steps} steps", ""),
+    "nan": (
+        "after {steps} steps numbers were not finite, however often it was tried again",
+        "Try a smaller step size, or priors that keep off such values",
+    ),
+    "runaway": (
+        "ran away: by step {steps} the guide grew while the model's density at it fell",
+        "The best state before is returned. Try more particles or a smaller step size",
+    ),
+    "budget": (
+        "not converged: still improving when it had to settle to end in {steps} steps",
+        "Try a larger max_steps, or a larger tol if this is good enough",
+    ),
+    "plateau": ("no improvement any more, settled after {steps} steps", ""),
+    "tol": ("discrepancy below {tol:g} sd, settled after {steps} steps", ""),
+}
+# What follows the reason of a fit that converged, and what to try.
+DOUBTS: dict[Doubt, tuple[str, str]] = {
+    "": ("", ""),
+    "far": (
+        ", at a guide {distance:.2g} sd from the model",
+        "Try a more flexible guide, more particles or other parameters",
+    ),
+    "noisy": (
+        ", at a guide whose distance from the model is too noisy to tell",
+        "Its tails are probably wrong. Try other parameters of the model",
+    ),
+    "recovered": (
+        ", after numbers that were not finite {recoveries} time(s)",
+        "Look for what the model does at extreme values",
+    ),
+}
+
+
+def describe(ending: Ending) -> tuple[str, str]:
+    """Why a fit stopped, and what to try; the second is empty if nothing is wrong."""
+    reason, advice = CAUSES[ending.cause]
+    addition, remedy = DOUBTS[ending.doubt]
+    return (reason + addition).format(**ending._asdict()), advice or remedy

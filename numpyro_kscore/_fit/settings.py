@@ -1,0 +1,48 @@
+"""The settings of a fit, checked once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from numpyro_kscore._fit.chunks import LOSS_BLOCKS
+from numpyro_kscore._fit.stopping import Rule
+from numpyro_kscore._util.checks import check_choice, check_count, check_positive
+
+__all__ = ["Settings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a call of :func:`~numpyro_kscore.fit` asks for; its docstring explains the fields.
+
+    Raises:
+        TypeError: for a count that is no integer.
+        ValueError: for a setting out of range, and a checkpoint in a folder that does not exist.
+    """
+
+    max_steps: int
+    tol: float
+    patience: int
+    chunk_size: int
+    criterion: str
+    checkpoint: Path | None
+    progress_bar: bool
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_count("max_steps", self.max_steps, minimum=LOSS_BLOCKS)
+        check_count("patience", self.patience)
+        check_count("chunk_size", self.chunk_size, minimum=LOSS_BLOCKS)
+        check_positive("tol", self.tol)
+        check_choice("criterion", self.criterion, ("stein", "loss"))
+        if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
+            raise ValueError(
+                f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"
+            )
+
+    def rule(self, dim: int) -> Rule:
+        """The stopping rule for a latent space of this dimension."""
+        num_chunks = max(1, self.max_steps // self.chunk_size)
+        chunk_size = self.max_steps // num_chunks
+        return Rule(chunk_size, num_chunks, float(self.tol), self.patience, dim)
