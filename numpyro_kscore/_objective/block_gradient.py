@@ -56,11 +56,8 @@ def descend(
     debias: str | None,
     clip: float | None = None,
     prior_scores: jax.Array | None = None,
-    extra: jax.Array | None = None,
 ) -> Descent:
     """The KL gradient and the entropy of one block with an unknown density.
-
-    With k extra draws, at which the model is not evaluated, the guide's score is that of all n + k.
 
     Args:
         estimator: of conditional scores.
@@ -74,17 +71,10 @@ def descend(
             fit; None for any.
         prior_scores: of the priors of aggregated sites, (n, D); where given, the elements of the
             block's plates are draws of one distribution, the aggregate, held against the prior.
-        extra: more draws, (k, D); not for ``base="model"``.
     """
     scores = _take(model_scores, part.rows)
     n, size, dim = scores.shape
     target = scores / part.scale
-    evaluated: Any = slice(None)
-    if extra is not None:
-        # Between the halves of the particles: each half of a jackknife has some of both.
-        half, k = n // 2, extra.shape[0]
-        particles = jnp.concatenate([particles[:half], extra, particles[half:]])
-        evaluated = np.r_[:half, half + k : n + k]
     x = _take(particles, part.rows)
     context = None if part.context is None else _take(particles, part.context)
     if prior_scores is not None:
@@ -99,7 +89,7 @@ def descend(
         elif base == "moments":
             base_scores = moment_scores(values, given)
         found = estimator.at_samples(values, base_scores, debias=debias, context=given)
-        away = found.residual if base == "model" else found.scores[evaluated] - goal
+        away = found.residual if base == "model" else found.scores - goal
         # The whitening of a Gaussian base is that of the shrunk Gaussian.
         shrunk = base == "gaussian" and estimator.standardize == "full"
         guide_entropy = entropy(

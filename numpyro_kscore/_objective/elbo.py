@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 from numpyro.infer import ELBO
@@ -27,7 +26,6 @@ from numpyro_kscore._tracing.particles import (
 )
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive
-from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore._util.sharding import check_sharding, constrain_rows, divides, num_shards
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._selection import Median
@@ -69,15 +67,10 @@ class ImplicitELBO(ELBO):
             guides that are nearly Gaussian in many dimensions, such as the values of a random
             function, and needs more draws than dimensions; ``"gaussian"`` or None
             estimate the guide's score by itself (None is Zhou, Shi and Zhu 2020 to the letter,
-            and collapses many guides). ``"auto"`` takes a network's own base, and
-            ``"gaussian"`` with ``num_draws``.
+            and collapses many guides). ``"auto"`` takes a network's own base.
         debias: ``"jackknife"`` removes the leading finite-sample bias, at 1.5 times the operations
             of an estimate (with few particles, twice its time); None leaves it. There is none of
             a network.
-        num_draws: guide draws behind an estimate, where a draw of the guide is much cheaper than
-            the model: at least ``num_particles``, which is the default. The model is evaluated at
-            ``num_particles`` of them. Needs ``base="gaussian"``, which it then implies, or None:
-            less bias, more noise, and no protection from heavy tails (docs/accuracy).
         clip: how far a step may ask a typical particle to move, in multiples of the noise of a
             converged fit; longer directions are scaled down as a whole. Where a fit starts far off
             they are a thousand times longer, and an optimizer that divides by the root mean square
@@ -120,7 +113,6 @@ class ImplicitELBO(ELBO):
         estimator: ScoreEstimator | SlicedScoreMatching | None = None,
         base: str | None = "auto",
         debias: str | None = "jackknife",
-        num_draws: int | None = None,
         clip: float | None = 4.0,
         aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
@@ -131,13 +123,6 @@ class ImplicitELBO(ELBO):
             check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
         if aggregate is not None and not isinstance(aggregate, str):
             raise TypeError(f"aggregate: expected the name of a plate or None; got {aggregate!r}")
-        if num_draws is not None:
-            if num_particles is None or aggregate is not None:
-                raise ValueError(
-                    "num_draws: expected num_particles beside it, and no aggregate; got "
-                    f"num_particles={num_particles}, aggregate={aggregate!r}"
-                )
-            check_count("num_draws", num_draws, minimum=num_particles)
         if estimator is None:
             # Numbers, not "auto": what is best for one set of particles is far too strong for the
             # average over the steps of a fit (docs/accuracy).
@@ -156,14 +141,7 @@ class ImplicitELBO(ELBO):
                 )
             base = estimator.base if base == "auto" else base
         elif base == "auto":
-            base = "model" if num_draws is None else "gaussian"
-        if num_draws is not None and base == "model":
-            # Measured (docs/accuracy): with the model's score at some of the draws only, the noise
-            # of the two terms of the regression no longer cancels, and the gradient gets worse.
-            raise ValueError(
-                "base: expected 'gaussian' or None beside num_draws; got 'model', which needs the "
-                "model's score at every draw. Leave base out, or use num_particles alone"
-            )
+            base = "model"
         check_choice("debias", debias, ("jackknife", None))
         if debias and isinstance(estimator, ScoreEstimator) and estimator.subset is not None:
             raise ValueError(
@@ -181,7 +159,6 @@ class ImplicitELBO(ELBO):
         super().__init__(num_particles, vectorize_particles)
         self.base = base
         self.debias = debias
-        self.num_draws = num_draws
         self.clip = clip
         self.aggregate = aggregate
         self.sharding = sharding
@@ -207,7 +184,7 @@ class ImplicitELBO(ELBO):
         program = program._replace(plates=draw_plates(rng_key, program, layout))
         num_particles = self.num_particles or self._default_num_particles(layout, aggregated)
         if self.base == "moments":
-            self._check_moments(layout, aggregated, self.num_draws or num_particles)
+            self._check_moments(layout, aggregated, num_particles)
 
         # Draws that are not finite are replaced before anything is differentiated: a derivative
         # of the guide there would be NaN even against a zero gradient.
@@ -241,12 +218,8 @@ class ImplicitELBO(ELBO):
                 "guide: expected a place for the network of SlicedScoreMatching(); got a guide "
                 "without. Use SVI(model, elbo.stateful(model, guide), optimizer, elbo)"
             )
-        extra = None
-        if self.num_draws is not None and self.num_draws > num_particles:
-            more = jax.random.split(key_apart(rng_key, 1), self.num_draws - num_particles)
-            extra = self.vectorize_particles_fn(partial(_flat, program=fixed, layout=layout), more)
         valid, direction, guide_entropy, networks = self._descend(
-            layout, aggregated, drawn, lax.stop_gradient(draws), joint, extra
+            layout, aggregated, drawn, lax.stop_gradient(draws), joint
         )
 
         # Neither the fit nor the model is differentiated a second time: their gradients are known.
@@ -274,7 +247,6 @@ class ImplicitELBO(ELBO):
         drawn: jax.Array,
         draws: Draw,
         joint: LogJoint,
-        extra: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, Any]]:
         """Which particles are finite, the KL gradient at each over their number, the entropy.
 
@@ -292,9 +264,6 @@ class ImplicitELBO(ELBO):
 
         particles, scores = sound(flat), sound(joint.scores)
         prior_scores = None if joint.prior_scores is None else sound(joint.prior_scores)
-        if extra is not None:
-            stand_in = particles[np.arange(extra.shape[0]) % particles.shape[0]]
-            extra = jnp.where(are_finite(extra)[:, None], extra, stand_in)
         direction = -scores
         guide_entropy = jnp.zeros((), flat.dtype)
         networks = {}
@@ -316,7 +285,6 @@ class ImplicitELBO(ELBO):
                 debias=self.debias,
                 clip=self.clip if self.base == "model" and not is_aggregated else None,
                 prior_scores=prior_scores if is_aggregated else None,
-                extra=extra,
             )
             guide_entropy = guide_entropy + found.entropy
             if isinstance(estimator, Following):
@@ -360,15 +328,17 @@ class ImplicitELBO(ELBO):
         names = frozenset(name for part in parts for name in part.sites)
         return layout.pooled(self.aggregate), names
 
-    def _check_moments(self, layout: Layout, aggregated: frozenset[str], num_draws: int) -> None:
+    def _check_moments(
+        self, layout: Layout, aggregated: frozenset[str], num_particles: int
+    ) -> None:
         for part in layout.parts:
             if not part.is_implicit or part.sites[0] in aggregated:
                 continue
-            if num_draws < part.dim + 2:
+            if num_particles < part.dim + 2:
                 raise ValueError(
                     f"num_particles: expected at least {part.dim + 2} beside base='moments', for "
                     f"the covariance of the {part.dim} numbers of {list(part.sites)}; got "
-                    f"{num_draws}. Use more, or base='model'"
+                    f"{num_particles}. Use more, or base='model'"
                 )
 
     def _default_num_particles(self, layout: Layout, aggregated: frozenset[str]) -> int:

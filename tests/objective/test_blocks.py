@@ -13,7 +13,6 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.primitives import Messenger
 
 from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore._objective.block_gradient import descend
 from numpyro_kscore._tracing.particles import draw_particle, draw_plates
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.estimators import Median
@@ -387,71 +386,3 @@ def test_misuse_of_contexts():
         ScoreEstimator(base=None).at_samples(x, context=jnp.zeros((8, 1)))
     with pytest.raises(ValueError, match=r"context: expected no landmarks.*base='gaussian'"):
         ScoreEstimator(regularizer=NuMethod(5)).at_samples(x, context=jnp.zeros((8, 1)))
-
-
-# ----------------------------------------------------------------- more draws than evaluations
-
-
-def test_extra_draws_leave_the_expected_gradient(x64):
-    """Sixteen evaluations of the model, 256 draws: the scores are those of the 256."""
-    elbo = ImplicitELBO(16, num_draws=256, estimator=GaussianScore(), debias=None)
-    _, found = gradients(elbo, make_guide("both"), 100)
-    params = {name: jnp.asarray(value) for name, value in PARAMS.items()}
-    for name, mean in jax.jit(jax.grad(negative_elbo))(params).items():
-        error = np.mean(found[name], axis=0) - mean
-        standard_error = np.std(found[name], axis=0) / 10
-        assert np.all(np.abs(error) < 4 * standard_error + np.abs(mean) / 100), name
-
-
-def test_extra_draws_share_no_noise_with_particles(monkeypatch):
-    """Keys of JAX are counters: one folded from a small number is that of a particle."""
-    seen = []
-
-    def spy(estimator, part, particles, *args, extra, **options):
-        seen.extend((particles, extra))
-        return descend(estimator, part, particles, *args, extra=extra, **options)
-
-    def target():
-        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
-
-    def guide():
-        two = [numpyro.sample(name, dist.Normal(), infer=AUXILIARY) for name in ("a", "b")]
-        numpyro.sample("z", Implicit(jnp.stack(two), event_dim=1))
-
-    monkeypatch.setattr("numpyro_kscore._objective.elbo.descend", spy)
-    elbo = ImplicitELBO(16, num_draws=64, estimator=GaussianScore(), debias=None)
-    elbo.loss(random.key(0), {}, target, guide)
-    numbers = np.concatenate([np.asarray(part).ravel() for part in seen])
-    assert len(numbers) == len(set(numbers)) == 2 * 64
-
-
-def test_extra_draws_lower_the_bias():
-    """At the optimum the gradient's mean is nothing but bias: .09 with 32 draws, .01 with 256."""
-
-    def target():
-        numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
-
-    def guide():
-        scale = numpyro.param("scale", jnp.ones(2))
-        noise = numpyro.sample("e", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer=AUXILIARY)
-        numpyro.sample("z", Implicit(scale * noise, event_dim=1))
-
-    estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
-    means, errors = [], []
-    for num_draws in (32, 256):
-        elbo = ImplicitELBO(32, num_draws=num_draws, estimator=estimator)
-        _, found = gradients(elbo, guide, 100, target=target, params={"scale": np.ones(2)})
-        means.append(np.mean(found["scale"]))
-        errors.append(np.std(np.mean(found["scale"], axis=1)) / 10)
-    # The difference to the few draws' bias, and zero, in standard errors.
-    assert means[0] > 4 * errors[0]
-    assert abs(means[1]) < 3 * errors[1]
-
-
-def test_misuse_of_extra_draws():
-    with pytest.raises(ValueError, match="num_draws: expected num_particles beside it"):
-        ImplicitELBO(num_draws=64)
-    with pytest.raises(ValueError, match="num_draws: expected an integer of at least 64; got 32"):
-        ImplicitELBO(64, num_draws=32)
-    with pytest.raises(ValueError, match=r"base: expected 'gaussian' or None.*'model'"):
-        ImplicitELBO(64, num_draws=128, base="model")

@@ -95,13 +95,6 @@ def test_the_base_is_taken_from_the_objective(base):
     elbo = ImplicitELBO(estimator=estimator, base=base)
     assert elbo.base == base
     assert elbo.estimator.base == ("gaussian" if base == "gaussian" else None)
-    draws = {"num_particles": 64, "num_draws": 128, "debias": None}
-    if base == "model":
-        with pytest.raises(ValueError, match="base: expected 'gaussian' or None.*got 'model'"):
-            ImplicitELBO(base=base, **draws)
-    else:
-        assert ImplicitELBO(base=base, **draws).base == base
-    assert ImplicitELBO(**draws).base == "gaussian"
     network = SlicedScoreMatching((8,))
     if base in ("model", "moments"):
         with pytest.raises(ValueError, match=f"beside SlicedScoreMatching.*got '{base}'"):
@@ -114,20 +107,13 @@ def test_the_base_is_taken_from_the_objective(base):
 def test_the_ends_of_what_is_allowed():
     assert ImplicitELBO(2).num_particles == 2
     assert ImplicitELBO(1, aggregate="rows").num_particles == 1
-    assert ImplicitELBO(2, num_draws=2, clip=None).clip is None
+    assert ImplicitELBO(2, clip=None).clip is None
     for error, message, options in (
         (ValueError, "num_particles: .*at least 2; got 1", {"num_particles": 1}),
         (
             ValueError,
             "num_particles: .*at least 1; got 0",
             {"num_particles": 0, "aggregate": "rows"},
-        ),
-        (ValueError, "num_draws: .*at least 4; got 3", {"num_particles": 4, "num_draws": 3}),
-        (ValueError, "num_draws: expected num_particles beside it", {"num_draws": 64}),
-        (
-            ValueError,
-            "no aggregate; got num_particles=4, aggregate='rows'",
-            {"num_particles": 4, "num_draws": 8, "aggregate": "rows"},
         ),
         (TypeError, "aggregate: expected the name of a plate or None; got 3", {"aggregate": 3}),
         (TypeError, "num_particles: expected an integer; got 2.0", {"num_particles": 2.0}),
@@ -171,7 +157,6 @@ def test_moments_need_more_draws_than_dimensions():
     with pytest.raises(ValueError, match=message):
         trace(elbo(3), joint_guide)
     trace(elbo(4), joint_guide)
-    trace(elbo(3, num_draws=4), joint_guide)
     trace(elbo(2, base="model"), joint_guide)
     trace(elbo(3), make_guide("b"))
     with pytest.raises(ValueError, match=r"expected at least 3 .*1 numbers of \['b'\]; got 2"):
@@ -359,40 +344,6 @@ def test_parameters_of_the_model():
     assert np.isfinite(loss)
     np.testing.assert_allclose(gradient["shift"], (params["shift"] - np.arange(3.0)) / 4, rtol=1e-5)
     assert gradient["root"] == 0
-
-
-def test_extra_draws_and_what_stands_in_for_bad_ones():
-    """They come beside the particles' own, and particles take the places of infinite ones."""
-    seen = []
-
-    class Seeing(GaussianScore):
-        def at_samples(self, samples, base_scores=None, **options):
-            jax.debug.callback(seen.append, samples[:, 0])
-            return super().at_samples(samples, base_scores, **options)
-
-    def guide():
-        loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)
-        noise = numpyro.sample("noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
-        # Infinite above some value.
-        numpyro.sample("a", Implicit(loc[0] + sd[0] * jnp.where(noise > 0.3, jnp.inf, noise)))
-
-    def model():
-        numpyro.sample("a", dist.Normal(0.0, 1.0))
-
-    *_, walks = recorded(
-        model, guide, num_particles=3, num_draws=11, estimator=Seeing(), debias=None
-    )
-    jax.effects_barrier()
-    extra = np.asarray(walks[-1][1])[:, 0]
-    assert extra.shape == (8,)
-    good = np.isfinite(extra)
-    assert 0 < good.sum() < 8
-    samples = np.asarray(seen[0])
-    assert samples.shape == (11,)
-    particles = np.r_[samples[:1], samples[9:]]
-    # One particle after the other: no draw stands in for all.
-    expected = np.where(good, extra, particles[np.arange(8) % 3])
-    np.testing.assert_allclose(samples[1:9], expected, rtol=1e-6)
 
 
 def test_mutable_values_of_particles():
