@@ -68,28 +68,30 @@ class Site(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block's share of a particle.
+    """The part of a particle that belongs to one block.
 
     Attributes:
         sites: names of its latents.
         is_implicit: whether its entropy is estimated.
-        rows: coordinates by element of its plates, (elements, d).
+        columns: its coordinates in a particle, by element of its plates, (elements, d).
         context: coordinates of the latents it is conditional on, (elements, c), or None.
-        scale: how many elements of subsampled plates one that is drawn stands for.
+        scale: how many elements of subsampled plates each drawn one stands for.
         plates: sizes of its plates by name.
+        is_pooled: whether its elements are draws of one distribution, see :meth:`Layout.pooled`.
     """
 
     sites: tuple[str, ...]
     is_implicit: bool
-    rows: np.ndarray
+    columns: np.ndarray
     context: np.ndarray | None
     scale: float
     plates: dict[str, int]
+    is_pooled: bool = False
 
     @property
     def dim(self) -> int:
         """Dimension of the space one estimate lives in."""
-        return self.rows.shape[1] + (0 if self.context is None else self.context.shape[1])
+        return self.columns.shape[1] + (0 if self.context is None else self.context.shape[1])
 
 
 class Layout(NamedTuple):
@@ -123,18 +125,24 @@ class Layout(NamedTuple):
         """Names of the latents whose guide has a density."""
         return frozenset(n for part in self.parts if not part.is_implicit for n in part.sites)
 
-    def pooled(self, plate: str) -> Layout:
-        """The latents in a plate as one part, whose rows are draws of one joint distribution.
+    @property
+    def pooled_sites(self) -> frozenset[str]:
+        """Names of the latents whose elements are draws of one distribution."""
+        return frozenset(n for part in self.parts if part.is_pooled for n in part.sites)
 
-        Latents that are independent in each row are not so over all rows. The rows are shuffled,
-        always alike: halves of them, which the jackknife takes, must be samples of the same.
+    def pooled(self, plate: str) -> Layout:
+        """The latents in a plate as one part, whose elements are draws of one joint distribution.
+
+        Latents that are independent within each element are dependent over all elements. Elements
+        are shuffled, always in the same way, because the jackknife compares halves of them, which
+        must be samples of the same distribution.
         """
         inside = [part for part in self.parts if plate in part.plates]
         rest = [part for part in self.parts if plate not in part.plates]
-        rows = np.concatenate([part.rows for part in inside], axis=1)
-        rows = np.random.default_rng(0).permutation(rows)
+        columns = np.concatenate([part.columns for part in inside], axis=1)
+        columns = np.random.default_rng(0).permutation(columns)
         names = tuple(name for part in inside for name in part.sites)
-        together = inside[0]._replace(sites=names, rows=rows)
+        together = inside[0]._replace(sites=names, columns=columns, is_pooled=True)
         return self._replace(parts=(*rest, together))
 
     def unravel(self, flat: jax.Array) -> dict[str, Any]:

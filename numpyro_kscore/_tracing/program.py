@@ -14,7 +14,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import Block, find_blocks, is_drawn, trace_guide
+from numpyro_kscore._tracing.blocks import Block, find_blocks
+from numpyro_kscore._tracing.dependencies import is_drawn, trace_guide
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.supports import free_axes, support_sources
@@ -103,7 +104,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
         ValueError: if guide and model do not match, the model has latents this objective cannot
             handle, or a latent is drawn without noise.
     """
-    found: list[Layout] = []
+    layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
         traces = trace_both(key, program)
@@ -121,10 +122,10 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             for name, sources in _supports(traces, sites, program, key).items():
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
-        found.append(_lay_out(traces, sites, blocks))
+        layouts.append(_lay_out(traces, sites, blocks))
 
     jax.eval_shape(run, key)
-    return found[0]
+    return layouts[0]
 
 
 def _sites(traces: Traces) -> dict[str, Site]:
@@ -153,9 +154,9 @@ def _supports(
 
 
 def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
-    found = (_part(block, sites, traces) for block in blocks)
+    laid_out = (_part(block, sites, traces) for block in blocks)
     # Latents of no size have no entropy.
-    parts = tuple(part for part in found if part.rows.size)
+    parts = tuple(part for part in laid_out if part.columns.size)
     shared = {
         frame.name
         for part in parts
@@ -166,7 +167,7 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
     # Latents computed from a minibatch are draws of one distribution only if it is the same one.
     for block in blocks:
         if block.is_implicit:
-            shared |= {name for name in block.rows if is_subsampled(traces.guide[name])}
+            shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
     return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)))
 
@@ -201,13 +202,13 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         check_subsampling(block, sites)
     for name in block.sites:
         check_draws(name, traces.guide[name]["fn"], sites[name])
-    rows = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
+    columns = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
     context = None
     given = [sites[name] for name in block.parents if sites[name].size]
     if given:
         context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
-    return Part(block.sites, block.is_implicit, rows, context, scale, plates)
+    return Part(block.sites, block.is_implicit, columns, context, scale, plates)
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:

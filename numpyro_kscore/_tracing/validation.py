@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._tracing.dependencies import Block, is_drawn, layers
+from numpyro_kscore._tracing.blocks import Block
+from numpyro_kscore._tracing.dependencies import is_drawn, layers
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 

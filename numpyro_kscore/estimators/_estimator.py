@@ -8,7 +8,7 @@ arrays, which can be returned from ``jit`` and mapped over by ``vmap``.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,9 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, divides, num_shards, place, sharding_of
 from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._checks import make_base
+from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
-from numpyro_kscore.estimators._fitting import AtSamples, fit_at_samples, fit_score
+from numpyro_kscore.estimators._fitting import fit_at_samples, fit_score
 from numpyro_kscore.estimators._landmarks import Landmarks
 from numpyro_kscore.estimators._score import Score
 from numpyro_kscore.estimators._selection import AutoBandwidth, Median
@@ -45,7 +46,7 @@ PARTS = (
 
 
 @pytree
-class ScoreEstimator:
+class ScoreEstimator(GuideEstimator):
     """Nonparametric estimator of the score ``∇ log q`` from samples of q.
 
     ``ŝ = s0 - g(L̂) ζ'`` with ``ζ' = ζ + L̂ s0`` (Zhou, Shi and Zhu 2020, eq. 9, extended by the
@@ -167,12 +168,7 @@ class ScoreEstimator:
         """
         check_choice("debias", debias, (None, "jackknife"))
         estimator, samples, base = self._checked(samples, base_scores)
-        if debias is not None and self.subset is not None:
-            raise ValueError(
-                f"debias: expected None with a subset, whose halves would be other operators; got "
-                f"{debias!r}"
-            )
-        jackknife = debias == "jackknife" and samples.shape[0] >= 8
+        jackknife = self.resolve_debias(debias) == "jackknife" and samples.shape[0] >= 8
         if context is not None:
             context = self._checked_context(context, samples.shape[0])
             context = place(context, estimator.sharding)
@@ -266,3 +262,32 @@ class ScoreEstimator:
         base = make_base(self.base, samples, base_scores)
         estimator = dataclasses.replace(self, base=None, regularizer=regularizer, sharding=sharding)
         return with_jax_leaves(estimator), samples, base
+
+    # What an objective asks: GuideEstimator.
+
+    def resolve_debias(self, debias: str | None) -> str | None:
+        if self.subset is None:
+            return super().resolve_debias(debias)
+        if debias == "jackknife":
+            raise ValueError(
+                f"debias: expected None with a subset, whose halves would be other operators; got "
+                f"{debias!r}. Leave debias out"
+            )
+        return None
+
+    def in_objective(self, base: str | None, sharding: NamedSharding | None) -> Self:
+        own_base = "gaussian" if base == "gaussian" else None
+        own_sharding = self.sharding if sharding is None else sharding
+        return dataclasses.replace(self, base=own_base, sharding=own_sharding)
+
+    def follow(
+        self,
+        state: None,
+        key: jax.Array,
+        samples: Any,
+        base_scores: Any = None,
+        *,
+        debias: str | None = None,
+        context: Any = None,
+    ) -> tuple[AtSamples, None]:
+        return self.at_samples(samples, base_scores, debias=debias, context=context), state

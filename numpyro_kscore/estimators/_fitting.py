@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._base import Base, GaussianBase
+from numpyro_kscore.estimators._contract import AtSamples
 from numpyro_kscore.estimators._coordinates import (
     Coordinates,
     median_distance,
@@ -39,32 +40,10 @@ from numpyro_kscore.solvers._spectrum import Solver
 if TYPE_CHECKING:
     from numpyro_kscore.estimators._estimator import ScoreEstimator
 
-__all__ = ["AtSamples", "fit_at_samples", "fit_score"]
+__all__ = ["fit_at_samples", "fit_score"]
 
 # Points whose distances are looked at where not all pairs are kept.
 SOME_POINTS = 1024
-
-
-class AtSamples(NamedTuple):
-    """An estimate at the samples.
-
-    Attributes:
-        residual: ``ŝ - s0``, (n, d).
-        scores: ŝ, (n, d).
-        info: how the fit went.
-        coordinates: the coordinates of the fit.
-        nearest: squared distance of samples to their nearest other, in standardized units and
-            with the context in it; of 1024 samples, evenly spaced, where there are too many for
-            all pairs.
-        nearest_context: the same of the context alone, or None without one.
-    """
-
-    residual: jax.Array
-    scores: jax.Array
-    info: ScoreInfo
-    coordinates: Coordinates
-    nearest: jax.Array
-    nearest_context: jax.Array | None = None
 
 
 class _Problem(NamedTuple):

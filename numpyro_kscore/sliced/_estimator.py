@@ -5,21 +5,25 @@ Needs optax, which the extra ``examples`` brings.
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import random
+from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import (
     STANDARDIZE_CHOICES,
     Coordinates,
     standardize_samples,
     whiten,
 )
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.sliced._network import (
     Layers,
     NeuralInfo,
@@ -51,7 +55,7 @@ class SlicedState:
 
 
 @pytree
-class SlicedScoreMatching:
+class SlicedScoreMatching(GuideEstimator):
     """A perceptron fitted by sliced score matching (Song, Garg, Shi and Ermon 2019).
 
     ``ŝ = s0 + f`` in standardized coordinates, with f the network. The output layer starts at
@@ -196,6 +200,55 @@ class SlicedScoreMatching:
     def residual(self, state: SlicedState, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
         return residual_at(state.layers, state.coordinates, self._points(state, x))
+
+    # What an objective asks: GuideEstimator.
+
+    is_stateful = True
+
+    def resolve_base(self, base: str | None) -> str | None:
+        if base in ("model", "moments"):
+            raise ValueError(
+                "base: expected 'gaussian' or None with SlicedScoreMatching(); got "
+                f"{base!r}. A network that lags behind the guide runs away from a base that "
+                "does not"
+            )
+        return self.base if base == "auto" else base
+
+    def resolve_debias(self, debias: str | None) -> None:
+        if debias == "jackknife":
+            raise ValueError(
+                "debias: expected None with SlicedScoreMatching(), whose network is trained on "
+                f"from step to step and not fitted anew to halves; got {debias!r}. Leave debias out"
+            )
+
+    def in_objective(self, base: str | None, sharding: NamedSharding | None) -> Self:
+        return dataclasses.replace(self, base=base)
+
+    def follow(
+        self,
+        state: SlicedState,
+        key: jax.Array,
+        samples: Any,
+        base_scores: Any = None,
+        *,
+        debias: str | None = None,
+        context: Any = None,
+    ) -> tuple[AtSamples, SlicedState]:
+        self.resolve_debias(debias)
+        if context is not None:
+            raise ValueError(
+                "context: expected None with SlicedScoreMatching(), which estimates no conditional "
+                f"score; got shape {jnp.shape(context)}. Use a ScoreEstimator"
+            )
+        state = self.update(state, key, samples, base_scores)
+        residual = self.residual(state, samples)
+        if base_scores is None:
+            scores = self.score(state, samples)
+        else:
+            scores = base_scores + residual
+        z = state.coordinates.to_kernel(samples)
+        nearest = nearest_squared(squared_distances(z, z, cancels(z)))
+        return AtSamples(residual, scores, None, state.coordinates, nearest), state
 
     def _points(self, state: SlicedState, x: Any) -> jax.Array:
         mean = state.coordinates.mean

@@ -129,8 +129,8 @@ def test_codes_of_a_row_have_one_aggregate(x64):
 def test_halves_of_the_rows_are_samples_of_the_same():
     """Rows may come sorted; the jackknife compares halves of the draws in their order."""
     part = Part(("z",), True, np.arange(200).reshape(100, 2), None, 1.0, {"rows": 100})
-    shuffled = Layout((), (part,), (), ()).pooled("rows").parts[0].rows
-    assert np.array_equal(shuffled[np.argsort(shuffled[:, 0])], part.rows)
+    shuffled = Layout((), (part,), (), ()).pooled("rows").parts[0].columns
+    assert np.array_equal(shuffled[np.argsort(shuffled[:, 0])], part.columns)
     # The mean row of a random half has a standard deviation of 2.9 about 49.5.
     for half in (shuffled[:50], shuffled[50:]):
         assert abs(np.mean(half[:, 0] // 2) - 49.5) < 9

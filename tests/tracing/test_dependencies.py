@@ -11,7 +11,8 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 
 from numpyro_kscore import AutoImplicit, Implicit
-from numpyro_kscore._tracing.dependencies import find_blocks, trace_guide
+from numpyro_kscore._tracing.blocks import find_blocks
+from numpyro_kscore._tracing.dependencies import trace_guide
 from numpyro_kscore._tracing.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
@@ -321,11 +322,11 @@ def test_layout_of_nested_plates():
     structure = structure_of(model, guide)
     by_name = {part.sites: part for part in structure.parts}
     assert structure.size == 1 + 2 + 2 * 3 * 5
-    assert by_name[("g",)].rows.tolist() == [[0]]
-    assert by_name[("a",)].rows.tolist() == [[1], [2]]
+    assert by_name[("g",)].columns.tolist() == [[0]]
+    assert by_name[("a",)].columns.tolist() == [[1], [2]]
     assert by_name[("a",)].context.tolist() == [[0], [0]]
     z = by_name[("z",)]
-    assert z.rows.tolist() == jnp.arange(3, 33).reshape(6, 5).tolist()
+    assert z.columns.tolist() == jnp.arange(3, 33).reshape(6, 5).tolist()
     assert z.context.tolist() == [[1], [1], [1], [2], [2], [2]]
     assert z.scale == 2.0
     assert structure.shared_plates == ("rows",)

@@ -50,7 +50,7 @@ def test_a_latent_is_conditional_on_what_bounds_it():
 
     parts = parts_of(bounded, guide)
     assert parts["b",].context is None
-    np.testing.assert_array_equal(parts["x",].rows, [[1]])
+    np.testing.assert_array_equal(parts["x",].columns, [[1]])
     np.testing.assert_array_equal(parts["x",].context, [[0]])
 
 
@@ -95,7 +95,7 @@ def test_rows_are_conditional_on_their_own_bounds():
             implicit("x", jax.nn.sigmoid(noise("e_x")))
 
     part = parts_of(model, guide)["x",]
-    np.testing.assert_array_equal(part.rows[:, 0], N + np.arange(N))
+    np.testing.assert_array_equal(part.columns[:, 0], N + np.arange(N))
     np.testing.assert_array_equal(part.context[:, 0], np.arange(N))
 
 
@@ -128,7 +128,7 @@ ORDERED = dist.TransformedDistribution(
 def test_a_plate_of_the_guide_over_an_event_of_the_model(prior, to_value, shape):
     """Numbers of an event are rows of their own only if their coordinates are."""
     part = parts_of(lambda: numpyro.sample("c", prior), in_plate(3, to_value))["c",]
-    assert part.rows.shape == shape
+    assert part.columns.shape == shape
 
 
 def test_rows_that_depend_on_tied_numbers_see_all_of_them():
@@ -143,7 +143,7 @@ def test_rows_that_depend_on_tied_numbers_see_all_of_them():
             implicit("z", c + noise("e_z"))
 
     part = parts_of(model, guide)["z",]
-    np.testing.assert_array_equal(part.rows[:, 0], 3 + np.arange(3))
+    np.testing.assert_array_equal(part.columns[:, 0], 3 + np.arange(3))
     np.testing.assert_array_equal(part.context, np.tile(np.arange(3), (3, 1)))
 
 
