@@ -25,33 +25,16 @@ from numpyro_kscore.estimators._coordinates import (
 )
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.sliced._network import (
-    Layers,
     NeuralInfo,
     NeuralScore,
     init_layers,
     residual_at,
     score_at,
 )
+from numpyro_kscore.sliced._state import SlicedState, in_coordinates
 from numpyro_kscore.sliced._training import make_adam, select, train
 
-__all__ = ["SlicedScoreMatching", "SlicedState"]
-
-
-@pytree
-class SlicedState:
-    """A network that is being trained: all arrays, so it can be a carry or a mutable site.
-
-    Attributes:
-        layers: weights and biases.
-        optimizer: the moments of Adam.
-        coordinates: of the last samples; the network lives in these.
-        loss: at the last step, NaN if that step was skipped.
-    """
-
-    layers: Layers
-    optimizer: Any
-    coordinates: Coordinates
-    loss: jax.Array
+__all__ = ["SlicedScoreMatching"]
 
 
 @pytree
@@ -262,7 +245,7 @@ class SlicedScoreMatching(GuideEstimator):
             return samples, None
         if self.base is not None:
             raise ValueError(
-                f"base_scores: expected base=None beside given values; got base={self.base!r}. "
+                f"base_scores: expected base=None with given values; got base={self.base!r}. "
                 "Drop one of the two"
             )
         values = as_points("base_scores", base_scores, dim=samples.shape[1])
@@ -289,7 +272,7 @@ def _fit(
         train_key,
         start.layers,
         start.optimizer,
-        *_in_coordinates(estimator, coordinates, samples, base_scores),
+        *in_coordinates(estimator.base, coordinates, samples, base_scores),
         rates.astype(samples.dtype),
         estimator.num_projections,
         estimator.batch_size,
@@ -322,22 +305,9 @@ def _update(
         key,
         state.layers,
         state.optimizer,
-        *_in_coordinates(estimator, coordinates, samples, base_scores),
+        *in_coordinates(estimator.base, coordinates, samples, base_scores),
         jnp.full(num_steps, estimator.learning_rate, dtype),
         estimator.num_projections,
         None,
     )
     return SlicedState(layers, optimizer, coordinates, losses[-1])
-
-
-def _in_coordinates(
-    estimator: SlicedScoreMatching,
-    coordinates: Coordinates,
-    samples: jax.Array,
-    base_scores: jax.Array | None,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Samples and base scores in the network's coordinates, (n, d) each or None."""
-    z = coordinates.to_kernel(samples)
-    if base_scores is not None:
-        return z, coordinates.scores_to_kernel(base_scores)
-    return z, None if estimator.base is None else -z

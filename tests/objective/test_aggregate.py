@@ -232,7 +232,7 @@ def test_a_network_for_each_block():
 
 def test_networks_do_not_regress_on_the_model():
     """Measured to run away: nothing holds a network that lags behind."""
-    with pytest.raises(ValueError, match=r"base: expected 'gaussian' or None beside Sliced"):
+    with pytest.raises(ValueError, match=r"base: expected 'gaussian' or None with Sliced"):
         ImplicitELBO(estimator=SlicedScoreMatching(), base="model")
 
 

@@ -17,7 +17,7 @@ from scipy import stats
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._tracing.layout import default_num_particles
-from numpyro_kscore.estimators import Median
+from numpyro_kscore.estimators import Median, Subset
 from numpyro_kscore.regularizers import NuMethod
 from numpyro_kscore.sliced import SlicedScoreMatching
 from support.compiling import quick_jit
@@ -81,7 +81,8 @@ def test_defaults_are_those_documented():
     assert elbo.estimator == ScoreEstimator(
         regularizer=NuMethod(45), bandwidth=Median(0.8), base=None
     )
-    assert (elbo.base, elbo.debias, elbo.clip) == ("model", "jackknife", 4.0)
+    settings = elbo.settings
+    assert (settings.base, settings.debias, settings.clip) == ("model", "jackknife", 4.0)
     assert elbo.vectorize_particles is True
     assert elbo.forward_mode_differentiation is False
     assert [default_num_particles(dim) for dim in (1, 20, 63, 64, 1000)] == [
@@ -93,21 +94,38 @@ def test_defaults_are_those_documented():
 def test_the_base_is_taken_from_the_objective(base):
     estimator = ScoreEstimator(base="gaussian")
     elbo = ImplicitELBO(estimator=estimator, base=base)
-    assert elbo.base == base
+    assert elbo.settings.base == base
     assert elbo.estimator.base == ("gaussian" if base == "gaussian" else None)
     network = SlicedScoreMatching((8,))
     if base in ("model", "moments"):
-        with pytest.raises(ValueError, match=f"beside SlicedScoreMatching.*got '{base}'"):
+        with pytest.raises(ValueError, match=f"with SlicedScoreMatching.*got '{base}'"):
             ImplicitELBO(estimator=network, base=base)
     else:
-        assert ImplicitELBO(estimator=network, base=base).base == base
-    assert ImplicitELBO(estimator=network).base == network.base
+        assert ImplicitELBO(estimator=network, base=base).settings.base == base
+    assert ImplicitELBO(estimator=network).settings.base == network.base
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (SlicedScoreMatching((8,)), r"debias: expected None with SlicedScoreMatching\(\).*Leave"),
+        (ScoreEstimator(subset=Subset(4)), "debias: expected None with a subset.*Leave"),
+    ],
+    ids=["network", "subset"],
+)
+def test_an_estimator_without_a_jackknife_has_none_by_default_and_refuses_one(estimator, message):
+    assert ImplicitELBO(estimator=estimator).settings.debias is None
+    assert ImplicitELBO(estimator=estimator, debias=None).settings.debias is None
+    with pytest.raises(ValueError, match=message):
+        ImplicitELBO(estimator=estimator, debias="jackknife")
+    assert ImplicitELBO(debias="jackknife").settings == ImplicitELBO().settings
+    assert ImplicitELBO(debias=None).settings.debias is None
 
 
 def test_the_ends_of_what_is_allowed():
     assert ImplicitELBO(2).num_particles == 2
     assert ImplicitELBO(1, aggregate="rows").num_particles == 1
-    assert ImplicitELBO(2, clip=None).clip is None
+    assert ImplicitELBO(2, clip=None).settings.clip is None
     for error, message, options in (
         (ValueError, "num_particles: .*at least 2; got 1", {"num_particles": 1}),
         (
@@ -131,19 +149,19 @@ def test_sharded_particles_are_evaluated_at_once():
     mesh = jax.make_mesh((1,), ("particles",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("particles"))
     elbo = ImplicitELBO(8, sharding=sharding, estimator=GaussianScore())
-    assert elbo.estimator.sharding == elbo.sharding == sharding
+    assert elbo.estimator.sharding == elbo.settings.sharding == sharding
     trace(elbo, make_guide())
     network = ImplicitELBO(sharding=sharding, estimator=SlicedScoreMatching((8,)))
-    assert network.sharding == sharding
+    assert network.settings.sharding == sharding
     for vectorize in (False, lambda fn, xs: jax.vmap(fn)(xs)):
-        assert ImplicitELBO(vectorize_particles=vectorize).sharding is None
-        with pytest.raises(ValueError, match="vectorize_particles: expected True beside sharding"):
+        assert ImplicitELBO(vectorize_particles=vectorize).settings.sharding is None
+        with pytest.raises(ValueError, match="vectorize_particles: expected True with sharding"):
             ImplicitELBO(sharding=sharding, vectorize_particles=vectorize)
 
 
 def test_moments_need_more_draws_than_dimensions():
     """For what is estimated: two dimensions, or one if the other's density is known."""
-    message = "num_particles: expected at least 4 beside base='moments'.*2 numbers.*got 3"
+    message = "num_particles: expected at least 4 with base='moments'.*2 numbers.*got 3"
 
     def joint_guide():
         loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)

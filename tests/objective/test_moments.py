@@ -109,7 +109,7 @@ def test_gradient_is_that_of_the_closed_form(x64):
 
 def test_too_few_draws_for_the_moments():
     loss = ImplicitELBO(10, base="moments").loss
-    with pytest.raises(ValueError, match="at least 11 beside base='moments'.* got 10"):
+    with pytest.raises(ValueError, match="at least 11 with base='moments'.* got 10"):
         jax.eval_shape(lambda key: loss(key, {}, model, guide, X, Y, POOL), random.key(0))
 
 

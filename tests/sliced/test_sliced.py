@@ -1,5 +1,6 @@
 """Sliced score matching against closed forms, and against known scores."""
 
+import dataclasses
 import functools
 import sys
 
@@ -290,6 +291,32 @@ def test_bad_draws_leave_the_state_usable():
         for a, b in zip(kept, old, strict=True):
             np.testing.assert_array_equal(a, b)
         assert jnp.isfinite(update(after, KEY, samples).loss)
+
+
+@pytest.mark.parametrize("base", ["gaussian", "values", None])
+def test_a_step_of_an_objective_is_an_update_and_the_estimate_after_it(base):
+    estimator = dataclasses.replace(SMALL, base=None if base == "values" else base)
+    samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32)
+    base_scores = -samples if base == "values" else None
+    state = estimator.init(KEY, 2)
+    estimate, after = estimator.follow(state, KEY, samples, base_scores)
+    expected = estimator.update(state, KEY, samples, base_scores)
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    residual = estimator.residual(after, samples)
+    scores = -samples + residual if base == "values" else estimator.score(after, samples)
+    np.testing.assert_array_equal(estimate.residual, residual)
+    np.testing.assert_array_equal(estimate.scores, scores)
+    z = np.asarray(after.coordinates.to_kernel(samples), float)
+    squares = np.sum((z[:, None] - z) ** 2, axis=2) + np.diag(np.full(30, np.inf))
+    np.testing.assert_allclose(estimate.nearest, squares.min(axis=1), rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_of_an_objective_takes_no_jackknife_and_no_context():
+    samples, state = jnp.ones((4, 2)), SMALL.init(KEY, 2)
+    with pytest.raises(ValueError, match=r"debias: expected None with SlicedScoreMatching\(\)"):
+        SMALL.follow(state, KEY, samples, debias="jackknife")
+    with pytest.raises(ValueError, match=r"context: expected None with Sliced.*got shape \(4, 1\)"):
+        SMALL.follow(state, KEY, samples, context=samples[:, :1])
 
 
 def test_non_finite_samples_are_reported_by_a_jitted_fit():
