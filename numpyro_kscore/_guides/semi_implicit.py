@@ -16,27 +16,28 @@ MOST_NOISE = 16
 
 
 class AutoSemiImplicit(AutoImplicit):
-    """A mixture of mean-field Gaussians over network noise: more latents than noise will do.
+    """A mixture of mean-field Gaussians over network noise, which may be smaller than the latents.
 
     ``u | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)`` in unconstrained coordinates,
-    with f and g a perceptron whose last layer starts at zero, as M does: the guide starts as the
-    narrow mean-field Gaussian that :class:`AutoImplicit` starts from. Given ε it has a density,
-    without it none (Yin and Zhou 2018). The Gaussian part keeps it from collapsing on a surface
-    of the noise's dimension; where a posterior is a thin sheet, :class:`AutoImplicit` is closer.
+    where f and g are a perceptron whose last layer starts at zero, as M does. The guide starts as
+    the narrow mean-field Gaussian that :class:`~numpyro_kscore.AutoImplicit` starts from. It has a
+    density given ε, but no marginal one (Yin and Zhou 2018). The Gaussian part keeps it from
+    collapsing onto a surface of the noise's dimension; for a posterior that is a thin sheet,
+    :class:`~numpyro_kscore.AutoImplicit` comes closer.
 
     Args:
-        model: as for :class:`AutoImplicit`.
+        model: as for :class:`~numpyro_kscore.AutoImplicit`.
         hidden_dims: widths of the hidden layers.
-        noise_dim: dimension of ε, by default the latent dimension but at most 16.
+        noise_dim: dimension of ε, by default the latent dimension, at most 16.
         network: a callable from ε (noise_dim,) to the Gaussians' means less ``loc``
             (latent_dim,), or a flax linen module. Their standard deviations are then ``scale``.
         init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
         init_scale: initial standard deviation of every unconstrained coordinate.
         prefix: prefix of the names of parameters and noise sites.
-        forward_mode_differentiation: as for :class:`AutoImplicit`.
+        forward_mode_differentiation: as for :class:`~numpyro_kscore.AutoImplicit`.
 
     Raises:
-        ValueError: as :class:`AutoImplicit`, but for the size of the noise.
+        ValueError: as :class:`~numpyro_kscore.AutoImplicit`, except for the size of the noise.
 
     Example::
 

@@ -27,7 +27,7 @@ class Block:
         sites: names of its latents, in the order of the guide.
         parents: names of the latents it is conditional on.
         plates: plates whose elements are independent of each other given the parents.
-        is_implicit: whether its density is unknown.
+        is_implicit: whether its entropy is estimated.
         row_plates: plates whose rows its latents, or the noise behind them, are computed from.
     """
 
@@ -42,8 +42,8 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
     """The factors of a guide, parents before children.
 
     Raises:
-        ValueError: for a latent without noise of its own, and for a site said to be explicit
-            whose density is unknown.
+        ValueError: for a latent without noise of its own, and for a site whose density is unknown
+            although ``infer={"implicit": False}`` says otherwise.
     """
     latents = [name for name, site in sites.items() if site.is_latent]
     hidden = {name: _hidden(name, sites) for name in latents}
@@ -54,12 +54,12 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
         if sites[name].override:
             implicit.add(name)
 
-    # Sites that share noise are one group; so are those that depend on each other in a circle.
+    # Sites that share noise form one group, and so do sites that depend on each other in a circle.
     groups = [{name} for name in latents]
     for source in {s for name in latents for s in hidden[name]}:
         groups = _merged(groups, [g for g in groups if any(source in hidden[n] for n in g)])
-    # An estimate is one of coordinates, which move with the support; a density that is known is
-    # one of the site itself, unless a circle makes it part of an estimate.
+    # Estimates are made in unconstrained coordinates, which move with the support. A known density
+    # is that of the site itself, which does not, unless a circle makes it part of an estimate.
     while True:
         for name in implicit:
             parents[name] |= sites[name].support
@@ -95,7 +95,7 @@ def _row_plates_behind(name: str, sites: dict[str, GuideSite]) -> frozenset[str]
 
 
 def _hidden(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
-    """Noise that is no latent, behind a site on paths that pass no latent."""
+    """Sources of noise that reach a site without passing through a latent."""
     return frozenset(s for s in _ancestors(name, sites) if s == KEY or not sites[s].is_latent)
 
 
@@ -105,16 +105,17 @@ def _visible(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
 
 
 def _ancestors(name: str, sites: dict[str, GuideSite]) -> set[str]:
-    found: set[str] = set()
+    """Everything a site is computed from, up to the nearest latents."""
+    ancestors: set[str] = set()
     open_ends = list(sites[name].direct)
     while open_ends:
         source = open_ends.pop()
-        if source in found:
+        if source in ancestors:
             continue
-        found.add(source)
+        ancestors.add(source)
         if source != KEY and not sites[source].is_latent:
             open_ends.extend(sites[source].direct)
-    return found - {name}
+    return ancestors - {name}
 
 
 def _check_site(site: GuideSite, hidden: frozenset[str], parents: frozenset[str]) -> None:
@@ -132,14 +133,14 @@ def _check_site(site: GuideSite, hidden: frozenset[str], parents: frozenset[str]
             )
         raise ValueError(
             f"guide: expected noise behind every latent site; got '{site.name}', which is a "
-            f"function of {sorted(parents)} alone and has no density beside them. Give it noise "
+            f"function of {sorted(parents)} alone and has no density given them. Give it noise "
             "of its own, or make it numpyro.deterministic in the model"
         )
     if site.override is False and (hidden or not site.is_drawn):
         sources = ", ".join(sorted(hidden))
         raise ValueError(
             f"guide: expected a site with a density where infer={{'implicit': False}} says so; "
-            f"got '{site.name}', which depends on the noise {sources} that is no latent. Drop "
+            f"got '{site.name}', which depends on the noise {sources} that is not a latent. Drop "
             "the setting: its entropy is estimated"
         )
 
@@ -156,12 +157,12 @@ def _check_no_explicit(members: Iterable[str], sites: dict[str, GuideSite]) -> N
 
 
 def _merged(groups: list[set[str]], some: list[set[str]]) -> list[set[str]]:
-    """The groups, with some of them made one."""
+    """The groups, with some of them merged into one."""
     return [g for g in groups if g not in some] + [set().union(*some)]
 
 
 def _in_order(groups: list[set[str]], parents: dict[str, frozenset[str]]) -> list[set[str]]:
-    """Groups with parents before children; those that depend on each other in a circle are one."""
+    """Groups with parents before children; a circle of groups is merged into one."""
     while True:
         owner = {name: k for k, group in enumerate(groups) for name in group}
         after = {

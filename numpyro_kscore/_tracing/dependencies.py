@@ -28,27 +28,27 @@ __all__ = [
 
 # The name under which a bare random key (numpyro.prng_key) counts as a source of noise.
 KEY = "numpyro.prng_key()"
-# What is no noise although a key may be behind its first value: rows that a plate draws,
-# parameters and mutable state. Given, they are not traced back to the key.
+# Types of sites that are not noise even if a key made their first value: rows that a plate draws,
+# parameters and mutable state. Their values are given, so they are not traced back to the key.
 GIVEN = ("plate", "param", "mutable")
-# Keeps names of values apart from those of arguments.
+# Prefix that keeps names of values apart from names of arguments.
 VALUE = "value "
 
 
 @dataclasses.dataclass(frozen=True)
 class GuideSite:
-    """A sample site of a guide, as far as dependencies go.
+    """A sample site of a guide and what it depends on.
 
     Attributes:
-        name: of the site.
+        name: name of the site.
         direct: sites (and ``KEY``) its distribution's parameters are computed from.
         row_plates: plates whose rows those parameters are computed from.
         plates: names of the plates it is in.
         is_latent: whether it is a latent of the model; otherwise it is noise.
-        is_drawn: whether it adds noise of its own; not for a value given as it is.
-        override: what ``infer={"implicit": …}`` says, or None.
-        support: latents its support in the model is computed from, and with it its unconstrained
-            coordinates.
+        is_drawn: whether it adds noise of its own, which a plain value does not.
+        override: the setting ``infer={"implicit": …}``, or None.
+        support: latents that its support in the model, and so its unconstrained coordinates, are
+            computed from.
     """
 
     name: str
@@ -71,7 +71,7 @@ def trace_guide(
         args: its arguments.
         kwargs: its keyword arguments.
         params: values of its parameters and mutable sites.
-        key: a random key; no number depends on it.
+        key: a random key; the result does not depend on it.
     """
     sites: dict[str, GuideSite] = {}
     plates: set[str] = set()
@@ -93,8 +93,8 @@ def trace_guide(
         return {name: _leaves(trace[name]["fn"]) for name in sites}
 
     drawn = jax.eval_shape(values, key)
-    found = sources_of(distributions, {KEY: key, **drawn})
-    sources = {name: frozenset[str]().union(*found[name]) for name in sites}
+    leaf_sources = sources_of(distributions, {KEY: key, **drawn})
+    sources = {name: frozenset[str]().union(*leaf_sources[name]) for name in sites}
     return {
         name: dataclasses.replace(
             site,
@@ -106,9 +106,9 @@ def trace_guide(
 
 
 def _leaves(fn: Distribution) -> list[Any]:
-    """What a distribution is computed from, and a draw of it.
+    """The arrays of a distribution, and a draw from it.
 
-    A class may hide arrays from JAX, in attributes or closures; its draws depend on them.
+    A class may hide arrays from JAX, in attributes or closures; its draws still depend on them.
     """
     return [*jax.tree.leaves(fn), fn.sample(jax.random.key(0))]
 
@@ -127,7 +127,7 @@ def _described(site: dict[str, Any]) -> GuideSite:
 
 def seeded(program: Any, key: jax.Array, data: dict[str, Any]) -> Any:
     """A guide or model with a random key, and values of some of its sites."""
-    # New containers: it may change nested mutable state in place.
+    # New containers, because the program may change nested mutable state in place.
     data = jax.tree.map(lambda leaf: leaf, data)
     return handlers.substitute(handlers.seed(program, key), data=data)
 
@@ -143,8 +143,8 @@ def sources_of(function: Callable[[dict[str, Any]], Any], values: dict[str, Any]
     def prefixed(**given: Any) -> Any:
         return function({name.removeprefix(VALUE): value for name, value in given.items()})
 
-    found = eval_provenance(prefixed, **{VALUE + name: value for name, value in values.items()})
-    return jax.tree.map(lambda sources: frozenset(s.removeprefix(VALUE) for s in sources), found)
+    sources = eval_provenance(prefixed, **{VALUE + name: value for name, value in values.items()})
+    return jax.tree.map(lambda names: frozenset(n.removeprefix(VALUE) for n in names), sources)
 
 
 def is_drawn(site: dict[str, Any]) -> bool:
@@ -153,13 +153,13 @@ def is_drawn(site: dict[str, Any]) -> bool:
 
 
 def layers(fn: Distribution) -> list[Distribution]:
-    """A distribution and what it wraps, one in another, the innermost last."""
-    found = [fn]
-    while hasattr(found[-1], "base_dist"):
-        found.append(found[-1].base_dist)
-    return found
+    """A distribution and the distributions it wraps, from the outermost to the innermost."""
+    wrapped = [fn]
+    while hasattr(wrapped[-1], "base_dist"):
+        wrapped.append(wrapped[-1].base_dist)
+    return wrapped
 
 
 def _is_given(fn: Distribution) -> bool:
-    """Whether a distribution is a value, maybe transformed or rearranged."""
+    """Whether a distribution is a plain value, possibly transformed or reshaped."""
     return isinstance(layers(fn)[-1], Implicit | Delta)

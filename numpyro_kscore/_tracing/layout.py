@@ -1,4 +1,4 @@
-"""The layout of a flat particle: which of its coordinates belong to which latent and block."""
+"""The layout of a flat particle: which coordinates belong to which latent and which block."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Frame", "Layout", "Part", "Site", "default_num_particles"]
 
 
 class Frame(NamedTuple):
-    """A plate, as a site has it.
+    """A plate that a site is in.
 
     Attributes:
-        name: of the plate.
-        dim: of the plate, negative.
-        axis: of the site's value, counted from the left.
-        size: number of its elements that are drawn.
-        full_size: number of all its elements.
+        name: name of the plate.
+        dim: its dimension, negative.
+        axis: its axis in the site's value, counted from the left.
+        size: number of elements drawn.
+        full_size: number of all elements.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Frame(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where one latent site lives in a flat particle.
+    """The place of one latent site in a flat particle.
 
     Attributes:
-        name: of the site.
-        shape: of its unconstrained value.
-        start: its first coordinate.
+        name: name of the site.
+        shape: shape of its unconstrained value.
+        start: index of its first coordinate.
         frames: the plates it is in.
     """
 
@@ -53,8 +53,8 @@ class Site(NamedTuple):
         """Its coordinates by element of some plates: (number of elements, coordinates of each).
 
         Args:
-            plates: sizes of the plates by name. In those the site is not in, all elements share
-                its coordinates.
+            plates: sizes of the plates by name. All elements of a plate that the site is not in
+                share its coordinates.
         """
         index = self.start + np.arange(self.size).reshape(self.shape)
         axes = {frame.name: frame.axis for frame in self.frames}
@@ -95,14 +95,14 @@ class Part(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a trace of model and guide shows, all of it static.
+    """Sites and blocks as traces of model and guide show them; all static.
 
     Attributes:
         sites: the latents, in the order of the model.
         parts: the guide's blocks.
         model_params: names of the model's parameters.
-        shared_plates: plates whose elements have estimates of their own, or whose rows latents
-            are computed from, so that all particles must draw the same ones.
+        shared_plates: subsampled plates of which all particles must draw the same rows, because
+            rows are estimated one by one or latents are computed from them.
     """
 
     sites: tuple[Site, ...]
@@ -117,7 +117,7 @@ class Layout(NamedTuple):
 
     @property
     def dim(self) -> int:
-        """Largest dimension an estimate has to deal with."""
+        """Largest dimension of the space that an estimate is made in."""
         return max((part.dim for part in self.parts if part.is_implicit), default=1)
 
     @property
@@ -154,9 +154,9 @@ class Layout(NamedTuple):
 
 
 def default_num_particles(dim: int) -> int:
-    """Particles for estimates in ``dim`` dimensions: 8 a dimension, from 128 to 512.
+    """Number of particles for estimates in ``dim`` dimensions: 8 for each, from 128 to 512.
 
-    Guides come out a little narrow with fewer: at 22 dimensions by 2 % with 128 particles, and a
-    30-d Gaussian of condition 10⁴ is on the sampling floor with 240 (docs/accuracy).
+    With fewer, guides come out a little narrow: by 2 % at 22 dimensions with 128 particles. A 30-d
+    Gaussian of condition 10⁴ is on the sampling floor with 240 (docs/accuracy).
     """
     return min(max(128, 8 * dim), 512)

@@ -1,4 +1,4 @@
-"""A guide and a model run together, and the layout of what they draw."""
+"""A guide and a model that run together, and the layout of their latents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Traces(NamedTuple):
 
 def trace_both(key: jax.Array, program: Program) -> Traces:
     """Run the guide, and the model at what it draws."""
-    # New containers: a guide may change nested mutable state in place.
+    # New containers, because a guide may change nested mutable state in place.
     params = jax.tree.map(lambda leaf: leaf, program.params)
     args, kwargs = program.args, program.kwargs
     guide_key, model_key = jax.random.split(key)
@@ -83,7 +83,7 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     guide = handlers.substitute(seeded_guide, data={**params, **program.plates})
     guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
     mutable = values_of(guide_trace, "mutable")
-    # The model runs only for its supports; what the likelihood costs here is dead code to XLA.
+    # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
     seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
     model = handlers.substitute(seeded_model, data={**params, **mutable})
@@ -101,8 +101,8 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
     """Trace guide and model, abstractly: check that they match and lay out their latents.
 
     Raises:
-        ValueError: if guide and model do not match, the model has latents this objective cannot
-            handle, or a latent is drawn without noise.
+        ValueError: if guide and model do not match, the model has latents that cannot be handled,
+            or a latent is drawn without noise.
     """
     layouts: list[Layout] = []
 
@@ -117,7 +117,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             plates = used[name].plates & {frame.name for frame in site.frames}
             used[name] = dataclasses.replace(used[name], plates=plates)
         blocks = find_blocks(used)
-        # A block alone has no other to depend on, and spares the model a trace.
+        # A single block depends on no other, so the model need not be traced for supports.
         if len(blocks) > 1:
             for name, sources in _supports(traces, sites, program, key).items():
                 used[name] = dataclasses.replace(used[name], support=sources)
@@ -129,7 +129,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
 
 
 def _sites(traces: Traces) -> dict[str, Site]:
-    """Where the latents live in a particle, in the order of the model."""
+    """The places of the latents in a particle, in the order of the model."""
     sites: dict[str, Site] = {}
     start = 0
     for name, site in traces.model.items():
@@ -155,7 +155,7 @@ def _supports(
 
 def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
     laid_out = (_part(block, sites, traces) for block in blocks)
-    # Latents of no size have no entropy.
+    # Latents without coordinates have no entropy.
     parts = tuple(part for part in laid_out if part.columns.size)
     shared = {
         frame.name
@@ -164,7 +164,8 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
         for frame in sites[name].frames
         if part.is_implicit and frame.size != frame.full_size
     }
-    # Latents computed from a minibatch are draws of one distribution only if it is the same one.
+    # Latents computed from a minibatch are draws of one distribution only if all particles use the
+    # same minibatch.
     for block in blocks:
         if block.is_implicit:
             shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
@@ -189,7 +190,7 @@ def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
 
 
 def is_subsampled(plate: dict[str, Any]) -> bool:
-    """Whether a plate of a trace draws some of its elements only."""
+    """Whether a plate of a trace draws only some of its elements."""
     size, subsample_size = plate["args"]
     return subsample_size is not None and subsample_size != size
 

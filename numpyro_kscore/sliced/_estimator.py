@@ -1,6 +1,6 @@
 """Sliced score matching: a neural network as score estimator, the parametric baseline.
 
-Needs optax, which the extra ``examples`` brings.
+It needs optax, which the extra ``examples`` installs.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ __all__ = ["SlicedScoreMatching"]
 class SlicedScoreMatching(GuideEstimator):
     """A perceptron fitted by sliced score matching (Song, Garg, Shi and Ermon 2019).
 
-    ``ŝ = s0 + f`` in standardized coordinates, with f the network. The output layer starts at
-    zero, so training starts from the base score, by default the Gaussian's. Nothing regularizes
-    f but the number of steps: with few samples the loss falls without end, and the network
-    concentrates on them.
+    ``ŝ = s0 + f`` in standardized coordinates, where f is the network. The output layer starts at
+    zero, so training starts from the base score, by default the Gaussian's. Only the number of
+    steps regularizes f: with few samples the loss falls without end, and the network concentrates
+    on them.
 
-    As :meth:`fit` it is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. As :meth:`init`,
-    :meth:`update` and :meth:`score` it follows a distribution that changes slowly, such as a
-    guide in training, at one gradient step (or a few) for each new set of draws::
+    :meth:`fit` is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. :meth:`init`,
+    :meth:`update` and :meth:`score` follow a distribution that changes slowly, such as a guide in
+    training, at one gradient step (or a few) for each new set of draws::
 
         state = estimator.init(key, dim)
         for key, samples in ...:                        # or lax.scan
             state = estimator.update(state, key, samples)
         estimator.score(state, x)
 
-    Those three are pure, and the state keeps its structure, shapes and dtypes.
+    These three are pure, and the state keeps its structure, shapes and dtypes.
 
     Args:
         hidden_dims: widths of the hidden layers, at least one.
         num_steps: training steps of :meth:`fit`.
-        learning_rate: of Adam; :meth:`fit` lets it fall to zero along a cosine, :meth:`update`
-            keeps it.
-        num_projections: random directions a sample and step.
-        batch_size: samples a step of :meth:`fit`, drawn anew with replacement; all if None.
+        learning_rate: step size of Adam; it falls to zero along a cosine in :meth:`fit`, and is
+            constant in :meth:`update`.
+        num_projections: random directions for each sample and step.
+        batch_size: samples in a step of :meth:`fit`, drawn anew with replacement; all if None.
         standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
             ``"none"`` centers them only.
         base: ``"gaussian"`` adds the score ``-z`` of the standard Gaussian in standardized
@@ -106,7 +106,7 @@ class SlicedScoreMatching(GuideEstimator):
             key: random key, for weights, directions and batches.
             samples: i.i.d. draws, (n, d), n ≥ 2, in any units.
             base_scores: values of another base score at the samples, (n, d), in 1/units; needs
-                ``base=None``. Away from the samples only the residual is then known.
+                ``base=None``. Away from the samples only the residual is known then.
 
         Returns:
             The fitted score. Numerical trouble is reported in ``score.info``, never raised.
@@ -123,12 +123,12 @@ class SlicedScoreMatching(GuideEstimator):
         return _fit(self, key, samples, base_scores)
 
     def init(self, key: jax.Array, dim: int, dtype: Any = None) -> SlicedState:
-        """A state for draws of ``dim`` dimensions, before it has seen any.
+        """The state before the first draws of ``dim`` dimensions.
 
         Args:
             key: random key, for the weights.
             dim: d.
-            dtype: of the draws; JAX's default if None.
+            dtype: dtype of the draws; JAX's default if None.
 
         Raises:
             ImportError: if optax is not installed.
@@ -155,13 +155,13 @@ class SlicedScoreMatching(GuideEstimator):
         *,
         num_steps: int = 1,
     ) -> SlicedState:
-        """Follow the draws: standardize anew, then take gradient steps on all of them.
+        """The state after gradient steps on all draws, in coordinates standardized anew.
 
         A step whose gradient is not finite is skipped, and samples that are not finite leave the
         coordinates as they are: the state stays usable, and ``loss`` is NaN.
 
         Args:
-            state: as :meth:`init` or this method returned it.
+            state: result of :meth:`init` or of this method.
             key: random key, for the directions.
             samples: draws, (n, d), n ≥ 2.
             base_scores: as for :meth:`fit`.

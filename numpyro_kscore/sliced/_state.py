@@ -1,4 +1,4 @@
-"""A network between two steps of its training, and the coordinates it lives in."""
+"""The state of a network in training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["SlicedState", "in_coordinates"]
 
 @pytree
 class SlicedState:
-    """A network that is being trained: all arrays, so it can be a carry or a mutable site.
+    """A network in training; it holds arrays only, so it can be a carry or a mutable site.
 
     Attributes:
         layers: weights and biases.
         optimizer: the moments of Adam.
-        coordinates: of the last samples; the network lives in these.
-        loss: at the last step, NaN if that step was skipped.
+        coordinates: coordinates of the last samples, in which the network is evaluated.
+        loss: loss at the last step, NaN if that step was skipped.
     """
 
     layers: Layers
