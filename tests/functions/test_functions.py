@@ -111,7 +111,7 @@ def test_measurement_errors(args, error, message):
 
 
 def test_rows_behind_latents_are_shared_and_others_are_not():
-    """A plate of the data alone is drawn anew for every particle, as without this module."""
+    """A plate of the data alone is drawn anew for every particle, as in plain NumPyro."""
 
     def shared(at_rows):
         def some_guide():
@@ -142,7 +142,7 @@ def test_rows_behind_latents_are_shared_and_others_are_not():
     names, of_step, of_particles = shared(at_rows=True)
     assert names == ("data",)
     assert of_step["data"].shape == (2,)
-    # No copy for every particle, from which a model would compute all as many times.
+    # Not copied for every particle; from copies a model would compute everything as often.
     assert of_particles == {}
     names, of_step, of_particles = shared(at_rows=False)
     assert names == ()

@@ -1,4 +1,4 @@
-"""What ``ImplicitELBO`` may be asked for, which particles count, and which blocks are estimated."""
+"""Options of ``ImplicitELBO``, the particles that count, and the blocks that are estimated."""
 
 import re
 
@@ -56,7 +56,7 @@ def loss_and_gradient(elbo, some_model=model, guide=None, params=PARAMS):
 
 
 def recorded(some_model=model, guide=None, params=PARAMS, **options):
-    """Loss, gradient, and what went into and came out of each walk through the particles."""
+    """Loss, gradient, and the input and output of each map over the particles."""
     walks = []
 
     def record(fn, xs):
@@ -69,7 +69,7 @@ def recorded(some_model=model, guide=None, params=PARAMS, **options):
 
 
 def trace(elbo, guide, some_model=model):
-    """Errors come while shapes are worked out: nothing is compiled."""
+    """Trace the loss, which raises errors without compiling anything."""
     jax.eval_shape(lambda p: elbo.loss(KEY, p, some_model, guide), PARAMS)
 
 
@@ -160,7 +160,7 @@ def test_sharded_particles_are_evaluated_at_once():
 
 
 def test_moments_need_more_draws_than_dimensions():
-    """For what is estimated: two dimensions, or one if the other's density is known."""
+    """Only estimated dimensions count: two, or one if the other's density is known."""
     message = "num_particles: expected at least 4 with base='moments'.*2 numbers.*got 3"
 
     def joint_guide():
@@ -185,14 +185,14 @@ def test_moments_need_more_draws_than_dimensions():
             for name in parts:
                 numpyro.sample(name, dist.Normal(0.0, 1.0), infer={"implicit": True})
 
-    # The rows of an aggregate are draws too.
+    # The rows of an aggregate count as draws.
     trace(elbo(2, aggregate="rows"), rows, rows)
     with pytest.raises(ValueError, match="expected at least 3"):
         trace(elbo(2), rows, rows)
 
 
 def test_default_numbers_of_particles():
-    """Of an aggregate the draws of all rows count."""
+    """For an aggregate the draws of all rows count."""
 
     def rows(size):
         def guide():
@@ -225,7 +225,7 @@ def test_default_numbers_of_particles():
 
 
 def test_a_single_particle_is_drawn_once():
-    """It has no other to take its place, so that no draw need be looked at first."""
+    """No other particle could replace it, so draws are not checked first."""
 
     def rows():
         loc = numpyro.param("loc", LOC)
@@ -298,14 +298,13 @@ def test_aggregates_are_of_one_plate_and_depend_on_nothing():
 
 
 def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
-    """By the last good one before, or by the first; no bad draw is differentiated."""
+    """By the last good draw before, or else by the first; no bad draw is differentiated."""
 
     def guide():
         loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)
         for k, name in enumerate("ab"):
             z = sd[k] * numpyro.sample(f"{name}_noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
-            # Infinite for one in three.
-            # Infinite for the first ones and some others.
+            # Infinite for the first draws and some others.
             numpyro.sample(name, Implicit(loc[k] + z * jnp.where(abs(z) > 0.36, jnp.inf, 1.0)))
 
     loss, gradient, walks = recorded(
@@ -315,7 +314,7 @@ def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
     good = np.isfinite(probed).all(axis=1)
     first = np.argmax(good)
     source = [max([j for j in range(i + 1) if good[j]], default=first) for i in range(12)]
-    # Both rules are at work.
+    # Both rules apply.
     assert first > 1
     assert not good[first:].all()
     np.testing.assert_array_equal(random.key_data(kept), random.key_data(keys)[np.array(source)])
@@ -325,7 +324,7 @@ def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
 
 @pytest.mark.parametrize("limit", [0.5, -np.inf], ids=["one", "none"])
 def test_good_particles_have_the_whole_weight(limit):
-    """One of two, for a density that is known and one that is not; without any nothing moves."""
+    """One of two has it all, for known and unknown densities; with none nothing moves."""
 
     def broken_model():
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
@@ -365,7 +364,7 @@ def test_parameters_of_the_model():
 
 
 def test_mutable_values_of_particles():
-    """Floating-point values are averaged over the particles, others are the first's."""
+    """Floating-point values are averaged over the particles; others are those of the first."""
 
     def guide():
         state = mutable("state", {"mean": jnp.zeros(3), "count": jnp.zeros(2, int)})
@@ -400,7 +399,7 @@ def test_mutable_values_of_particles():
     ("implicit", "base"), [("b", None), ("b", "model"), ("", "model")], ids=str
 )
 def test_known_densities_are_differentiated_and_others_estimated(implicit, base):
-    """Draw by draw, with the exact score in the place of the estimate."""
+    """For every draw, with the exact score instead of an estimate."""
     loss, gradient, walks = recorded(
         guide=make_guide(implicit), num_particles=6, base=base, estimator=EXACT, clip=None
     )
@@ -418,7 +417,7 @@ def test_known_densities_are_differentiated_and_others_estimated(implicit, base)
 
 
 def test_the_reported_loss_knows_units():
-    """Draws that are c times as far apart have an entropy that is log c a dimension higher."""
+    """Draws c times as far apart have an entropy that is higher by log c for each dimension."""
     results = []
     for c in (1.0, 5.0):
         params = {"loc": jnp.zeros(2), "sd": jnp.full(2, 0.7 * c)}

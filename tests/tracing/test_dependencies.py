@@ -1,4 +1,4 @@
-"""Which blocks are found in guides of every kind, by their definition in words."""
+"""The blocks of guides of every kind, against a description in words."""
 
 import jax
 import jax.numpy as jnp
@@ -173,7 +173,7 @@ def rows_drawn_by_a_plate():
 
 
 class Closure(dist.Distribution):
-    """A distribution that JAX sees no arrays of."""
+    """A distribution whose arrays are hidden from JAX."""
 
     support = dist.constraints.real
 
@@ -299,7 +299,7 @@ def test_automatic_guides_and_lists_of_them():
 
 
 def test_layout_of_nested_plates():
-    """Coordinates by element: those of the parents are repeated where elements share them."""
+    """Coordinates by element; those of parents are repeated where elements share them."""
 
     def guide():
         g = implicit("g", noise("e"))
@@ -359,7 +359,7 @@ def test_plates_inside_control_flow():
 
 
 def test_latents_of_no_size():
-    """They have neither an entropy nor anything to be a context by."""
+    """They have no entropy and no coordinates to condition on."""
 
     def model():
         empty = numpyro.sample("empty", dist.Normal(jnp.zeros(0), 1.0))

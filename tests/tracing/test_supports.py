@@ -1,4 +1,4 @@
-"""Supports that depend on other latents, or tie the numbers of one: what the estimates then see."""
+"""Blocks of latents whose supports depend on other latents, or tie their numbers together."""
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ ORDERED = dist.TransformedDistribution(
     ids=["vector", "positive", "ordered", "simplex"],
 )
 def test_a_plate_of_the_guide_over_an_event_of_the_model(prior, to_value, shape):
-    """Numbers of an event are rows of their own only if their coordinates are."""
+    """Numbers of an event are estimated row by row only if each has coordinates of its own."""
     part = parts_of(lambda: numpyro.sample("c", prior), in_plate(3, to_value))["c",]
     assert part.columns.shape == shape
 
@@ -171,7 +171,7 @@ def test_the_gradient_of_a_latent_drawn_apart_from_its_bound():
     moved = np.exp(log_sd) * e
     x = 1 / (1 + np.exp(-2.0 - moved))
     expected = -1 - weights @ ((1 - 2 * x) * moved) / weights.sum()
-    # The bias at 128 particles is 3.6 % (docs/accuracy). Without the condition on the bound, with
-    # which the coordinate of x moves, the gradient is -.08.
+    # The bias at 128 particles is 3.6 % (docs/accuracy). The coordinate of x moves with the bound;
+    # an estimate that is not conditional on the bound gives a gradient of -.08.
     error = np.std(found, ddof=1) / 60**0.5
     assert abs(np.mean(found) - expected) < 3 * error + 0.04 * abs(expected), (found, expected)
