@@ -8,7 +8,7 @@ __all__ = ["pool"]
 
 
 def pool(layout: Layout, plate: str | None) -> Layout:
-    """The layout with the latents of a plate in one pooled part; as it is for None.
+    """The layout with the latents of a plate pooled into one part; unchanged for None.
 
     Raises:
         ValueError: if the plate has no latents, or some that cannot be pooled.

@@ -35,7 +35,7 @@ PAIRS_AT_ONCE = 4 * 1024 * 1024
 
 
 class BlockGradient(NamedTuple):
-    """What one block contributes.
+    """The contribution of one block to the KL gradient and the guide's entropy.
 
     Attributes:
         direction: the KL gradient at its coordinates, (n, elements, d), scaled by plates.
@@ -49,7 +49,7 @@ class BlockGradient(NamedTuple):
 
 
 class _ElementGradient(NamedTuple):
-    """The same for one element of the block's plates, not scaled.
+    """The contribution of one element of the block's plates, not scaled.
 
     Attributes:
         direction: the KL gradient, (n, d).
@@ -170,8 +170,8 @@ def typical_length(directions: jax.Array) -> jax.Array:
     """Geometric mean of the lengths of rows (n, d), over √d.
 
     A particle deep in a neck or a tail may be asked to move a thousand times further than all
-    others. That is no sign of a guide that is far off. If steps with such a particle counted less
-    than others, the guide would spread into that tail.
+    others, which does not mean that the guide is far off. If steps with such a particle counted
+    less than others, the guide would spread into that tail.
     """
     # Squares of the directions themselves may overflow.
     largest = jnp.max(jnp.abs(directions))

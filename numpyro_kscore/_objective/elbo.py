@@ -47,16 +47,16 @@ class ImplicitELBO(ELBO):
 
     The guide's trace shows which latents have a density: these keep their exact entropy. The
     others are estimated in blocks that share noise, given the latents they depend on, and row by
-    row in plates whose rows have noise of their own (:mod:`numpyro_kscore._tracing.blocks`).
-    ``infer={"implicit": True}`` at a guide's site asks for an estimate although its density is
-    known. Subsampled plates scale entropies as they scale densities; in plates that are estimated
-    row by row, all particles of a step draw the same rows.
+    row in plates whose rows have noise of their own (docs/guides). ``infer={"implicit": True}`` at
+    a guide's site asks for an estimate although its density is known. Subsampled plates scale
+    entropies as they scale densities; in plates that are estimated row by row, all particles of a
+    step draw the same rows.
 
     The reported loss is an *estimate* of the negative ELBO, whose entropy comes from nearest
     neighbors; the gradient does not depend on it.
 
     Args:
-        num_particles: guide draws a step, at least 2; by default 8 for each dimension of the
+        num_particles: guide draws in a step, at least 2 (1 with ``aggregate``); by default 8 for each dimension of the
             largest block that is estimated, the latents it depends on included, from 128 to 512.
         estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
             whitened coordinates at .8 of the median distance. The ``base`` below replaces its own.
@@ -194,7 +194,7 @@ class ImplicitELBO(ELBO):
     def _draw(
         self, key: jax.Array, program: Program, layout: Layout, num_particles: int
     ) -> tuple[jax.Array, Draw]:
-        """Whether each particle was finite at first, (n,), and the particles.
+        """Which draws were finite at first, (n,), and the particles, with other draws replaced.
 
         Draws that are not finite are replaced before anything is differentiated: a derivative of
         the guide there would be NaN even where it is multiplied by zero.

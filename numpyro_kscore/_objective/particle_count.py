@@ -1,4 +1,4 @@
-"""How many particles a step draws."""
+"""The number of particles in a step."""
 
 from __future__ import annotations
 

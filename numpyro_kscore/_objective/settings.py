@@ -19,7 +19,7 @@ __all__ = ["Settings", "resolve_settings"]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How an objective estimates: :class:`~numpyro_kscore.ImplicitELBO` says what each one means.
+    """The options of an objective, resolved; :class:`~numpyro_kscore.ImplicitELBO` documents them.
 
     Attributes:
         estimator: the score estimator, with the base and the sharding below.

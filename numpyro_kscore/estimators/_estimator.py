@@ -271,7 +271,7 @@ class ScoreEstimator(GuideEstimator):
         if debias == "jackknife":
             raise ValueError(
                 f"debias: expected None with a subset, whose halves would be other operators; got "
-                f"{debias!r}. Leave debias out"
+                f"{debias!r}. Use debias=None"
             )
         return None
 

@@ -109,7 +109,7 @@ def test_the_base_is_taken_from_the_objective(base):
     ("estimator", "message"),
     [
         (SlicedScoreMatching((8,)), r"debias: expected None with SlicedScoreMatching\(\).*Leave"),
-        (ScoreEstimator(subset=Subset(4)), "debias: expected None with a subset.*Leave"),
+        (ScoreEstimator(subset=Subset(4)), "debias: expected None with a subset.*got 'jackknife'"),
     ],
     ids=["network", "subset"],
 )
