@@ -31,6 +31,8 @@ from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._selection import Median
+from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 
 __all__ = ["ImplicitELBO"]
@@ -125,6 +127,10 @@ class ImplicitELBO(ELBO):
     ) -> None:
         if num_particles is not None:
             check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
+        if estimator is None:
+            # Numbers, not "auto": the best choice for one set of particles is far too strong for
+            # the average over the steps of a fit (docs/accuracy).
+            estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
         self.settings = resolve_settings(estimator, base, debias, clip, aggregate, sharding)
         if sharding is not None and vectorize_particles is not True:
             raise ValueError(

@@ -10,9 +10,6 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.checks import check_choice, check_positive
 from numpyro_kscore._util.sharding import check_sharding
 from numpyro_kscore.estimators._contract import GuideEstimator
-from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.estimators._selection import Median
-from numpyro_kscore.regularizers._iterations import NuMethod
 
 __all__ = ["Settings", "resolve_settings"]
 
@@ -49,7 +46,7 @@ def resolve_settings(
     """The settings, with every ``"auto"`` resolved by the estimator.
 
     Args:
-        estimator: a ``ScoreEstimator`` or ``SlicedScoreMatching``; None for the default.
+        estimator: a ``ScoreEstimator`` or ``SlicedScoreMatching``.
         base: as for :class:`~numpyro_kscore.ImplicitELBO`.
         debias: as there.
         clip: as there.
@@ -62,10 +59,6 @@ def resolve_settings(
     """
     if aggregate is not None and not isinstance(aggregate, str):
         raise TypeError(f"aggregate: expected the name of a plate or None; got {aggregate!r}")
-    if estimator is None:
-        # Numbers, not "auto": what is best for one set of particles is far too strong for the
-        # average over the steps of a fit (docs/accuracy).
-        estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
     if not isinstance(estimator, GuideEstimator):
         raise TypeError(
             f"estimator: expected a ScoreEstimator or SlicedScoreMatching; got {estimator!r}"
