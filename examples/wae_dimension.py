@@ -42,8 +42,9 @@ AT_MEDIAN, SLOPE_AT_MEDIAN = 2**-0.5, 2**-1.5
 def figures(name: str, value: Any, samples: Array) -> Array:
     """Relative squared error, and push, of estimates from one batch."""
     objective = make_objective(name, value, samples.shape[1])
-    base = -samples if objective.base == "model" else None
-    found = objective.estimator.at_samples(samples, base, debias=objective.debias).scores
+    settings = objective.settings
+    base = -samples if settings.base == "model" else None
+    found = objective.estimator.at_samples(samples, base, debias=settings.debias).scores
     truth = -samples / WIDTH**2
     square = jnp.sum(truth**2)
     return jnp.array([jnp.sum((found - truth) ** 2), jnp.sum(found * truth)]) / square

@@ -12,7 +12,8 @@ from numpyro_kscore import (
     solvers,
 )
 from numpyro_kscore._fit.fit import FitInfo, FitResult, fit
-from numpyro_kscore._guides.autoguide import AutoImplicit, AutoSemiImplicit
+from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._util.pytree import pytree, static

@@ -1,4 +1,4 @@
-"""Automatic guides that can only be sampled."""
+"""An automatic guide that can only be sampled."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 
-__all__ = ["AutoImplicit", "AutoSemiImplicit"]
+__all__ = ["AutoImplicit", "standard_normal"]
 
-# Draws behind median and quantiles: their Monte-Carlo error is about 1 % of a standard deviation.
+# Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
+# deviation.
 QUANTILE_DRAWS = 10_000
-# Noise of a mixture by default: more makes wide layers and little else.
-MOST_NOISE = 16
 
 
 class AutoImplicit(AutoContinuous):
     """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
 
-    The default network is residual, ``u = loc + scale * ((ε * exp(g(ε))) A + f(ε))`` with f and g a
-    perceptron whose last layer starts at zero and A starting as the identity: the guide starts as
-    the narrow mean-field Gaussian NumPyro's own guides start from. f bends it; the gate ``exp(g)``
-    lets one coordinate set the scale of others, as in hierarchical models, and makes heavy tails.
+    The default network is residual, ``u = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
+    are a perceptron whose last layer starts at zero and A starts as the identity. The guide starts
+    as the narrow mean-field Gaussian that NumPyro's own guides start from. f bends it; the gate
+    ``exp(g)`` lets one coordinate set the scale of others, as in hierarchical models, and makes
+    heavy tails.
     Fit it with :class:`~numpyro_kscore.ImplicitELBO`.
 
     Args:
         model: a NumPyro model with continuous latents, none of them in subsampled plates.
         hidden_dims: widths of the hidden layers.
         noise_dim: dimension of the noise ε, at least the latent dimension for the default
-            network (fewer would leave a guide without a density at all); by default the latent
-            dimension.
+            network (with less noise the guide would have no density at all); by default the
+            latent dimension.
         network: replaces the default network: a callable from noise (noise_dim,) to
             unconstrained latents (latent_dim,), which may use ``numpyro.param``,
             ``flax_module`` and further sample sites marked ``is_auxiliary``; or a flax linen
@@ -127,11 +127,11 @@ class AutoImplicit(AutoContinuous):
             raise
 
     def _check_latents(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse what NumPyro would take for latents to be summed out, which nobody does here."""
+        """Raise for latents the guide cannot have; NumPyro would sum out discrete ones."""
 
         def run(key: jax.Array) -> None:
             with handlers.block():
-                # From where NumPyro starts: an improper prior cannot be drawn from.
+                # At NumPyro's initial values, because an improper prior cannot be drawn from.
                 seeded = handlers.substitute(
                     handlers.seed(self.model, key), substitute_fn=self.init_loc_fn
                 )
@@ -144,16 +144,16 @@ class AutoImplicit(AutoContinuous):
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         elif self._has_loc():
-            # Takes of the random stream what the set-up took, and only where parameters are made:
-            # a second fit by the same guide and key starts from the same weights.
+            # Takes a key from the random stream, as the set-up did, but only while parameters are
+            # made: a second fit with the same guide and key starts from the same weights.
             numpyro.param(f"{self.prefix}_loc", lambda key: self._init_latent)
         else:
-            # A network of the user may make its parameters anywhere: the same, at every call.
+            # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
         unconstrained = self._unpack_latent(self._sample_latent(*args, **kwargs))
         values = {}
         if self._dynamic:
-            # Only the model knows supports that depend on other sites.
+            # Supports that depend on other sites are known to the model only.
             with handlers.block():
                 values = self._postprocess_fn(unconstrained)
         out = {}
@@ -168,7 +168,7 @@ class AutoImplicit(AutoContinuous):
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
-            _standard_normal(self.noise_dim),
+            standard_normal(self.noise_dim),
             infer={"is_auxiliary": True},
         )
         return self._push(noise)
@@ -232,8 +232,8 @@ class AutoImplicit(AutoContinuous):
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
         """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
 
-        From 10 000 draws with a fixed key. Of a site of single numbers that is the median; numbers
-        that are tied to each other, as on a simplex, stay so.
+        It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
+        median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
         flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
         return self._unpack_and_constrain(jnp.median(flat, axis=0), params)
@@ -246,8 +246,8 @@ class AutoImplicit(AutoContinuous):
             quantiles: levels in [0, 1], shape (k,) or a scalar.
 
         Returns:
-            A dict of arrays with leading dimension k (none for a scalar). Each number is taken by
-            itself: those of a simplex do not sum to one.
+            A dict of arrays with leading dimension k (none for a scalar). Quantiles are taken
+            number by number: those of a simplex do not sum to one.
 
         Raises:
             ValueError: for levels outside [0, 1].
@@ -261,11 +261,11 @@ class AutoImplicit(AutoContinuous):
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 
     def get_base_dist(self) -> NoReturn:
-        """Not available: the guide is no transformed distribution with a density."""
+        """Not available: the guide is not a transformed distribution with a density."""
         self._no_density()
 
     def get_transform(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide is no transformed distribution with a density."""
+        """Not available: the guide is not a transformed distribution with a density."""
         self._no_density()
 
     def get_posterior(self, params: dict[str, Any]) -> NoReturn:
@@ -302,60 +302,6 @@ class AutoImplicit(AutoContinuous):
         return flat.reshape(*sample_shape, -1)
 
 
-class AutoSemiImplicit(AutoImplicit):
-    """A mixture of mean-field Gaussians over network noise: more latents than noise will do.
-
-    ``u | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)`` in unconstrained coordinates,
-    with f and g a perceptron whose last layer starts at zero, as M does: the guide starts as the
-    narrow mean-field Gaussian that :class:`AutoImplicit` starts from. Given ε it has a density,
-    without it none (Yin and Zhou 2018). The Gaussian part keeps it from collapsing on a surface
-    of the noise's dimension; where a posterior is a thin sheet, :class:`AutoImplicit` is closer.
-
-    Args:
-        model: as for :class:`AutoImplicit`.
-        hidden_dims: widths of the hidden layers.
-        noise_dim: dimension of ε, by default the latent dimension but at most 16.
-        network: a callable from ε (noise_dim,) to the Gaussians' means less ``loc``
-            (latent_dim,), or a flax linen module. Their standard deviations are then ``scale``.
-        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
-        init_scale: initial standard deviation of every unconstrained coordinate.
-        prefix: prefix of the names of parameters and noise sites.
-        forward_mode_differentiation: as for :class:`AutoImplicit`.
-
-    Raises:
-        ValueError: as :class:`AutoImplicit`, but for the size of the noise.
-
-    Example::
-
-        guide = AutoSemiImplicit(model, noise_dim=4)
-        svi = SVI(model, guide, optimizer, ImplicitELBO())
-    """
-
-    def _default_noise_dim(self) -> int:
-        return min(self.latent_dim, MOST_NOISE)
-
-    def _check_noise(self) -> None:
-        """Any number of noise dimensions leaves a density."""
-
-    def _has_loc(self) -> bool:
-        return True
-
-    def _push(self, noise: jax.Array) -> jax.Array:
-        dim = self.latent_dim
-        unit = numpyro.sample(
-            f"_{self.prefix}_spread",
-            _standard_normal(dim),
-            infer={"is_auxiliary": True},
-        )
-        loc, scale = self._affine()
-        if self.network is not None:
-            return loc + self._apply_network(noise) + scale * unit
-        mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
-        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, 2 * dim)
-        shift, log_gate = out[:dim], GATE_RATE * out[dim:]
-        return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate))
-
-
 @jax.jit
 def _gated(
     noise: jax.Array, out: jax.Array, loc: jax.Array, scale: jax.Array, mixing: jax.Array
@@ -366,8 +312,9 @@ def _gated(
     return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
 
 
-def _standard_normal(dim: int) -> dist.Distribution:
-    # By numpy and unchecked: operations outside a compiled step are compiled one by one.
+def standard_normal(dim: int) -> dist.Distribution:
+    """The standard normal distribution of vectors (dim,)."""
+    # By NumPy and unchecked: operations outside a compiled step are compiled one by one.
     zeros = jnp.asarray(np.zeros(dim))
     return dist.Normal(zeros, 1.0, validate_args=False).to_event(1)
 

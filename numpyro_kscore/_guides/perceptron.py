@@ -17,8 +17,8 @@ __all__ = ["GATE_RATE", "apply_network", "check_network", "perceptron"]
 # Weights are stored at unit scale and divided by sqrt(fan-in) in use, so that a step of Adam moves
 # the function equally little at any width; otherwise the last iterate of a run at a constant step
 # size is visibly noisy. GAIN multiplies every layer's rate of learning. The gate learns at a
-# quarter of it: at the full rate the guide falls into the neck of a funnel before it has seen the
-# rest (docs/accuracy).
+# quarter of that rate: at the full rate the guide falls into the neck of a funnel before it has
+# covered the rest (docs/accuracy).
 GAIN = 2.0
 GATE_RATE = 0.25
 
@@ -26,16 +26,16 @@ GATE_RATE = 0.25
 def perceptron(name: str, x: jax.Array, hidden_dims: Sequence[int], size: int) -> jax.Array:
     """A perceptron on ``x`` (k,) with ``size`` outputs, zero at the start.
 
-    Hidden layers start at unit gain, the last one at zero. All its numbers are one vector, the
-    parameter ``name``: NumPyro's ``scan`` asks every value of a guide for its shape, and an
-    optimizer has one array to go through.
+    Hidden layers start at unit gain, the last one at zero. All weights and biases are one vector,
+    the parameter ``name``, because NumPyro's ``scan`` asks every value of a guide for its shape;
+    also, an optimizer then has a single array to update.
     """
     widths = (x.shape[-1], *hidden_dims, size)
     return _evaluate(numpyro.param(name, lambda key: _init_layers(key, widths)), x, widths)
 
 
-# NumPyro runs a guide for the first time operation by operation, each a compilation of its own:
-# what is one here takes a tenth of the time. Within a compiled step it changes nothing.
+# NumPyro first runs a guide operation by operation, with a compilation for each. One compiled
+# function takes a tenth of the time; within a compiled step it changes nothing.
 @partial(jax.jit, static_argnames="widths")
 def _init_layers(key: jax.Array, widths: tuple[int, ...]) -> jax.Array:
     parts = []
@@ -60,7 +60,7 @@ def _evaluate(layers: jax.Array, x: jax.Array, widths: tuple[int, ...]) -> jax.A
 
 
 def apply_network(name: str, network: Callable[..., Any] | Any, noise: jax.Array) -> jax.Array:
-    """A network of the user at ``noise``; a flax module's parameters are those of site ``name``."""
+    """The user's network at ``noise``; a flax module's parameters are stored under ``name``."""
     if hasattr(network, "init") and hasattr(network, "apply"):
         from numpyro.contrib.module import flax_module
 
@@ -69,7 +69,7 @@ def apply_network(name: str, network: Callable[..., Any] | Any, noise: jax.Array
 
 
 def check_network(network: Any) -> None:
-    """Raise ``TypeError`` for what is no network, or hides its parameters from NumPyro."""
+    """Raise ``TypeError`` unless it is a network whose parameters NumPyro can see."""
     if not callable(network):
         raise TypeError(f"network: expected a callable or a flax module; got {network!r}")
     if any(base.__module__.startswith("flax.nnx") for base in type(network).__mro__):

@@ -1,11 +1,11 @@
-"""The KL gradient at the particles, block by block.
+"""The KL gradient at the particles that one block contributes.
 
 With ``q(z) = Π_b q(z_b | parents of b)`` the gradient of KL(q || p) in the guide's parameters is
-``E[Σ_b (∇_b log q(z_b | parents) - ∇_b log p)ᵀ ∂z_b/∂φ]``, the derivative of z_b being the total
-one, through its parents too. The terms ``∇_a log q(z_b | a)`` at a parent a are not there: given a
-their mean is zero, so they would be noise. What is left of the entropy ``H(g) + Σ_i [H(g, z_i) -
-H(g)]`` of global and local latents is therefore one conditional score for each block and each
-element of its plates, which is what :meth:`~numpyro_kscore.ScoreEstimator.at_samples` estimates.
+``E[Σ_b (∇_b log q(z_b | parents) - ∇_b log p)ᵀ ∂z_b/∂φ]``, where the derivative of z_b is the total
+one, through its parents too. The terms ``∇_a log q(z_b | a)`` at a parent a are left out: their
+mean given a is zero, so they would only add noise. What remains of the entropy ``H(g) + Σ_i [H(g,
+z_i) - H(g)]`` of global and local latents is one conditional score for each block and each element
+of its plates, which :meth:`~numpyro_kscore.ScoreEstimator.at_samples` estimates.
 """
 
 from __future__ import annotations
@@ -18,125 +18,151 @@ import numpy as np
 from jax import lax
 
 from numpyro_kscore._objective.entropy import entropy
+from numpyro_kscore._objective.settings import Settings
 from numpyro_kscore._tracing.layout import Part
-from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._gaussian import moment_scores
 
-__all__ = ["Descent", "descend", "put_columns", "typical_length"]
+__all__ = ["BlockGradient", "block_gradient", "put_columns", "typical_length"]
 
-# Size of the residual at a converged fit, in units of the guide's own spread, times d sqrt(n): the
-# noise of the estimate (docs/accuracy: 44 to 154 for d = 1 to 100 and n = 32 to 512).
+# The noise of the estimate: the residual's size at a converged fit, in units of the guide's own
+# spread, times d sqrt(n) (docs/accuracy: 44 to 154 for d = 1 to 100 and n = 32 to 512).
 NOISE = 85.0
-# Of a direction's length over the longest: some are zero. Far from where floats lose digits, where
-# compiled code may divide by what it takes for zero.
+# Floor on squared lengths relative to the longest, since some are zero; well above denormals, by
+# which compiled code may divide as if they were zero.
 LEAST_SQUARE = 1e-30
-# Pairs of particles whose weights are held at once, over the elements of a plate.
+# Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
 
 
-class Descent(NamedTuple):
-    """What one block contributes.
+class BlockGradient(NamedTuple):
+    """The contribution of one block to the KL gradient and the guide's entropy.
 
     Attributes:
         direction: the KL gradient at its coordinates, (n, elements, d), scaled by plates.
-        entropy: its share of the guide's entropy, in nats, scaled by plates.
+        entropy: its part of the guide's entropy, in nats, scaled by plates.
+        state: of the estimator, for the next step; None if it keeps none.
     """
 
     direction: jax.Array
     entropy: jax.Array
+    state: Any
 
 
-def descend(
-    estimator: ScoreEstimator,
+class _ElementGradient(NamedTuple):
+    """The contribution of one element of the block's plates, not scaled.
+
+    Attributes:
+        direction: the KL gradient, (n, d).
+        entropy: of the element, in nats.
+        length: the direction's typical length in units of the guide's own spread.
+    """
+
+    direction: jax.Array
+    entropy: jax.Array
+    length: jax.Array
+
+
+def block_gradient(
+    settings: Settings,
     part: Part,
     particles: jax.Array,
     model_scores: jax.Array,
-    *,
-    base: str | None,
-    debias: str | None,
-    clip: float | None = None,
     prior_scores: jax.Array | None = None,
-    extra: jax.Array | None = None,
-) -> Descent:
+    state: Any = None,
+    key: jax.Array | None = None,
+) -> BlockGradient:
     """The KL gradient and the entropy of one block with an unknown density.
 
-    With k extra draws, at which the model is not evaluated, the guide's score is that of all n + k.
-
     Args:
-        estimator: of conditional scores.
-        part: which coordinates.
+        settings: estimator and options.
+        part: the block's coordinates.
         particles: all particles, (n, D), finite.
         model_scores: the model's score at them, (n, D).
-        base: ``"model"``, ``"moments"``, ``"gaussian"`` or None, see
-            :class:`~numpyro_kscore.ImplicitELBO`.
-        debias: None or ``"jackknife"``.
-        clip: typical length that directions may have, in multiples of the noise of a converged
-            fit; None for any.
-        prior_scores: of the priors of aggregated sites, (n, D); where given, the elements of the
-            block's plates are draws of one distribution, the aggregate, held against the prior.
-        extra: more draws, (k, D); not for ``base="model"``.
+        prior_scores: the score of the priors of pooled latents, (n, D), for a pooled part only:
+            the elements of its plate are draws of one distribution, the aggregate, which is
+            compared with the prior.
+        state: of the estimator, if it keeps one.
+        key: random key for such an estimator.
     """
-    scores = _take(model_scores, part.rows)
+    scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
+    x = _take(particles, part.columns)
     target = scores / part.scale
-    evaluated: Any = slice(None)
-    if extra is not None:
-        # Between the halves of the particles: each half of a jackknife has some of both.
-        half, k = n // 2, extra.shape[0]
-        particles = jnp.concatenate([particles[:half], extra, particles[half:]])
-        evaluated = np.r_[:half, half + k : n + k]
-    x = _take(particles, part.rows)
     context = None if part.context is None else _take(particles, part.context)
     if prior_scores is not None:
-        target = _take(prior_scores, part.rows) / part.scale
+        target = _take(prior_scores, part.columns) / part.scale
         x, target = (a.reshape(n * size, 1, dim) for a in (x, target))
-
-    def estimate(inputs: tuple[jax.Array, jax.Array, jax.Array | None]) -> tuple[Descent, Any]:
-        values, goal, given = inputs
-        base_scores = None
-        if base == "model":
-            base_scores = goal
-        elif base == "moments":
-            base_scores = moment_scores(values, given)
-        found = estimator.at_samples(values, base_scores, debias=debias, context=given)
-        away = found.residual if base == "model" else found.scores[evaluated] - goal
-        # The whitening of a Gaussian base is that of the shrunk Gaussian.
-        shrunk = base == "gaussian" and estimator.standardize == "full"
-        guide_entropy = entropy(
-            found.nearest,
-            found.coordinates,
-            "gaussian" if shrunk else estimator.standardize,
-            values.shape[0],
-            found.nearest_context,
-            0 if given is None else given.shape[1],
-        )
-        # In the coordinates that make the guide's own spread one.
-        whitened = found.coordinates.scores_to_kernel(away) / found.coordinates.bandwidth
-        return Descent(away, guide_entropy), typical_length(whitened)
 
     inputs = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, target, context))
     if x.shape[1] == 1:
-        result = jax.tree.map(lambda a: a[None], estimate(jax.tree.map(lambda a: a[0], inputs)))
+        only = jax.tree.map(lambda a: a[0], inputs)
+        element, state = _element_gradient(settings, only, state, key)
+        elements = jax.tree.map(lambda a: a[None], element)
     else:
         at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
-        result = lax.map(estimate, inputs, batch_size=min(at_once, x.shape[1]))
-    found, lengths = result
-    direction = part.scale * jnp.swapaxes(found.direction, 0, 1)
-    if clip is not None:
-        # One factor for all elements: they may share parameters.
-        longest = clip * NOISE / (dim * n**0.5)
-        length = typical_length(lengths[:, None])
-        direction = direction * (longest / jnp.maximum(length, longest))
-    total = part.scale * jnp.sum(found.entropy)
+        elements = lax.map(
+            lambda one: _element_gradient(settings, one)[0],
+            inputs,
+            batch_size=min(at_once, x.shape[1]),
+        )
+    direction = part.scale * jnp.swapaxes(elements.direction, 0, 1)
+    total = part.scale * jnp.sum(elements.entropy)
     if prior_scores is not None:
-        # The likelihood moves every draw by itself; only the prior is held against the aggregate.
+        # The likelihood moves every draw by itself; only the prior is compared with the aggregate.
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
-        return Descent(direction - scores, total * size)
-    return Descent(direction, total)
+        return BlockGradient(direction - scores, total * size, state)
+    if settings.clip is not None and settings.base == "model":
+        # One factor for all elements: they may share parameters.
+        longest = settings.clip * NOISE / (dim * n**0.5)
+        length = typical_length(elements.length[:, None])
+        direction = direction * (longest / jnp.maximum(length, longest))
+    return BlockGradient(direction, total, state)
+
+
+def _element_gradient(
+    settings: Settings,
+    inputs: tuple[jax.Array, jax.Array, jax.Array | None],
+    state: Any = None,
+    key: Any = None,
+) -> tuple[_ElementGradient, Any]:
+    """The gradient at one element's draws, and the estimator's state for the next step.
+
+    Args:
+        settings: estimator and options.
+        inputs: the draws, (n, d); the model's score at them, (n, d); and values of the latents
+            they depend on, (n, c), or None.
+        state: of the estimator, if it keeps one.
+        key: random key for such an estimator.
+    """
+    samples, target, context = inputs
+    estimator = settings.estimator
+    base_scores = None
+    if settings.base == "model":
+        base_scores = target
+    elif settings.base == "moments":
+        base_scores = moment_scores(samples, context)
+    estimate, state = estimator.follow(
+        state, key, samples, base_scores, debias=settings.debias, context=context
+    )
+    direction = estimate.residual if settings.base == "model" else estimate.scores - target
+    # The whitening of a Gaussian base is that of the shrunk Gaussian.
+    shrunk = settings.base == "gaussian" and estimator.standardize == "full"
+    guide_entropy = entropy(
+        estimate.nearest,
+        estimate.coordinates,
+        "gaussian" if shrunk else estimator.standardize,
+        samples.shape[0],
+        estimate.nearest_context,
+        0 if context is None else context.shape[1],
+    )
+    # In the coordinates that make the guide's own spread one.
+    coordinates = estimate.coordinates
+    whitened = coordinates.scores_to_kernel(direction) / coordinates.bandwidth
+    return _ElementGradient(direction, guide_entropy, typical_length(whitened)), state
 
 
 def put_columns(values: jax.Array, columns: np.ndarray, new: jax.Array) -> jax.Array:
-    """(n, D) with the columns of a block replaced by what it has by element, (n, elements, d)."""
+    """Values (n, D) with a block's columns replaced by new ones, (n, elements, d)."""
     return new[:, 0] if _is_whole(values, columns) else values.at[:, columns].set(new)
 
 
@@ -144,10 +170,10 @@ def typical_length(directions: jax.Array) -> jax.Array:
     """Geometric mean of the lengths of rows (n, d), over √d.
 
     A particle deep in a neck or a tail may be asked to move a thousand times further than all
-    others. That is no sign of a guide far off, and steps with such a particle must not count less
-    than others: the guide would spread into that tail.
+    others, which does not mean that the guide is far off. If steps with such a particle counted
+    less than others, the guide would spread into that tail.
     """
-    # Squares may overflow.
+    # Squares of the directions themselves may overflow.
     largest = jnp.max(jnp.abs(directions))
     scale = jnp.where(largest > 0, largest, 1.0)
     squares = jnp.mean(jnp.square(directions / scale), axis=1)
@@ -160,5 +186,5 @@ def _take(values: jax.Array, columns: np.ndarray) -> jax.Array:
 
 
 def _is_whole(values: jax.Array, columns: np.ndarray) -> bool:
-    """Whether columns are all there are, in one element and in order: nothing is to be moved."""
+    """Whether a block has all columns, in one element and in order, so that none is moved."""
     return np.array_equal(columns, np.arange(values.shape[1])[None])

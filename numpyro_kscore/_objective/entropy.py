@@ -16,11 +16,11 @@ from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_d
 
 __all__ = ["entropy"]
 
-# Simulated samples behind a bias: sets of as many draws as the guide's. Rows of a plate share one
-# bias, whose error adds up over them: where a set is cheap it is known to less than a hundredth.
+# Number of simulated sets of draws that a bias is averaged over. Rows of a plate share one bias,
+# whose error adds up over them; where sets are cheap, this many give it to less than .01.
 CALIBRATION_SETS = 1024
 CALIBRATION_PAIRS = 32 * 1024 * 1024
-# Where it is not, there is a single block, and 32 sets of up to 1024 draws are enough.
+# Where sets are not cheap there is a single block, and 32 sets of up to 1024 draws are enough.
 FEWEST_SETS = 32
 FEWEST_DRAWS = 32 * 1024
 
@@ -35,22 +35,22 @@ def entropy(
 ) -> jax.Array:
     """Differential entropy of the distribution of some samples, in nats; not differentiated.
 
-    Kozachenko and Leonenko's estimator with one neighbor, in standardized coordinates, less its
-    bias on Gaussian samples of the same n and d. That makes it right on average for Gaussians
-    in any dimension, where the plain estimator is off by many nats, and about right for what is
-    near one. Its standard deviation is about ``sqrt((1.6 + d/2)/n)``. Copies of a point and a
-    collapsed sample give a low, finite value.
+    The estimate is Kozachenko and Leonenko's with one neighbor, in standardized coordinates, less
+    its bias on Gaussian samples of the same n and d. It is unbiased for Gaussians in any dimension,
+    where the plain estimator is off by many nats, and nearly so for distributions close to one. Its
+    standard deviation is about ``sqrt((1.6 + d/2)/n)``. Copies of a point and a collapsed sample
+    give a low, finite value.
 
-    With a context it is the entropy given the context: that of both less that of the context.
+    With a context it is the entropy given the context: the joint entropy less the context's.
 
     Args:
-        nearest: squared distance of each sample to its nearest other, standardized and with that
-            of the context added, (n,).
-        coordinates: how the samples were standardized.
-        standardize: by which rule; ``"gaussian"`` is the shrunk Gaussian's whitening.
-        num_samples: how many samples gave the coordinates; more than are in ``nearest`` where
-            only some are looked at.
-        nearest_context: the same of the context alone.
+        nearest: squared distance of each sample to its nearest other, in standardized units and
+            with the context's distance added, (n,).
+        coordinates: the coordinates of the standardized samples.
+        standardize: the rule of standardization; ``"gaussian"`` is the shrunk Gaussian's whitening.
+        num_samples: number of samples behind the coordinates; ``nearest`` has fewer where only
+            some samples are looked at.
+        nearest_context: squared distances of the context alone.
         context_size: dimension of the context.
     """
     dim = coordinates.mean.shape[0]
@@ -64,8 +64,8 @@ def entropy(
 
 
 def _raw(nearest: jax.Array, dim: int) -> jax.Array:
-    """``d mean(log distance to the nearest)``: H up to a constant, in standardized units."""
-    # Points closer than rounding resolves count as that close: copies stay finite.
+    """``d mean(log distance to the nearest)``: the entropy up to a constant, standardized."""
+    # Floor at what rounding can resolve, so that copies of a point give a finite value.
     floor = jnp.finfo(nearest.dtype).eps ** 2 * dim
     log_distance = 0.5 * jnp.log(jnp.maximum(nearest, floor))
     return dim * jnp.mean(log_distance)
@@ -77,7 +77,7 @@ def _gaussian_bias(
 ) -> float:
     """Mean of the raw estimate on standard normal samples of that size, less the truth.
 
-    In the precision of the samples: what rounding does to the smallest distances is bias too.
+    It is taken in the precision of the samples, since rounding of the smallest distances adds bias.
     """
 
     @jax.jit
@@ -98,20 +98,20 @@ def _gaussian_bias(
         s = squared_distances(z, z, cancels(z)) + within
         return total + _raw(nearest_squared(s), dim + context_size) + coordinates.log_det()
 
-    # Compiled by hand: what is asked for while another program is traced must not become a part
-    # of it, and jax.ensure_compile_time_eval would compile each of its operations by itself.
+    # Compiled by hand: the function may be called while another program is traced, and must not
+    # become a part of it; jax.ensure_compile_time_eval would compile each operation by itself.
     shapes = (
         jax.ShapeDtypeStruct((n, dim), dtype),
         jax.ShapeDtypeStruct((n, context_size), dtype),
     )
-    # Run so seldom that only the time to compile counts.
+    # The program runs so seldom that only its compilation takes time.
     options: dict[str, Any] = {
         "xla_backend_optimization_level": 0,
         "xla_llvm_disable_expensive_passes": True,
     }
     compiled = raw.lower(*shapes).compile(options)
     generator = np.random.default_rng(0)
-    # At least two: the spread over sets of so many draws is small by itself.
+    # At least two sets: with so many draws in each, the spread over sets is small.
     fewest = max(2, min(FEWEST_SETS, FEWEST_DRAWS // n))
     affordable = CALIBRATION_PAIRS // (n * num_nearest * (dim + context_size))
     num_sets = max(fewest, min(CALIBRATION_SETS, affordable))

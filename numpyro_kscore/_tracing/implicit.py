@@ -13,7 +13,7 @@ __all__ = ["Implicit"]
 
 
 class Implicit(Distribution):
-    """A guide site given by a draw of it: nothing is known of its density.
+    """A guide site that is given by a draw and has no known density.
 
     Use it for every latent site a guide computes from noise::
 
@@ -23,14 +23,14 @@ class Implicit(Distribution):
             )
             numpyro.sample("theta", Implicit(network(noise), event_dim=1))
 
-    and fit with :class:`~numpyro_kscore.ImplicitELBO`. It is deliberately no ``Delta``: under
-    NumPyro's own ELBOs a ``Delta`` site collapses to the posterior mode without a word.
+    and fit with :class:`~numpyro_kscore.ImplicitELBO`. It is deliberately not a ``Delta``: under
+    NumPyro's own ELBOs a ``Delta`` site collapses to the posterior mode without a warning.
 
     Args:
         value: the draw; the last ``event_dim`` dimensions are the event.
         event_dim: number of event dimensions, as the model's site has it.
         unconstrained: the draw in unconstrained coordinates, shape batch + anything, if the
-            guide has it; spares the inverse of the model's transform, and its rounding.
+            guide has it; this saves the inverse of the model's transform, and its rounding.
 
     Raises:
         TypeError: if ``event_dim`` is not an integer.
@@ -65,12 +65,12 @@ class Implicit(Distribution):
 
     @constraints.dependent_property
     def support(self) -> Any:
-        """All real numbers; the model's site says what the support is."""
+        """All real numbers; the support that counts is that of the model's site."""
         return constraints.independent(constraints.real, self.event_dim)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """The draw itself, repeated to ``sample_shape``."""
-        # Not by batch_shape, which numpyro.contrib.control_flow.scan leaves that of one step.
+        # Not batch_shape: numpyro.contrib.control_flow.scan leaves it at the shape of one step.
         return jnp.broadcast_to(self.value, sample_shape + jnp.shape(self.value))
 
     def log_prob(self, value: Any, intermediates: Any = None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The layout of a flat particle: which of its coordinates belong to which latent and block."""
+"""The layout of a flat particle: which coordinates belong to which latent and which block."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Frame", "Layout", "Part", "Site", "default_num_particles"]
 
 
 class Frame(NamedTuple):
-    """A plate, as a site has it.
+    """A plate that a site is in.
 
     Attributes:
-        name: of the plate.
-        dim: of the plate, negative.
-        axis: of the site's value, counted from the left.
-        size: number of its elements that are drawn.
-        full_size: number of all its elements.
+        name: name of the plate.
+        dim: its dimension, negative.
+        axis: its axis in the site's value, counted from the left.
+        size: number of elements drawn.
+        full_size: number of all elements.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Frame(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where one latent site lives in a flat particle.
+    """The place of one latent site in a flat particle.
 
     Attributes:
-        name: of the site.
-        shape: of its unconstrained value.
-        start: its first coordinate.
+        name: name of the site.
+        shape: shape of its unconstrained value.
+        start: index of its first coordinate.
         frames: the plates it is in.
     """
 
@@ -53,8 +53,8 @@ class Site(NamedTuple):
         """Its coordinates by element of some plates: (number of elements, coordinates of each).
 
         Args:
-            plates: sizes of the plates by name. In those the site is not in, all elements share
-                its coordinates.
+            plates: sizes of the plates by name. All elements of a plate that the site is not in
+                share its coordinates.
         """
         index = self.start + np.arange(self.size).reshape(self.shape)
         axes = {frame.name: frame.axis for frame in self.frames}
@@ -68,39 +68,41 @@ class Site(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A block's share of a particle.
+    """The part of a particle that belongs to one block.
 
     Attributes:
         sites: names of its latents.
         is_implicit: whether its entropy is estimated.
-        rows: coordinates by element of its plates, (elements, d).
+        columns: its coordinates in a particle, by element of its plates, (elements, d).
         context: coordinates of the latents it is conditional on, (elements, c), or None.
-        scale: how many elements of subsampled plates one that is drawn stands for.
+        scale: how many elements of subsampled plates each drawn one stands for.
         plates: sizes of its plates by name.
+        is_pooled: whether its elements are draws of one distribution, see :meth:`Layout.pooled`.
     """
 
     sites: tuple[str, ...]
     is_implicit: bool
-    rows: np.ndarray
+    columns: np.ndarray
     context: np.ndarray | None
     scale: float
     plates: dict[str, int]
+    is_pooled: bool = False
 
     @property
     def dim(self) -> int:
         """Dimension of the space one estimate lives in."""
-        return self.rows.shape[1] + (0 if self.context is None else self.context.shape[1])
+        return self.columns.shape[1] + (0 if self.context is None else self.context.shape[1])
 
 
 class Layout(NamedTuple):
-    """What a trace of model and guide shows, all of it static.
+    """Sites and blocks as traces of model and guide show them; all static.
 
     Attributes:
         sites: the latents, in the order of the model.
         parts: the guide's blocks.
         model_params: names of the model's parameters.
-        shared_plates: plates whose elements have estimates of their own, or whose rows latents
-            are computed from, so that all particles must draw the same ones.
+        shared_plates: subsampled plates of which all particles must draw the same rows, because
+            rows are estimated one by one or latents are computed from them.
     """
 
     sites: tuple[Site, ...]
@@ -115,7 +117,7 @@ class Layout(NamedTuple):
 
     @property
     def dim(self) -> int:
-        """Largest dimension an estimate has to deal with."""
+        """Largest dimension of the space that an estimate is made in."""
         return max((part.dim for part in self.parts if part.is_implicit), default=1)
 
     @property
@@ -123,18 +125,24 @@ class Layout(NamedTuple):
         """Names of the latents whose guide has a density."""
         return frozenset(n for part in self.parts if not part.is_implicit for n in part.sites)
 
-    def pooled(self, plate: str) -> Layout:
-        """The latents in a plate as one part, whose rows are draws of one joint distribution.
+    @property
+    def pooled_sites(self) -> frozenset[str]:
+        """Names of the latents whose elements are draws of one distribution."""
+        return frozenset(n for part in self.parts if part.is_pooled for n in part.sites)
 
-        Latents that are independent in each row are not so over all rows. The rows are shuffled,
-        always alike: halves of them, which the jackknife takes, must be samples of the same.
+    def pooled(self, plate: str) -> Layout:
+        """The latents in a plate as one part, whose elements are draws of one joint distribution.
+
+        Latents that are independent within each element are dependent over all elements. Elements
+        are shuffled, always in the same way, because the jackknife compares halves of them, which
+        must be samples of the same distribution.
         """
         inside = [part for part in self.parts if plate in part.plates]
         rest = [part for part in self.parts if plate not in part.plates]
-        rows = np.concatenate([part.rows for part in inside], axis=1)
-        rows = np.random.default_rng(0).permutation(rows)
+        columns = np.concatenate([part.columns for part in inside], axis=1)
+        columns = np.random.default_rng(0).permutation(columns)
         names = tuple(name for part in inside for name in part.sites)
-        together = inside[0]._replace(sites=names, rows=rows)
+        together = inside[0]._replace(sites=names, columns=columns, is_pooled=True)
         return self._replace(parts=(*rest, together))
 
     def unravel(self, flat: jax.Array) -> dict[str, Any]:
@@ -146,9 +154,9 @@ class Layout(NamedTuple):
 
 
 def default_num_particles(dim: int) -> int:
-    """Particles for estimates in ``dim`` dimensions: 8 a dimension, from 128 to 512.
+    """Number of particles for estimates in ``dim`` dimensions: 8 for each, from 128 to 512.
 
-    Guides come out a little narrow with fewer: at 22 dimensions by 2 % with 128 particles, and a
-    30-d Gaussian of condition 10⁴ is on the sampling floor with 240 (docs/accuracy).
+    With fewer, guides come out a little narrow: by 2 % at 22 dimensions with 128 particles. A 30-d
+    Gaussian of condition 10⁴ is on the sampling floor with 240 (docs/accuracy).
     """
     return min(max(128, 8 * dim), 512)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -41,7 +42,7 @@ class Draw(NamedTuple):
     Attributes:
         flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
         log_density: of the sites with a density, in unconstrained coordinates; differentiable.
-        plates: rows of subsampled plates that the guide drew, which the model must share; not
+        plates: rows of subsampled plates that the guide drew, which the model must share; without
             those that all particles share.
         mutable: values at mutable sites of guide and model.
         model_key: key the model is seeded with.
@@ -75,8 +76,8 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     log_density = jnp.zeros((), flat.dtype)
     for name in sorted(layout.explicit_sites):
         log_density = log_density + _log_density(name, latents[name], traces.guide, traces.model)
-    # Rows that all particles share stay with the program: as many copies of them would make as many
-    # of all that a model computes from them, such as a prior's covariance.
+    # Rows that all particles share stay with the program. Copied for each particle, everything the
+    # model computes from them would be computed as often, such as a prior's covariance.
     plates = {
         name: site["value"]
         for name, site in traces.guide.items()
@@ -94,7 +95,7 @@ def _log_density(
     log_prob = site["fn"].log_prob(site["value"], *intermediates)
     transform = biject_to(model_trace[name]["fn"].support)
     log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
-    # What is an event in the guide may be a batch in the model, and the other way round.
+    # An event dimension of the guide may be a batch dimension of the model, and vice versa.
     ndim = min(jnp.ndim(log_det), jnp.ndim(log_prob))
     log_prob, log_det = (sum_rightmost(a, jnp.ndim(a) - ndim) for a in (log_prob, log_det))
     return jnp.sum(scale_and_mask(log_prob + log_det, site["scale"]))
@@ -106,8 +107,8 @@ class LogJoint(NamedTuple):
     Attributes:
         log_density: log p(data, z) + log |dz/du|, (n,).
         scores: its gradient in u, (n, d).
-        prior_scores: the part of that gradient that comes from the priors of aggregated sites,
-            (n, d); None if there are none.
+        prior_scores: the part of that gradient that comes from the priors of pooled sites, (n, d);
+            None if there are none.
         param_gradient: mean over particles of the gradient in the model's parameters.
     """
 
@@ -123,7 +124,6 @@ def log_joint_and_gradients(
     layout: Layout,
     map_particles: Callable[..., Any] | None,
     forward_mode: bool,
-    aggregated: frozenset[str] = frozenset(),
 ) -> LogJoint:
     """The model's log joint density and its gradients at every particle, in one evaluation.
 
@@ -134,79 +134,112 @@ def log_joint_and_gradients(
         draws: a batch of draws, leading axis n.
         program: the model, its parameters and arguments.
         layout: the layout of a particle.
-        map_particles: ``(fn, xs) -> ys`` to go through the particles with; None evaluates all
-            at once.
+        map_particles: ``(fn, xs) -> ys`` that maps over the particles; None evaluates all at once.
         forward_mode: differentiate in forward mode, d + parameters evaluations.
-        aggregated: sites whose prior's gradient is wanted by itself.
     """
     draws = lax.stop_gradient(draws)
     params = lax.stop_gradient(program.params)
     differentiated = {name: params[name] for name in layout.model_params if name in params}
+    model = _Model(program._replace(params=params), layout, draws.model_key[0], forward_mode)
+    if map_particles is not None or forward_mode:
+        map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
+        one = partial(model.value_and_gradients, differentiated)
+        values, scores, gradients, prior_scores = map_particles(one, draws)
+        valid = are_finite(values, scores)
+        return LogJoint(values, scores, prior_scores, _valid_mean(gradients, valid))
+    return _all_at_once(model, draws, differentiated)
 
-    common_key = draws.model_key[0]
 
-    def log_joint(flat: jax.Array, theta: dict[str, Any], draw: Draw) -> tuple[jax.Array, Any]:
-        data = {**params, **theta, **program.plates, **draw.plates}
+class _Model(NamedTuple):
+    """The model as a function of one particle.
+
+    Attributes:
+        program: the model, its parameters and arguments.
+        layout: the layout of a particle.
+        common_key: key for what the model simulates once for all particles.
+        forward_mode: differentiate in forward mode.
+    """
+
+    program: Program
+    layout: Layout
+    common_key: jax.Array
+    forward_mode: bool
+
+    def log_joint(
+        self, flat: jax.Array, theta: dict[str, Any], draw: Draw
+    ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        """The log joint density; with it, itself and the part of the priors of pooled sites.
+
+        Args:
+            flat: unconstrained coordinates, (d,).
+            theta: the model's parameters.
+            draw: the particle; only its keys and plates are used.
+        """
+        program = self.program
+        data = {**program.params, **theta, **program.plates, **draw.plates}
         data = jax.tree.map(lambda leaf: leaf, data)
-        model = handlers.substitute(CommonKeys(program.model, common_key), data=data)
+        model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
         seeded = handlers.trace(handlers.seed(model, draw.model_key))
-        latents = layout.unravel(flat)
+        latents = self.layout.unravel(flat)
         value = -potential_energy(seeded, program.args, program.kwargs, latents)
         prior = [
             _log_density(name, latents[name], seeded.trace, seeded.trace)
-            for name in sorted(aggregated)
+            for name in sorted(self.layout.pooled_sites)
         ]
         return value, (value, sum(prior) if prior else None)
 
-    def one(draw: Draw) -> tuple[Any, jax.Array, dict[str, Any], Any]:
-        differentiate = jax.jacfwd if forward_mode else jax.grad
-        gradients = differentiate(log_joint, (0, 1), has_aux=True)
-        (score, theta_gradient), (value, _) = gradients(draw.flat, differentiated, draw)
+    def value_and_gradients(
+        self, theta: dict[str, Any], draw: Draw
+    ) -> tuple[jax.Array, jax.Array, dict[str, Any], jax.Array | None]:
+        """Log joint density, score (d,), gradient in ``theta``, and score of pooled priors (d,)."""
+        differentiate = jax.jacfwd if self.forward_mode else jax.grad
+        gradients = differentiate(self.log_joint, (0, 1), has_aux=True)
+        (score, theta_gradient), (value, _) = gradients(draw.flat, theta, draw)
         prior = None
-        if aggregated:
-            prior = differentiate(lambda flat: log_joint(flat, differentiated, draw)[1][1])(
-                draw.flat
-            )
+        if self.layout.pooled_sites:
+            prior = differentiate(lambda flat: self.log_joint(flat, theta, draw)[1][1])(draw.flat)
         return value, score, theta_gradient, prior
 
-    def valid_mean(theta_gradients: Any, valid: jax.Array) -> Any:
-        def mean(g: jax.Array) -> jax.Array:
-            mask = valid.reshape(-1, *[1] * (g.ndim - 1))
-            return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / jnp.maximum(jnp.sum(valid), 1)
 
-        return jax.tree.map(mean, theta_gradients)
-
-    if map_particles is not None or forward_mode:
-        map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
-        values, scores, theta_gradients, prior_scores = map_particles(one, draws)
-        valid = are_finite(values, scores)
-        return LogJoint(values, scores, prior_scores, valid_mean(theta_gradients, valid))
+def _all_at_once(model: _Model, draws: Draw, theta: dict[str, Any]) -> LogJoint:
+    """The model at all particles as one batch."""
 
     def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
-        values, (_, priors) = jax.vmap(log_joint, (0, None, 0))(flat, theta, draws)
+        values, (_, priors) = jax.vmap(model.log_joint, (0, None, 0))(flat, theta, draws)
         return jnp.sum(values), (values, priors)
 
     gradients = jax.grad(total, (0, 1), has_aux=True)
-    (scores, theta_total), (values, _) = gradients(draws.flat, differentiated)
+    (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     prior_scores = None
-    if aggregated:
-        prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, differentiated)[1][1]))(draws.flat)
-    if not differentiated:
+    if model.layout.pooled_sites:
+        prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, theta)[1][1]))(draws.flat)
+    if not theta:
         return LogJoint(values, scores, prior_scores, theta_total)
     count = draws.flat.shape[0]
     valid = are_finite(values, scores)
     if count == 1:
-        # No branch: what comes out of one is copied, and a network has many parameters.
+        # Without a branch: the result of one is copied, and a network has many parameters.
         alone = jax.tree.map(lambda g: jnp.where(valid[0], g, 0.0), theta_total)
         return LogJoint(values, scores, prior_scores, alone)
-    # A sum over all particles is cheapest, but one bad particle spoils it: only then is every
-    # particle's gradient taken by itself.
+    # A sum over all particles is cheapest, but one bad particle spoils it. Only then are gradients
+    # taken particle by particle.
+    one = partial(model.value_and_gradients, theta)
     theta_gradient = lax.cond(
         jnp.all(valid),
         lambda: jax.tree.map(lambda g: g / count, theta_total),
-        lambda: valid_mean(lax.map(one, draws)[2], valid),
+        lambda: _valid_mean(lax.map(one, draws)[2], valid),
     )
     return LogJoint(values, scores, prior_scores, theta_gradient)
+
+
+def _valid_mean(gradients: Any, valid: jax.Array) -> Any:
+    """Means over the valid particles of arrays with leading axis n."""
+
+    def mean(g: jax.Array) -> jax.Array:
+        mask = valid.reshape(-1, *[1] * (g.ndim - 1))
+        return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / jnp.maximum(jnp.sum(valid), 1)
+
+    return jax.tree.map(mean, gradients)
 
 
 class CommonKeys(Messenger):
@@ -223,6 +256,6 @@ class CommonKeys(Messenger):
 
 
 def are_finite(*arrays: jax.Array) -> jax.Array:
-    """At which particles all of some values are finite: arrays (n,) or (n, d) -> (n,)."""
+    """At which particles all the values are finite: arrays (n,) or (n, d) -> (n,)."""
     columns = [jnp.isfinite(array).reshape(array.shape[0], -1) for array in arrays]
     return jnp.all(jnp.concatenate(columns, axis=1), axis=1)

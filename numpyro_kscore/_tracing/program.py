@@ -1,4 +1,4 @@
-"""A guide and a model run together, and the layout of what they draw."""
+"""A guide and a model that run together, and the layout of their latents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import Block, find_blocks, is_drawn, trace_guide
+from numpyro_kscore._tracing.blocks import Block, find_blocks
+from numpyro_kscore._tracing.dependencies import is_drawn, trace_guide
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.supports import free_axes, support_sources
@@ -74,7 +75,7 @@ class Traces(NamedTuple):
 
 def trace_both(key: jax.Array, program: Program) -> Traces:
     """Run the guide, and the model at what it draws."""
-    # New containers: a guide may change nested mutable state in place.
+    # New containers, because a guide may change nested mutable state in place.
     params = jax.tree.map(lambda leaf: leaf, program.params)
     args, kwargs = program.args, program.kwargs
     guide_key, model_key = jax.random.split(key)
@@ -82,7 +83,7 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     guide = handlers.substitute(seeded_guide, data={**params, **program.plates})
     guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
     mutable = values_of(guide_trace, "mutable")
-    # The model runs only for its supports; what the likelihood costs here is dead code to XLA.
+    # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
     seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
     model = handlers.substitute(seeded_model, data={**params, **mutable})
@@ -100,10 +101,10 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
     """Trace guide and model, abstractly: check that they match and lay out their latents.
 
     Raises:
-        ValueError: if guide and model do not match, the model has latents this objective cannot
-            handle, or a latent is drawn without noise.
+        ValueError: if guide and model do not match, the model has latents that cannot be handled,
+            or a latent is drawn without noise.
     """
-    found: list[Layout] = []
+    layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
         traces = trace_both(key, program)
@@ -116,19 +117,19 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             plates = used[name].plates & {frame.name for frame in site.frames}
             used[name] = dataclasses.replace(used[name], plates=plates)
         blocks = find_blocks(used)
-        # A block alone has no other to depend on, and spares the model a trace.
+        # A single block depends on no other, so the model need not be traced for supports.
         if len(blocks) > 1:
             for name, sources in _supports(traces, sites, program, key).items():
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
-        found.append(_lay_out(traces, sites, blocks))
+        layouts.append(_lay_out(traces, sites, blocks))
 
     jax.eval_shape(run, key)
-    return found[0]
+    return layouts[0]
 
 
 def _sites(traces: Traces) -> dict[str, Site]:
-    """Where the latents live in a particle, in the order of the model."""
+    """The places of the latents in a particle, in the order of the model."""
     sites: dict[str, Site] = {}
     start = 0
     for name, site in traces.model.items():
@@ -153,9 +154,9 @@ def _supports(
 
 
 def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
-    found = (_part(block, sites, traces) for block in blocks)
-    # Latents of no size have no entropy.
-    parts = tuple(part for part in found if part.rows.size)
+    laid_out = (_part(block, sites, traces) for block in blocks)
+    # Latents without coordinates have no entropy.
+    parts = tuple(part for part in laid_out if part.columns.size)
     shared = {
         frame.name
         for part in parts
@@ -163,10 +164,11 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
         for frame in sites[name].frames
         if part.is_implicit and frame.size != frame.full_size
     }
-    # Latents computed from a minibatch are draws of one distribution only if it is the same one.
+    # Latents computed from a minibatch are draws of one distribution only if all particles use the
+    # same minibatch.
     for block in blocks:
         if block.is_implicit:
-            shared |= {name for name in block.rows if is_subsampled(traces.guide[name])}
+            shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
     return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)))
 
@@ -188,7 +190,7 @@ def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
 
 
 def is_subsampled(plate: dict[str, Any]) -> bool:
-    """Whether a plate of a trace draws some of its elements only."""
+    """Whether a plate of a trace draws only some of its elements."""
     size, subsample_size = plate["args"]
     return subsample_size is not None and subsample_size != size
 
@@ -201,13 +203,13 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         check_subsampling(block, sites)
     for name in block.sites:
         check_draws(name, traces.guide[name]["fn"], sites[name])
-    rows = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
+    columns = np.concatenate([sites[name].coordinates(plates) for name in block.sites], axis=1)
     context = None
     given = [sites[name] for name in block.parents if sites[name].size]
     if given:
         context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
-    return Part(block.sites, block.is_implicit, rows, context, scale, plates)
+    return Part(block.sites, block.is_implicit, columns, context, scale, plates)
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:

@@ -1,9 +1,9 @@
-"""What unconstrained coordinates of a latent depend on, beside the latent's own value.
+"""The dependence of a latent's unconstrained coordinates on values other than its own.
 
 Estimates are made in the unconstrained coordinates of the model's supports. With ``x ~
-Uniform(0, b)`` that of x is ``logit(x / b)``, and moves with b even where the guide draws x and b
-apart; those of an ordered vector are its first number and logarithms of steps, each of two
-neighbors, even where the guide draws every number by itself.
+Uniform(0, b)`` the coordinate of x is ``logit(x / b)``, which moves with b even if the guide draws
+x and b independently. The coordinates of an ordered vector are its first number and the logarithms
+of its steps, each a function of two neighbors, even if the guide draws every number by itself.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["free_axes", "support_sources"]
 
 
 def free_axes(model_site: dict[str, Any]) -> int:
-    """How many axes of a latent, from the left, have elements with coordinates of their own.
+    """Number of axes of a latent, from the left, whose elements have coordinates of their own.
 
-    A vector of independent numbers has one, whatever its event shape; a simplex none.
+    A vector of independent numbers has one, whatever its event shape; a simplex has none.
     """
     support = model_site["fn"].support
     while isinstance(support, constraints.independent):
@@ -40,15 +40,15 @@ def support_sources(
     latents: dict[str, Any],
     key: jax.Array,
 ) -> dict[str, frozenset[str]]:
-    """For each latent of a model the others its support is computed from.
+    """For each latent of a model, the other latents its support is computed from.
 
     Args:
         model: the model.
         args: its arguments.
         kwargs: its keyword arguments.
         data: values of its parameters, mutable sites and rows of plates.
-        latents: their values; only shapes matter.
-        key: a random key; no number depends on it.
+        latents: values of the latents; only shapes matter.
+        key: a random key; the result does not depend on it.
     """
 
     def images(given: dict[str, Any]) -> dict[str, jax.Array]:
@@ -60,11 +60,11 @@ def support_sources(
         name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
         for name, value in latents.items()
     }
-    return {name: found - {name} for name, found in sources_of(images, shapes).items()}
+    return {name: names - {name} for name, names in sources_of(images, shapes).items()}
 
 
 def _image_of_zeros(site: dict[str, Any]) -> jax.Array:
-    """A value in the support that depends on the support alone."""
+    """A value in the support that depends on nothing but the support."""
     with helpful_support_errors(site):
         transform = biject_to(site["fn"].support)
     shape = transform.inverse_shape(jnp.shape(site["value"]))

@@ -1,4 +1,4 @@
-"""What a guide and a model must agree on, and what a latent must be for its entropy to be known."""
+"""Checks that a guide and a model agree, and that their latents have an entropy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._tracing.dependencies import Block, is_drawn, layers
+from numpyro_kscore._tracing.blocks import Block
+from numpyro_kscore._tracing.dependencies import is_drawn, layers
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 
@@ -17,11 +18,11 @@ __all__ = ["check_draws", "check_sites", "check_subsampling", "find_latents", "n
 
 
 def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
-    """The latent sites of a model, which must be there, continuous and without a mask.
+    """The latent sites of a model, of which there must be some, continuous and without a mask.
 
     Args:
         model_trace: trace of the model.
-        asker: the class that needs them, for the message.
+        asker: name of the class that needs them, for the message.
 
     Raises:
         ValueError: naming the sites and what to do.
@@ -39,15 +40,15 @@ def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
     masked = [name for name, site in latents.items() if _is_masked(site["fn"])]
     if masked:
         raise ValueError(
-            f"model: expected latent sites without a mask; got {masked} under one, which takes the "
-            "density of what it hides away: nothing would hold those draws. Mask observed sites "
-            "only; instead of obs_mask, give what is missing a sample site of its own"
+            f"model: expected latent sites without a mask; got {masked} under one, which removes "
+            "the density of what it hides, so that nothing would hold those draws. Mask observed "
+            "sites only; instead of obs_mask, give what is missing a sample site of its own"
         )
     return latents
 
 
 def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
-    """Check that the guide draws every latent of the model, as the model has it.
+    """Check that the guide draws every latent of the model, in the model's shapes and plates.
 
     Raises:
         ValueError: naming the sites and what to do.
@@ -128,7 +129,7 @@ def _described(sizes: tuple[int, int] | None) -> str:
 def _is_scaled_by(scale: Any, expected: float) -> bool:
     if scale is None or is_identically_one(scale):
         return expected == 1.0
-    # Plates multiply plain numbers; an array comes from a handler.
+    # Plates give plain numbers; an array comes from a scale handler.
     return isinstance(scale, int | float) and math.isclose(scale, expected, rel_tol=1e-6)
 
 
@@ -137,8 +138,8 @@ def _is_masked(fn: Distribution) -> bool:
 
 
 def num_rows(trace: dict[str, Any], frame: Any) -> int:
-    """How many rows the plate of a frame has, drawn or not."""
-    # Plates inside control flow leave no trace, and are not subsampled.
+    """Number of rows of a frame's plate, drawn or not."""
+    # Plates inside control flow are not in the trace, and are never subsampled.
     return trace[frame.name]["args"][0] if frame.name in trace else frame.size
 
 
@@ -164,7 +165,7 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
 
 
 def check_subsampling(block: Block, sites: dict[str, Site]) -> None:
-    """Rows that are left out need an entropy too, which only independence of rows gives."""
+    """Raise unless rows that are not drawn have an entropy, for which rows must be independent."""
     for name in (*block.sites, *block.parents):
         for frame in sites[name].frames:
             if frame.size == frame.full_size or frame.name in block.plates:

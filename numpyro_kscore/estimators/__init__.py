@@ -1,9 +1,9 @@
 """Score estimation from samples: the general estimator, and the published ones by name."""
 
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
+from numpyro_kscore.estimators._contract import AtSamples
 from numpyro_kscore.estimators._density import KernelExponentialFamily
 from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.estimators._fitting import AtSamples
 from numpyro_kscore.estimators._info import ScoreInfo, Selection
 from numpyro_kscore.estimators._presets import (
     kef,

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_kscore._util.checks import as_points, check_choice, with_jax_leaves
+from numpyro_kscore._util.checks import as_points, with_jax_leaves
 from numpyro_kscore._util.sharding import divides, num_shards
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
@@ -23,7 +23,7 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._solvers import Krylov
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["check_context", "check_debias", "check_settings"]
+__all__ = ["check_context", "check_settings"]
 
 PARTS = (
     ("kernel", Kernel, "kernel: expected a kernel such as CurlFree(IMQ()) or Diagonal(Gaussian())"),
@@ -102,16 +102,6 @@ def _check_rows(settings: FitSettings, num_samples: int) -> None:
         raise ValueError(
             f"samples: expected a multiple of {num_shards(sharding)} with landmarks, as many for "
             f"every device; got {num_samples}. Leave some out"
-        )
-
-
-def check_debias(debias: Any, subset: Subset | None) -> None:
-    """Raise ``ValueError`` unless ``debias`` is known, and None with a subset."""
-    check_choice("debias", debias, (None, "jackknife"))
-    if debias is not None and subset is not None:
-        raise ValueError(
-            "debias: expected None with a subset, whose halves would be other operators; got "
-            f"{debias!r}. Use debias=None"
         )
 
 

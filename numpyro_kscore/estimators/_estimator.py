@@ -7,7 +7,8 @@ arrays, which can be returned from ``jit`` and mapped over by ``vmap``.
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, Self
 
 import jax
 from jax.sharding import NamedSharding
@@ -18,9 +19,10 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base, make_base
-from numpyro_kscore.estimators._checks import check_context, check_debias, check_settings
+from numpyro_kscore.estimators._checks import check_context, check_settings
+from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
-from numpyro_kscore.estimators._fitting import AtSamples, fit_at_samples, fit_score
+from numpyro_kscore.estimators._fitting import fit_at_samples, fit_score
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._score import Score
 from numpyro_kscore.estimators._settings import FitSettings
@@ -38,7 +40,7 @@ FEWEST_TO_SPLIT = 8
 
 
 @pytree
-class ScoreEstimator:
+class ScoreEstimator(GuideEstimator):
     """Nonparametric estimator of the score ``∇ log q`` from samples of q.
 
     ``ŝ = s0 - g(L̂) ζ'`` with ``ζ' = ζ + L̂ s0`` (Zhou, Shi and Zhu 2020, eq. 9, extended by the
@@ -153,17 +155,14 @@ class ScoreEstimator:
                 a subset, a base fitted to the samples and more samples than all pairs are kept of.
             TypeError: as :meth:`fit`; with a context, for an automatic strength or bandwidth.
         """
-        self.check_debias(debias)
+        check_choice("debias", debias, (None, "jackknife"))
         settings, samples, base = self._checked(samples, base_scores)
-        jackknife = debias == "jackknife" and samples.shape[0] >= FEWEST_TO_SPLIT
+        splits = samples.shape[0] >= FEWEST_TO_SPLIT
+        jackknife = self.resolve_debias(debias) == "jackknife" and splits
         if context is not None:
             context = check_context(context, samples.shape[0], settings, self.base)
             context = place(context, settings.sharding)
         return fit_at_samples(settings, samples, base, context, jackknife)
-
-    def check_debias(self, debias: str | None) -> None:
-        """Raise ``ValueError`` unless :meth:`at_samples` takes this ``debias``."""
-        check_debias(debias, self.subset)
 
     def _checked(self, samples: Any, base_scores: Any) -> tuple[FitSettings, jax.Array, Base]:
         """The input of a fit, checked."""
@@ -185,3 +184,32 @@ class ScoreEstimator:
         if base_scores is not None:
             base_scores = place(as_points("base_scores", base_scores), sharding)
         return settings, samples, make_base(self.base, samples, base_scores)
+
+    # What an objective asks: GuideEstimator.
+
+    def resolve_debias(self, debias: str | None) -> str | None:
+        if self.subset is None:
+            return super().resolve_debias(debias)
+        if debias == "jackknife":
+            raise ValueError(
+                f"debias: expected None with a subset, whose halves would be other operators; got "
+                f"{debias!r}. Use debias=None"
+            )
+        return None
+
+    def in_objective(self, base: str | None, sharding: NamedSharding | None) -> Self:
+        own_base = "gaussian" if base == "gaussian" else None
+        own_sharding = self.sharding if sharding is None else sharding
+        return dataclasses.replace(self, base=own_base, sharding=own_sharding)
+
+    def follow(
+        self,
+        state: None,
+        key: jax.Array,
+        samples: Any,
+        base_scores: Any = None,
+        *,
+        debias: str | None = None,
+        context: Any = None,
+    ) -> tuple[AtSamples, None]:
+        return self.at_samples(samples, base_scores, debias=debias, context=context), state

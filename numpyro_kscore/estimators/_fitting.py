@@ -7,7 +7,6 @@ Each is compiled as a whole, from settings and samples that
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base import Base
-from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._contract import AtSamples
 from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.estimators._problem import Problem, make_problem
 from numpyro_kscore.estimators._score import Score
@@ -24,29 +23,7 @@ from numpyro_kscore.estimators._subset import field_by_rows
 from numpyro_kscore.kernels._pairwise import Expansion
 from numpyro_kscore.solvers._operator import Solution
 
-__all__ = ["AtSamples", "fit_at_samples", "fit_score"]
-
-
-class AtSamples(NamedTuple):
-    """An estimate at the samples.
-
-    Attributes:
-        residual: ``ŝ - s0``, (n, d).
-        scores: ŝ, (n, d).
-        info: how the fit went.
-        coordinates: the coordinates of the fit.
-        nearest: squared distance of samples to their nearest other, in standardized units and
-            with the context in it; of 1024 samples, evenly spaced, where there are too many for
-            all pairs.
-        nearest_context: the same of the context alone, or None without one.
-    """
-
-    residual: jax.Array
-    scores: jax.Array
-    info: ScoreInfo
-    coordinates: Coordinates
-    nearest: jax.Array
-    nearest_context: jax.Array | None = None
+__all__ = ["fit_at_samples", "fit_score"]
 
 
 @jax.jit

@@ -1,11 +1,11 @@
-"""A density learned from a simulator of functions, by denoising: once, before inference.
+"""A density learned from a simulator of functions by denoising, once and before inference.
 
-Values of simulated functions at some points are often no Gaussian vector: of piecewise-constant
-functions neighbors are equal but for a few jumps. Draws of a simulator cost little, so a network
-can be trained on as many as it takes, where a kernel estimate is confined to some hundred draws.
-And the white noise that makes a density of the values is known, so its score needs no derivative
-of an unknown: the best guess of the noise, given the noisy values, is the score times the negative
-variance of the noise (Vincent 2011).
+Values of simulated functions at some points are often not a Gaussian vector: for piecewise-constant
+functions, neighbors are equal except at a few jumps. Draws of a simulator cost little, so a network
+can be trained on as many as it needs, where a kernel estimate is limited to some hundred draws.
+Also, the white noise that gives the values a density is known, so the score can be learned without
+derivatives of an unknown function: the best guess of the noise, given the noisy values, is the
+score times the negative variance of the noise (Vincent 2011).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = ["LearnedPrior", "LearnedPriorInfo", "draw_functions", "learn_prior"]
 
 Sampler = Callable[[jax.Array, jax.Array], jax.Array]
 
-# Draws behind the Gaussian that the network starts from, and behind the held-out losses.
+# Number of draws for the Gaussian that the network starts from, and for the held-out losses.
 MOMENT_DRAWS, HELD_OUT_DRAWS = 10_000, 4_000
 
 
 class LearnedPriorInfo(NamedTuple):
-    """How training went, as data.
+    """Report of the training of a :class:`LearnedPrior`.
 
-    A loss is the mean square error of the guessed noise in units of the jitter squared, for one
-    point: 1 is no guess, and the exact score has the least there is, which is not 0.
+    A loss is the mean square error of the guessed noise, per point, in units of the jitter squared:
+    1 means nothing learned; the exact score has the smallest loss, which is above 0.
 
     Attributes:
-        losses: at every step, (num_steps,); NaN where a step was skipped.
-        held_out: at draws that were not trained on.
-        gaussian: at the same draws, of the Gaussian with the prior's mean and covariance. If the
-            two hardly differ, the prior is Gaussian, or the network has learned nothing.
+        losses: losses at every step, (num_steps,); NaN where a step was skipped.
+        held_out: loss at draws that were not trained on.
+        gaussian: loss, at the same draws, of the Gaussian with the prior's mean and covariance. If
+            the two hardly differ, the prior is Gaussian, or the network has learned nothing.
     """
 
     losses: jax.Array
@@ -60,19 +60,19 @@ class LearnedPriorInfo(NamedTuple):
 
 
 class LearnedPrior(Distribution):
-    """Values of random functions at some points, with a density that was learned.
+    """The distribution of a random function's values at some points, with a learned density.
 
-    ``log p(f) = log N(f) + u(f) + constant``, N the Gaussian with the mean and covariance of the
-    values, jitter included, and u a perceptron. Made by :func:`learn_prior`.
+    ``log p(f) = log N(f) + u(f) + constant``, where N is the Gaussian with the mean and covariance
+    of the values, jitter included, and u is a perceptron. :func:`learn_prior` makes it.
 
     Attributes:
-        points: inputs, (m, ...), that it is the prior at, in this order and no others.
+        points: inputs, (m, ...); the distribution is that of values at these, in this order.
         jitter: standard deviation of the white noise in the values.
         loc: mean of the values, (m,).
         root: symmetric root of their covariance, (m, m).
-        inverse_root: its inverse.
+        inverse_root: inverse of the root.
         layers: weights and biases of u.
-        info: how training went.
+        info: report of the training.
         sampler: the simulator.
     """
 
@@ -99,7 +99,7 @@ class LearnedPrior(Distribution):
         super().__init__((), loc.shape, validate_args=validate_args)
 
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Functions of the simulator, not of what was learned, with the noise."""
+        """Values of the simulator's functions with the noise; the learned density is not used."""
         count = 1
         for size in sample_shape:
             count *= size
@@ -136,16 +136,16 @@ def learn_prior(
 ) -> LearnedPrior:
     """Learn the density of a simulator's functions at some points, with white noise added.
 
-    Minimizes ``E|s(g + σε) + ε/σ|²`` over draws g of the simulator, new at every step, and noise
-    ε: denoising score matching (Vincent 2011). The score s is the gradient of a Gaussian's log
-    density plus a perceptron, in coordinates in which the covariance is the identity. The output
-    layer starts at zero, so training starts from the Gaussian::
+    The method is denoising score matching (Vincent 2011): it minimizes ``E|s(g + σε) + ε/σ|²`` over
+    noise ε and draws g of the simulator, which are new at every step. The score s is the gradient
+    of a Gaussian's log density plus a perceptron, in coordinates in which the covariance is the
+    identity. The output layer starts at zero, so training starts from the Gaussian::
 
         prior = learn_prior(random.key(0), steps, jnp.concatenate([x, grid]), jitter=0.1)
 
 
         def model(x, y, grid):
-            at = measure(x, pool=grid)  # all of both, in this order
+            at = measure(x, pool=grid)  # all points of both, in this order
             f = numpyro.sample("f", prior)
 
     The guide needs the same noise: ``dist.Normal(network(at.points), jitter)``. A smaller jitter
@@ -157,21 +157,21 @@ def learn_prior(
         points: inputs, (m, ...).
         jitter: σ, standard deviation of the noise, in units of the values.
         hidden_dims: widths of the hidden layers, at least one.
-        num_steps: of Adam, with a step size that falls to zero along a cosine. One whose
+        num_steps: steps of Adam, with a step size that falls to zero along a cosine. A step whose
             gradient is not finite is skipped.
-        batch_size: functions a step.
-        learning_rate: the first.
+        batch_size: functions in a step.
+        learning_rate: the first step size.
 
     Returns:
         A distribution of event shape (m,). Compare ``info.held_out`` with ``info.gaussian``.
 
     Raises:
         ImportError: if optax is not installed.
-        TypeError: for counts that are no integers.
+        TypeError: for counts that are not integers.
         ValueError: for values of another shape than (m,), or numbers that are not positive.
 
-    Cost: num_steps passes forth and back over the network and its gradient: 20 s on one core for
-    31 points and 4 000 steps.
+    Cost: num_steps forward and backward passes over the network and its gradient; 20 s on one core
+    for 31 points and 4 000 steps.
     """
     if not isinstance(hidden_dims, list | tuple) or not hidden_dims:
         raise TypeError(
@@ -235,13 +235,13 @@ def _learn(
     jitter = jnp.asarray(jitter, dtype)
     mean = jnp.mean(draws, axis=0)
     centered = draws - mean
-    # The noise's share is known, and keeps the covariance from being singular.
+    # The noise's part is known, and keeps the covariance from being singular.
     covariance = centered.T @ centered / MOMENT_DRAWS + jitter**2 * jnp.eye(dim, dtype=dtype)
     values, vectors = eigh(covariance)
-    # Rounding may leave an eigenvalue below the least that there can be.
+    # Rounding may leave an eigenvalue below the noise's variance, the lower bound.
     deviations = jnp.sqrt(jnp.maximum(values, jitter**2))
-    # The symmetric root leaves every coordinate near its own point, and a Cholesky factor does not:
-    # with that the score of functions with jumps was off by .54 of its mean square, not by .11
+    # The symmetric root leaves every coordinate near its own point; a Cholesky factor does not, and
+    # with it the score of functions with jumps was off by .54 of its mean square instead of .11
     # (31 points, 4 000 steps).
     root = (vectors * deviations) @ vectors.T
     inverse_root = (vectors / deviations) @ vectors.T
@@ -258,11 +258,11 @@ def _learn(
         return take_step(adam, lambda at: loss_of(at, key, batch_size), layers, moments, rate)
 
     start = init_layers(init_key, (dim, *hidden_dims, 1), dtype)
-    share = jnp.arange(num_steps) / num_steps
-    rates = (learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * share))).astype(dtype)
+    fraction = jnp.arange(num_steps) / num_steps
+    rates = (learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * fraction))).astype(dtype)
     keys = random.split(train_key, num_steps)
     (layers, _), losses = lax.scan(step, (start, adam.init(start)), (keys, rates))
-    # One after the other in one loop: written twice it would be compiled twice.
+    # Both in one loop: two calls would be compiled twice.
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), layers, start)
     held_out, gaussian = lax.map(lambda each: loss_of(each, test_key, HELD_OUT_DRAWS), both)
     info = LearnedPriorInfo(losses, held_out, gaussian)
@@ -270,7 +270,7 @@ def _learn(
 
 
 def _log_density(layers: Layers, z: jax.Array) -> jax.Array:
-    """In coordinates (..., m) in which the covariance is the identity: (...)."""
+    """Log density at coordinates (..., m) in which the covariance is the identity: (...)."""
     return network(layers, z)[..., 0] - 0.5 * jnp.sum(z * z, axis=-1)
 
 

@@ -1,10 +1,10 @@
 """Inference over functions: their values at measurement points are an ordinary latent site.
 
-A random function has no density, but its values at m points do, and two random functions are equal
-if they are so at all finite sets of points. So the latent of a model is the vector f of values at a
-*measurement set*, drawn anew at every step: rows of the data, where the likelihood is, and other
-points, where only the prior is. The guide is any network with noise, evaluated there; the prior
-any distribution of f, such as a Gaussian process, or a sampler::
+A random function has no density, but its values at m points do, and two random functions have the
+same distribution if their values do at all finite sets of points. So the latent of a model is the
+vector f of values at a *measurement set*, drawn anew at every step: rows of the data, which have a
+likelihood, and other points, which have only the prior. The guide is any network with noise,
+evaluated there; the prior is any distribution of f, such as a Gaussian process, or a sampler::
 
     def model(x, y, pool):
         at = measure(x, 20, pool, 10)                   # 20 rows of the data, 10 points of the pool
@@ -23,7 +23,8 @@ any distribution of f, such as a Gaussian process, or a sampler::
 The objective is that of Sun, Zhang, Shi and Grosse (2019), *Functional variational Bayesian neural
 networks*: the log likelihood of the rows times N/B, less KL(q(f) || p(f)) at the measurement set.
 With all rows in every set it is a lower bound of the evidence, for any further points. With a
-minibatch it is not: all data are paid for by the information in a few values (docs/functions).
+minibatch it is not: the likelihood counts all data, but the divergence is that of a few values only
+(docs/functions).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Measurement(NamedTuple):
 
     Attributes:
         points: inputs at which functions are evaluated, (B + M, ...): rows of the data first.
-        rows: which rows of the data they are, (B,).
-        data: the plate of those rows; what is observed in it counts N/B times.
+        rows: indices of those rows in the data, (B,).
+        data: the plate of those rows; observations in it count N/B times.
     """
 
     points: jax.Array
@@ -74,24 +75,24 @@ def measure(
 ) -> Measurement:
     """Draw a measurement set: a minibatch of the data, and points of a pool.
 
-    Call it first in model and guide, with the same arguments: both then see the same set, and so
-    do all particles of a step of :class:`~numpyro_kscore.ImplicitELBO`, while every step sees
-    another. It is made of two subsampled plates, so nothing but NumPyro is behind it.
+    Call it first in model and guide, with the same arguments. Both then see the same set, and so do
+    all particles of a step of :class:`~numpyro_kscore.ImplicitELBO`; each step sees a new set. It
+    is made of two subsampled plates, which are plain NumPyro.
 
     Args:
         x: inputs of the data, (N, ...).
         batch_size: B, rows of the data in a set; all by default.
-        pool: further inputs, (K, ...), such as many draws of a law on the region where functions
-            matter, or a test set's inputs; none by default.
+        pool: further inputs, (K, ...), such as many draws from the region where functions matter,
+            or a test set's inputs; none by default.
         num_points: M, points of the pool in a set; all by default.
-        name: of the plate of the data. That of the pool is ``name_pool``.
+        name: name of the plate of the data. The plate of the pool is ``name_pool``.
 
     Returns:
         The points, (B + M, ...), rows of the data first, and the plate of those rows.
 
     Raises:
-        TypeError: for counts that are no integers.
-        ValueError: for counts beyond what there is, or inputs of different shapes.
+        TypeError: for counts that are not integers.
+        ValueError: for counts above the number of inputs, or inputs of different shapes.
     """
     x = _inputs("x", x)
     batch_size = _count("batch_size", batch_size, x.shape[0])
@@ -125,24 +126,24 @@ def sampled_prior(
     jitter: Any,
     estimator: ScoreEstimator | None = None,
 ) -> KernelExponentialFamily:
-    """A prior of nearly Gaussian functions of which only draws are at hand, at some points.
+    """A prior for nearly Gaussian functions that can only be drawn, by their values at some points.
 
-    The draws are new at every step and the same for all particles of it, and the points may be
-    others at every step; nobody differentiates the draws. Functions may have no density even at
+    The draws are new at every step and the same for all particles of it; they are not
+    differentiated. The points may change from step to step. Functions may have no density even at
     finitely many points, so white noise is added, which the guide needs too:
     ``dist.Normal(network(points), jitter)``.
 
-    A few hundred draws give the covariance, and little beyond it: of piecewise-constant functions
-    the estimate acted like the Gaussian of the same covariance. For functions far from Gaussian,
-    at points that stay the same, use :func:`~numpyro_kscore.functions._learned_prior.learn_prior`.
+    A few hundred draws give the covariance and little more: for piecewise-constant functions the
+    estimate acted like the Gaussian of the same covariance. For functions far from Gaussian, at
+    points that stay the same, use :func:`~numpyro_kscore.functions.learn_prior`.
 
     Args:
         sampler: ``(key, points (m, ...)) -> values (m,)`` of one random function.
         points: inputs, (m, ...).
-        num_draws: functions behind an estimate, several times m.
+        num_draws: number of functions the estimate is made from, several times m.
         jitter: standard deviation of the noise, in units of the values.
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` with a Gaussian base; the default
-            leaves the Gaussian no further than held-out functions support.
+            departs from the Gaussian only as far as held-out functions support.
 
     Returns:
         A distribution of the values, event shape (m,), known up to a constant.
@@ -172,5 +173,5 @@ def _count(name: str, count: int | None, size: int) -> int:
         return size
     check_count(name, count)
     if count > size:
-        raise ValueError(f"{name}: expected at most the {size} that there are; got {count}")
+        raise ValueError(f"{name}: expected at most the number of inputs, {size}; got {count}")
     return int(count)

@@ -1,82 +1,69 @@
 """Sliced score matching: a neural network as score estimator, the parametric baseline.
 
-Needs optax, which the extra ``examples`` brings.
+It needs optax, which the extra ``examples`` installs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import random
+from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import (
     STANDARDIZE_CHOICES,
     Coordinates,
     make_whitening,
     standardize_samples,
 )
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.sliced._network import (
-    Layers,
     NeuralInfo,
     NeuralScore,
     init_layers,
     residual_at,
     score_at,
 )
+from numpyro_kscore.sliced._state import SlicedState, in_coordinates
 from numpyro_kscore.sliced._training import make_adam, select, train
 
-__all__ = ["SlicedScoreMatching", "SlicedState"]
+__all__ = ["SlicedScoreMatching"]
 
 
 @pytree
-class SlicedState:
-    """A network that is being trained: all arrays, so it can be a carry or a mutable site.
-
-    Attributes:
-        layers: weights and biases.
-        optimizer: the moments of Adam.
-        coordinates: of the last samples; the network lives in these.
-        loss: at the last step, NaN if that step was skipped.
-    """
-
-    layers: Layers
-    optimizer: Any
-    coordinates: Coordinates
-    loss: jax.Array
-
-
-@pytree
-class SlicedScoreMatching:
+class SlicedScoreMatching(GuideEstimator):
     """A perceptron fitted by sliced score matching (Song, Garg, Shi and Ermon 2019).
 
-    ``ŝ = s0 + f`` in standardized coordinates, with f the network. The output layer starts at
-    zero, so training starts from the base score, by default the Gaussian's. Nothing regularizes
-    f but the number of steps: with few samples the loss falls without end, and the network
-    concentrates on them.
+    ``ŝ = s0 + f`` in standardized coordinates, where f is the network. The output layer starts at
+    zero, so training starts from the base score, by default the Gaussian's. Only the number of
+    steps regularizes f: with few samples the loss falls without end, and the network concentrates
+    on them.
 
-    As :meth:`fit` it is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. As :meth:`init`,
-    :meth:`update` and :meth:`score` it follows a distribution that changes slowly, such as a
-    guide in training, at one gradient step (or a few) for each new set of draws::
+    :meth:`fit` is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. :meth:`init`,
+    :meth:`update` and :meth:`score` follow a distribution that changes slowly, such as a guide in
+    training, at one gradient step (or a few) for each new set of draws::
 
         state = estimator.init(key, dim)
         for key, samples in ...:                        # or lax.scan
             state = estimator.update(state, key, samples)
         estimator.score(state, x)
 
-    Those three are pure, and the state keeps its structure, shapes and dtypes.
+    These three are pure, and the state keeps its structure, shapes and dtypes.
 
     Args:
         hidden_dims: widths of the hidden layers, at least one.
         num_steps: training steps of :meth:`fit`.
-        learning_rate: of Adam; :meth:`fit` lets it fall to zero along a cosine, :meth:`update`
-            keeps it.
-        num_projections: random directions a sample and step.
-        batch_size: samples a step of :meth:`fit`, drawn anew with replacement; all if None.
+        learning_rate: step size of Adam; it falls to zero along a cosine in :meth:`fit`, and is
+            constant in :meth:`update`.
+        num_projections: random directions for each sample and step.
+        batch_size: samples in a step of :meth:`fit`, drawn anew with replacement; all if None.
         standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
             ``"none"`` centers them only.
         base: ``"gaussian"`` adds the score ``-z`` of the standard Gaussian in standardized
@@ -119,7 +106,7 @@ class SlicedScoreMatching:
             key: random key, for weights, directions and batches.
             samples: i.i.d. draws, (n, d), n ≥ 2, in any units.
             base_scores: values of another base score at the samples, (n, d), in 1/units; needs
-                ``base=None``. Away from the samples only the residual is then known.
+                ``base=None``. Away from the samples only the residual is known then.
 
         Returns:
             The fitted score. Numerical trouble is reported in ``score.info``, never raised.
@@ -136,12 +123,12 @@ class SlicedScoreMatching:
         return _fit(self, key, samples, base_scores)
 
     def init(self, key: jax.Array, dim: int, dtype: Any = None) -> SlicedState:
-        """A state for draws of ``dim`` dimensions, before it has seen any.
+        """The state before the first draws of ``dim`` dimensions.
 
         Args:
             key: random key, for the weights.
             dim: d.
-            dtype: of the draws; JAX's default if None.
+            dtype: dtype of the draws; JAX's default if None.
 
         Raises:
             ImportError: if optax is not installed.
@@ -168,13 +155,13 @@ class SlicedScoreMatching:
         *,
         num_steps: int = 1,
     ) -> SlicedState:
-        """Follow the draws: standardize anew, then take gradient steps on all of them.
+        """The state after gradient steps on all draws, in coordinates standardized anew.
 
         A step whose gradient is not finite is skipped, and samples that are not finite leave the
         coordinates as they are: the state stays usable, and ``loss`` is NaN.
 
         Args:
-            state: as :meth:`init` or this method returned it.
+            state: result of :meth:`init` or of this method.
             key: random key, for the directions.
             samples: draws, (n, d), n ≥ 2.
             base_scores: as for :meth:`fit`.
@@ -197,6 +184,55 @@ class SlicedScoreMatching:
         """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
         return residual_at(state.layers, state.coordinates, self._points(state, x))
 
+    # What an objective asks: GuideEstimator.
+
+    is_stateful = True
+
+    def resolve_base(self, base: str | None) -> str | None:
+        if base in ("model", "moments"):
+            raise ValueError(
+                "base: expected 'gaussian' or None with SlicedScoreMatching(); got "
+                f"{base!r}. A network that lags behind the guide runs away from a base that "
+                "does not"
+            )
+        return self.base if base == "auto" else base
+
+    def resolve_debias(self, debias: str | None) -> None:
+        if debias == "jackknife":
+            raise ValueError(
+                "debias: expected None with SlicedScoreMatching(), whose network is trained on "
+                f"from step to step and not fitted anew to halves; got {debias!r}. Leave debias out"
+            )
+
+    def in_objective(self, base: str | None, sharding: NamedSharding | None) -> Self:
+        return dataclasses.replace(self, base=base)
+
+    def follow(
+        self,
+        state: SlicedState,
+        key: jax.Array,
+        samples: Any,
+        base_scores: Any = None,
+        *,
+        debias: str | None = None,
+        context: Any = None,
+    ) -> tuple[AtSamples, SlicedState]:
+        self.resolve_debias(debias)
+        if context is not None:
+            raise ValueError(
+                "context: expected None with SlicedScoreMatching(), which estimates no conditional "
+                f"score; got shape {jnp.shape(context)}. Use a ScoreEstimator"
+            )
+        state = self.update(state, key, samples, base_scores)
+        residual = self.residual(state, samples)
+        if base_scores is None:
+            scores = self.score(state, samples)
+        else:
+            scores = base_scores + residual
+        z = state.coordinates.to_kernel(samples)
+        nearest = nearest_squared(squared_distances(z, z, cancels(z)))
+        return AtSamples(residual, scores, None, state.coordinates, nearest), state
+
     def _points(self, state: SlicedState, x: Any) -> jax.Array:
         mean = state.coordinates.mean
         return as_points("x", x, dim=mean.shape[0]).astype(mean.dtype)
@@ -209,7 +245,7 @@ class SlicedScoreMatching:
             return samples, None
         if self.base is not None:
             raise ValueError(
-                f"base_scores: expected base=None beside given values; got base={self.base!r}. "
+                f"base_scores: expected base=None with given values; got base={self.base!r}. "
                 "Drop one of the two"
             )
         values = as_points("base_scores", base_scores, dim=samples.shape[1])
@@ -236,7 +272,7 @@ def _fit(
         train_key,
         start.layers,
         start.optimizer,
-        *_in_coordinates(estimator, coordinates, samples, base_scores),
+        *in_coordinates(estimator.base, coordinates, samples, base_scores),
         rates.astype(samples.dtype),
         estimator.num_projections,
         estimator.batch_size,
@@ -269,22 +305,9 @@ def _update(
         key,
         state.layers,
         state.optimizer,
-        *_in_coordinates(estimator, coordinates, samples, base_scores),
+        *in_coordinates(estimator.base, coordinates, samples, base_scores),
         jnp.full(num_steps, estimator.learning_rate, dtype),
         estimator.num_projections,
         None,
     )
     return SlicedState(layers, optimizer, coordinates, losses[-1])
-
-
-def _in_coordinates(
-    estimator: SlicedScoreMatching,
-    coordinates: Coordinates,
-    samples: jax.Array,
-    base_scores: jax.Array | None,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Samples and base scores in the network's coordinates, (n, d) each or None."""
-    z = coordinates.to_kernel(samples)
-    if base_scores is not None:
-        return z, coordinates.scores_to_kernel(base_scores)
-    return z, None if estimator.base is None else -z

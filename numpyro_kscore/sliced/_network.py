@@ -1,4 +1,4 @@
-"""A network as a score: what sliced score matching fits, and how it is evaluated."""
+"""A network as a score: its layers, and the fitted score they make."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def init_layers(key: jax.Array, widths: tuple[int, ...], dtype: Any) -> Layers:
 
 
 def network(layers: Layers, z: jax.Array) -> jax.Array:
-    """A perceptron, (m, d) -> (m, d). Smooth, since its Jacobian is what is trained."""
+    """A perceptron, (m, d) -> (m, d); smooth, because its Jacobian is trained."""
     for weight, bias in layers[:-1]:
         z = jax.nn.silu(z @ weight + bias)
     weight, bias = layers[-1]
@@ -46,23 +46,23 @@ def network(layers: Layers, z: jax.Array) -> jax.Array:
 
 
 def residual_at(layers: Layers, coordinates: Coordinates, x: jax.Array) -> jax.Array:
-    """What the network says at points (m, d) in the samples' coordinates: (m, d)."""
+    """The network's score at points (m, d), in the samples' coordinates: (m, d)."""
     return coordinates.scores_from_kernel(network(layers, coordinates.to_kernel(x)))
 
 
 def score_at(base: str | None, layers: Layers, coordinates: Coordinates, x: jax.Array) -> jax.Array:
-    """The same with the Gaussian base, or with none."""
+    """The score with its base, ``"gaussian"`` or None: (m, d) -> (m, d)."""
     z = coordinates.to_kernel(x)
     values = network(layers, z)
     return coordinates.scores_from_kernel(values if base is None else values - z)
 
 
 class NeuralInfo(NamedTuple):
-    """What happened in a fit by sliced score matching, as data.
+    """Report of a fit by sliced score matching.
 
     Attributes:
-        losses: the loss at every step, (num_steps,), in standardized coordinates and less a
-            constant; noisy, since directions and batches are drawn anew.
+        losses: the loss at every step, (num_steps,), in standardized coordinates and up to a
+            constant; noisy, because directions and batches are drawn anew.
         finite: whether the score is finite at all samples.
     """
 
@@ -80,15 +80,15 @@ class NeuralInfo(NamedTuple):
 
 @pytree
 class NeuralScore:
-    """A score given by a network, callable at any points.
+    """A score given by a network; it can be called at any points.
 
     Attributes:
         at_samples: the estimate at the samples, (n, d), in 1/units of the samples.
         info: how the fit went.
         layers: weights and biases.
         coordinates: the map to the network's coordinates.
-        base: what the network is added to: ``"gaussian"``, None, or ``"values"`` where it is
-            known at the samples only.
+        base: the score that the network is added to: ``"gaussian"``, None, or ``"values"`` if it
+            is known at the samples only.
     """
 
     layers: Layers

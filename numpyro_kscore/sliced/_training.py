@@ -22,13 +22,14 @@ def sliced_loss(
 ) -> jax.Array:
     """Score-matching loss by random projections: ``E[½|f|² + f·s0 + vᵀ(∇f)v]``.
 
-    The variance-reduced objective of Song, Garg, Shi and Ermon (2019), eq. 8, for a score
-    ``s0 + f``, less what does not depend on f. Directions with ``E[v vᵀ] = I`` make it unbiased.
+    This is the variance-reduced objective of Song, Garg, Shi and Ermon (2019), eq. 8, for a score
+    ``s0 + f``, without terms that do not depend on f. Directions with ``E[v vᵀ] = I`` make it
+    unbiased.
 
     Args:
         field: f, (m, d) -> (m, d), each row a function of the same row of its argument.
         x: draws, (m, d).
-        directions: v, (p, m, d): p projections a draw.
+        directions: v, (p, m, d): p projections for each draw.
         base_scores: s0 at the draws, (m, d); zero if None.
 
     Returns:
@@ -43,7 +44,7 @@ def sliced_loss(
 
 
 def make_adam(asker: str) -> Any:
-    """Adam without its step size, which may be traced; ``asker`` needs it, for the message."""
+    """Adam without its step size, which may be traced; ``asker`` is named in the error."""
     try:
         import optax
     except ImportError as error:
@@ -72,9 +73,9 @@ def train(
         moments: state of :func:`make_adam`.
         x: draws, (n, d), in the network's coordinates.
         base_scores: s0 at the draws, (n, d), in the same coordinates, or None.
-        rates: learning rates, one a step, (k,).
-        num_projections: directions a draw and step.
-        batch_size: draws a step, with replacement; all if None.
+        rates: learning rate of each step, (k,).
+        num_projections: directions for each draw and step.
+        batch_size: draws in a step, with replacement; all if None.
 
     Returns:
         Weights and biases, moments, and the loss at every step, (k,): NaN where it was skipped.
@@ -110,7 +111,7 @@ def take_step(
     moments: Any,
     rate: jax.Array,
 ) -> tuple[tuple[Layers, Any], jax.Array]:
-    """One step down a loss, and the loss before it; none, and NaN, at a gradient not finite."""
+    """One step of Adam, and the loss before it; no step, and NaN, if a gradient is not finite."""
     loss, gradient = jax.value_and_grad(loss_of)(layers)
     change, new_moments = adam.update(gradient, moments)
     moved = jax.tree.map(lambda w, c: w - rate * c, layers, change)
@@ -120,5 +121,5 @@ def take_step(
 
 
 def select(condition: jax.Array, new: Any, old: Any) -> Any:
-    """The one tree or the other."""
+    """The tree ``new`` where the condition holds, ``old`` elsewhere."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), new, old)

@@ -1,4 +1,4 @@
-"""Priors of functions that are known by draws: sampled anew at every step, or learned."""
+"""Priors of functions that can only be drawn: sampled anew at every step, or learned."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def sample_function(key, points):
 
 
 def test_score_of_a_sampled_prior_is_near_the_exact_one():
-    """Functions of a Gaussian process, which nobody is told, by the gradient of a whole model."""
+    """Draws from a Gaussian process, used as any draws; the gradient of a whole model is known."""
     points = X[:5]
     covariance = np.asarray(features(points) @ features(points).T, float) + JITTER**2 * np.eye(5)
     test = np.random.default_rng(0).multivariate_normal(np.zeros(5), covariance, 200)
@@ -51,8 +51,8 @@ def test_score_of_a_sampled_prior_is_near_the_exact_one():
     found = quick_jit(lambda x: jax.lax.map(gradient, {"loc": x}))(jnp.asarray(test, jnp.float32))
     # Moment scores have mean zero, so the gradient is that of the model alone.
     found = -found["loc"] - (np.asarray(Y[:5]) - test) / NOISE**2
-    # An inverse covariance of n draws in d dimensions is off by about (d + 1)/n = .015, and scores
-    # a hundredth of the jitter away by 1e-4.
+    # The inverse covariance of n draws in d dimensions is off by about (d + 1)/n = .015, and scores
+    # at a distance of a hundredth of the jitter by 1e-4.
     assert np.sum((found - exact) ** 2) < 3 * 0.015 * np.sum(exact**2)
 
 
@@ -84,7 +84,7 @@ def one_step(key, points):
 
 
 def covariances_of_one_step():
-    """Of the values given the gap that the jump is in, those at the ends among them, and shares."""
+    """Covariances of the values given the gap that the jump is in, and the gaps' probabilities."""
     left = np.arange(5) < np.arange(6)[:, None]
     same = (left[:, :, None] == left[:, None]).astype(float)
     gaps = np.diff(np.concatenate([[-1.0], EVEN[:, 0], [1.0]])) / 2
@@ -98,7 +98,7 @@ def log_density_of_one_step(f):
 
 
 def test_learned_prior_of_steps():
-    """Far better than the Gaussian of the same covariance, which knows no jumps."""
+    """Far better than the Gaussian of the same covariance, which has no jumps."""
     small = {"hidden_dims": (32, 32), "num_steps": 600, "batch_size": 128}
     learn = partial(learn_prior, sampler=one_step, points=EVEN, jitter=STEP_JITTER, **small)
     prior = quick_jit(learn)(random.key(0))
@@ -112,14 +112,14 @@ def test_learned_prior_of_steps():
     # The exact covariance, by the formula and in the prior.
     covariances, gaps = covariances_of_one_step()
     covariance = np.tensordot(gaps, covariances, 1)
-    # Six Monte-Carlo errors of a variance; every value by itself is Gaussian.
+    # Six Monte-Carlo errors of a variance; every single value is Gaussian.
     most = 6 * (2 / 1000) ** 0.5 * covariance.diagonal().max()
     np.testing.assert_allclose(np.cov(test.T), covariance, atol=most)
     np.testing.assert_allclose(prior.variance, np.diag(covariance), atol=most / 10**0.5)
 
     exact = quick_jit(jax.vmap(jax.grad(log_density_of_one_step)))(test)
 
-    # As an argument: a prior is a pytree.
+    # Passed as an argument: a prior is a pytree.
     @quick_jit
     def together(prior, f):
         return prior.log_prob(f), jax.vmap(jax.grad(prior.log_prob))(f.reshape(-1, 5))
@@ -134,8 +134,8 @@ def test_learned_prior_of_steps():
     learned = float(jnp.sum((scores - exact) ** 2) / jnp.sum(exact**2))
     assert learned < 0.2 * off
 
-    # The held-out loss is that of the exact score plus the error, both of it in units of 1/σ²; of
-    # 4000 × 5 squares the mean is known to 1 %, four times over.
+    # The held-out loss is the exact score's loss plus the error, both in units of 1/σ². The mean of
+    # 4000 × 5 squares has a standard error of 1 %; the tolerance is four of them.
     least = 1 - STEP_JITTER**2 * float(jnp.mean(exact**2))
     error = STEP_JITTER**2 * float(jnp.mean(exact**2))
     assert abs(prior.info.gaussian - (least + error * off)) < 0.04

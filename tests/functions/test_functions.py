@@ -97,7 +97,7 @@ def test_inputs_of_any_shape():
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ((X, 7), ValueError, "batch_size: expected at most the 6 that there are; got 7"),
+        ((X, 7), ValueError, "batch_size: expected at most the number of inputs, 6; got 7"),
         ((X, 2.0), TypeError, "batch_size: expected an integer; got 2.0"),
         ((X, 2, POOL, 201), ValueError, "num_points: expected at most the 200"),
         ((X, 2, None, 3), ValueError, "num_points: expected none without a pool; got 3"),
@@ -111,7 +111,7 @@ def test_measurement_errors(args, error, message):
 
 
 def test_rows_behind_latents_are_shared_and_others_are_not():
-    """A plate of the data alone is drawn anew for every particle, as without this module."""
+    """A plate of the data alone is drawn anew for every particle, as in plain NumPyro."""
 
     def shared(at_rows):
         def some_guide():
@@ -142,7 +142,7 @@ def test_rows_behind_latents_are_shared_and_others_are_not():
     names, of_step, of_particles = shared(at_rows=True)
     assert names == ("data",)
     assert of_step["data"].shape == (2,)
-    # No copy for every particle, from which a model would compute all as many times.
+    # Not copied for every particle; from copies a model would compute everything as often.
     assert of_particles == {}
     names, of_step, of_particles = shared(at_rows=False)
     assert names == ()

@@ -1,4 +1,4 @@
-"""Priors of which only draws are at hand."""
+"""Priors that can only be drawn."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def fixed_model(draws):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fresh", "fixed"])
 def test_posterior_under_a_simulated_prior(kind):
-    """The prior is Gaussian, which nobody is told, so the posterior is known."""
+    """The prior's draws are Gaussian, so the posterior is known."""
     args = ()
     if kind == "fixed":
         args = (jax.vmap(sampler)(random.split(random.key(9), 1000)),)
@@ -55,13 +55,13 @@ def test_posterior_under_a_simulated_prior(kind):
     precision = PRIOR_SD**-2.0 + NOISE**-2.0
     loc = (PRIOR_LOC * PRIOR_SD**-2.0 + Y * NOISE**-2.0) / precision
     sd = precision**-0.5
-    # Of 200 draws a step, or 1000 in all, the prior's mean is known to 3 % or 7 % of its sd.
+    # Draws, 200 in each step or 1000 in all, give the prior's mean to 7 % or 3 % of its sd.
     assert np.all(np.abs(np.mean(draws, axis=0) - loc) < 0.15 * sd)
     assert np.all(np.abs(np.std(draws, axis=0) / sd - 1) < 0.1)
 
 
 def test_draws_are_simulated_once_a_step():
-    """All particles see the same draws, and those of another step are others."""
+    """All particles of a step see the same draws, and each step sees new ones."""
 
     def model():
         center = random.normal(numpyro.prng_key(), (1,))

@@ -94,11 +94,12 @@ def test_median_and_quantiles(mixed):
     assert shapes_of(quantiles) == {name: (3, *shape) for name, shape in SHAPES.items()}
     assert shapes_of(guide.quantiles(params, 0.5)) == SHAPES
     for name in ("level", "scale", "effects", "matrix"):
-        # Between two draws of an even number of them the map to the support is not linear.
+        # The median of an even number of draws lies between two, where the map to the support is
+        # not linear.
         np.testing.assert_allclose(quantiles[name][1], median[name], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(np.sum(median["shares"]), 1.0, rtol=1e-5)
-    # The start is N(loc, .01) in every unconstrained coordinate, so its quantiles are known; those
-    # of 10 000 draws scatter by .0013 in the middle and .0017 at 10 and 90 %.
+    # The start is N(loc, .01) in every unconstrained coordinate, so its quantiles are known;
+    # quantiles of 10 000 draws scatter by .0013 in the middle and .0017 at 10 and 90 %.
     normal = dist.Normal(median["level"], 0.1)
     for level, value in zip(levels, quantiles["level"], strict=True):
         assert abs(value - normal.icdf(level)) < 5 * 0.003
@@ -168,7 +169,7 @@ def test_pickling_after_a_step():
     expected = guide.sample_posterior(KEY, params, sample_shape=(3,))
     for name, value in restored.sample_posterior(KEY, restored_params, sample_shape=(3,)).items():
         np.testing.assert_array_equal(value, expected[name])
-    # And it can be fitted further.
+    # The copy can be fitted further.
     svi = SVI(normal_model, restored, optax.adam(1e-2), svi.loss)
     state = svi.init(KEY, init_params=restored_params)
     assert np.isfinite(quick_jit(svi.update)(state)[1])

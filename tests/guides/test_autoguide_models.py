@@ -45,11 +45,12 @@ def test_dynamic_supports_hold_in_the_guide_and_in_its_draws():
         assert np.all(draws["place"] >= draws["low"])
         assert np.all(draws["place"] <= draws["low"] + draws["width"])
     for name in ("low", "width", "place"):
-        # Quartiles, since a log-normal's moments scatter too much; theirs is 1.4 sd/√n or so.
+        # Quartiles, because a log-normal's moments scatter too much; quartiles scatter by about
+        # 1.4 sd/√n.
         first, second = (np.quantile(d[name], [0.25, 0.5, 0.75]) for d in (drawn, called))
         spread = first[2] - first[0]
-        # Of two sets that is .02 of the spread, .04 at a log-normal's upper quartile; the largest
-        # of nine was .02 with this key, and .01 to .09 over twenty.
+        # For the difference of two sets that is .02 of the spread, .04 at a log-normal's upper
+        # quartile; the largest of nine was .02 with this key, and .01 to .09 over twenty keys.
         assert np.all(np.abs(first - second) < 0.1 * spread), name
 
 
@@ -91,7 +92,7 @@ def test_local_latents_are_refused():
 
 
 def test_improper_priors():
-    """What cannot be drawn from starts where NumPyro starts it."""
+    """A site with an improper prior, which cannot be drawn from, starts where NumPyro starts it."""
 
     def model(y):
         place = numpyro.sample("place", dist.ImproperUniform(constraints.real_vector, (), (2,)))
@@ -180,7 +181,7 @@ def test_blocked_models_in_a_list_of_guides():
     after, loss = quick_jit(svi.update)(state)
     assert np.isfinite(loss)
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), params, svi.get_params(after))
-    # All but the hidden layers, whose gradient is zero while the last layer is.
+    # All but the hidden layers, whose gradient is zero as long as the last layer is zero.
     still = [path for path, value in jax.tree.leaves_with_path(moved) if not value]
     assert all("auto_layers" in str(path) for path in still)
     draws = guide.sample_posterior(KEY, params, sample_shape=(4,))

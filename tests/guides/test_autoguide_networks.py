@@ -48,7 +48,7 @@ def test_starts_as_the_stated_gaussian(options):
     assert np.all(np.abs(mean_error) < 5 * 0.3 / NUM_DRAWS**0.5)
     assert np.all(np.abs(draws.std(0) / 0.3 - 1) < 5 / (2 * NUM_DRAWS) ** 0.5)
     assert np.all(np.abs(np.corrcoef(draws.T) - np.eye(3)) < 5 / NUM_DRAWS**0.5)
-    # A Gaussian's fourth moment is 3, that of 20 000 draws scatters by sqrt(96/n).
+    # A Gaussian's fourth moment is 3; for 20 000 draws it scatters by sqrt(96/n).
     kurtosis = np.mean(((draws - draws.mean(0)) / draws.std(0)) ** 4, axis=0)
     assert np.all(np.abs(kurtosis - 3) < 5 * (96 / NUM_DRAWS) ** 0.5)
 
@@ -127,14 +127,14 @@ def test_a_module_whose_parameters_numpyro_cannot_see_is_refused():
 )
 @pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
 def test_networks_with_a_wrong_output_are_refused(kind, network, shape):
-    """Also where it could be broadcast: one number would be the mean of all latents."""
+    """Even where it could be broadcast: one number would be the mean of all latents."""
     with pytest.raises(ValueError, match=rf"network: expected.*shape \(3,\).*got {shape}"):
         initialized(normal_model, guide=kind(normal_model, network=network))
 
 
 def test_too_little_noise_is_refused():
     guide = AutoImplicit(normal_model, noise_dim=2)
-    # The second time as well: the guide must not remember half of a refused set-up.
+    # At the second call too: the guide must not keep half of a refused set-up.
     for _ in range(2):
         with pytest.raises(ValueError, match=r"(?s)noise_dim: expected at least.*3; got 2"):
             initialized(normal_model, guide=guide)

@@ -71,9 +71,9 @@ def hand_written_guide():
     numpyro.sample("explicit", dist.Normal(loc, scale).to_event(1))
 
 
-# Of a fit's mean and sd, in posterior standard deviations. 4000 draws scatter a mean by .016 and an
-# sd by .011; to that come the noise of the last steps and, at 64 particles, an sd 2-4 % short. Over
-# three seeds the means of all sites were within .065 and the sds within .06.
+# Tolerance of a fit's mean and sd, in posterior standard deviations. 4000 draws scatter a mean by
+# .016 and an sd by .011; the last steps add noise, and with 64 particles the sd is 2-4 % too small.
+# Over three seeds the means of all sites were within .065 and the sds within .06.
 MEAN_TOLERANCE, SD_TOLERANCE = 0.12, 0.10
 
 
@@ -82,7 +82,8 @@ def check_regression(draws):
     assert np.all(np.abs(draws.mean(0) - MEAN) / sd < MEAN_TOLERANCE)
     assert np.all(np.abs(draws.std(0) / sd - 1) < SD_TOLERANCE)
     correlation = np.corrcoef(draws.T)[0, 1]
-    # 4000 draws scatter a correlation of -.82 by .005; over five keys and three fits within .016.
+    # 4000 draws scatter a correlation of -.82 by .005; over five keys and three fits it was within
+    # .016.
     assert abs(correlation - COVARIANCE[0, 1] / np.prod(sd)) < 0.04
 
 

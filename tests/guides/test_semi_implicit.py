@@ -24,15 +24,15 @@ def factor_model():
 
 
 def test_fewer_noise_than_latents_in_a_mixture():
-    """Two factors and independent rests: what a mixture over two dimensions of noise can be."""
+    """Two factors and independent residuals, as a mixture over two noise dimensions has."""
     guide = AutoSemiImplicit(factor_model, noise_dim=2, hidden_dims=(32,))
     optimizer = optax.adam(optax.cosine_decay_schedule(2e-2, 1500))
     svi = SVI(factor_model, guide, optimizer, ImplicitELBO())
     result = svi.run(random.key(0), 1500, progress_bar=False)
     draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(20_000,))["z"]
     sd = np.sqrt(np.diag(FACTOR_COVARIANCE))
-    # 20 000 draws scatter a mean by .007 sd and an sd by .005 of itself; the rest is the fit's.
-    # Over five keys means were within .02 sd, sds .01 to .04 short, correlations within .026.
+    # 20 000 draws scatter a mean by .007 sd and an sd by .5 %; the rest is the error of the fit.
+    # Over five keys means were within .02 sd, sds 1 to 4 % too small, correlations within .026.
     assert np.all(np.abs(np.mean(draws, axis=0) - np.arange(5.0)) < 0.04 * sd)
     assert np.all(np.abs(np.std(draws, axis=0) / sd - 1) < 0.07)
     expected = FACTOR_COVARIANCE / np.outer(sd, sd)

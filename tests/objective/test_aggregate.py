@@ -28,7 +28,7 @@ NOISE = 0.4
 
 
 def model(size=ROWS):
-    """A linear decoder of one code a row; the codes' prior is standard normal."""
+    """A linear decoder with one code for each row; the codes' prior is standard normal."""
     weight = numpyro.param("weight", 0.8)
     with numpyro.plate("rows", ROWS, subsample_size=size) as index:
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
@@ -71,8 +71,8 @@ def test_gradient_of_the_aggregate_objective(size, x64):
     found = jax.tree.map(lambda *leaves: np.stack(leaves), *[gradient(key) for key in keys])
     for name, expected in jax.grad(objective)(params).items():
         error = np.mean(found[name]) - expected
-        # Four standard errors; the moments of 320 draws at least are off by about 1/320, and so
-        # is the entropy's part of the gradient, of about 40/variance times the derivative.
+        # Four standard errors, and the bias: moments of at least 320 draws are off by about 1/320,
+        # and so is the entropy's part of the gradient, about 40/variance times the derivative.
         bias = 0.0 if name == "weight" else 2 * ROWS / (32 * size)
         assert abs(error) < 4 * np.std(found[name]) / np.sqrt(len(keys)) + bias, name
 
@@ -122,15 +122,16 @@ def test_codes_of_a_row_have_one_aggregate(x64):
     assert np.all(
         np.abs(gradient.mean(axis=0) - expected) < 4 * gradient.std(axis=0) / np.sqrt(50) + 0.1
     )
-    # Codes of evenly spaced rows are nearly Gaussian: their entropy is so to .02 a row.
+    # Codes of evenly spaced rows are nearly Gaussian: their entropy is that of a Gaussian to within
+    # .02 for each row.
     assert abs(np.mean(losses) - value) < 4 * np.std(losses) / np.sqrt(50) + 0.02 * ROWS
 
 
 def test_halves_of_the_rows_are_samples_of_the_same():
     """Rows may come sorted; the jackknife compares halves of the draws in their order."""
     part = Part(("z",), True, np.arange(200).reshape(100, 2), None, 1.0, {"rows": 100})
-    shuffled = Layout((), (part,), (), ()).pooled("rows").parts[0].rows
-    assert np.array_equal(shuffled[np.argsort(shuffled[:, 0])], part.rows)
+    shuffled = Layout((), (part,), (), ()).pooled("rows").parts[0].columns
+    assert np.array_equal(shuffled[np.argsort(shuffled[:, 0])], part.columns)
     # The mean row of a random half has a standard deviation of 2.9 about 49.5.
     for half in (shuffled[:50], shuffled[50:]):
         assert abs(np.mean(half[:, 0] // 2) - 49.5) < 9
@@ -156,7 +157,7 @@ def test_misuse_of_aggregates():
 
 
 def test_explicit_encoders_can_be_aggregated():
-    """The usual stochastic encoder: its own density is known, that of the aggregate is not."""
+    """The usual stochastic encoder: its own density is known, the aggregate's is not."""
 
     def encoder():
         slope = numpyro.param("slope", 0.5)
@@ -173,8 +174,8 @@ def test_explicit_encoders_can_be_aggregated():
         best = scipy.optimize.minimize(
             lambda v: float(objective({"slope": v[0], "weight": v[1], "spread": 0.3})), [0.5, 0.8]
         ).x
-    # Bias more than noise: over five keys the slope was .026 to .031 short, the weight .024 to .032
-    # over.
+    # Mostly bias: over five keys the slope was .026 to .031 too small, the weight .024 to .032 too
+    # large.
     assert abs(result.params["slope"] / best[0] - 1) < 0.1
     assert abs(result.params["weight"] / best[1] - 1) < 0.1
 
@@ -189,7 +190,7 @@ def banana():
 
 @pytest.mark.slow
 def test_a_network_follows_the_guide():
-    """Sliced score matching, one step of training for one of the guide."""
+    """Sliced score matching, with one training step for each step of the guide."""
     elbo = ImplicitELBO(estimator=SlicedScoreMatching((64, 64), learning_rate=3e-3))
     guide = AutoImplicit(banana)
     optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
@@ -217,7 +218,7 @@ def test_networks_need_a_place():
 
 
 def test_a_network_for_each_block():
-    """The guide's parameters start at random, and count as parameters all the same."""
+    """A network of its own for each block, of a guide whose parameters start at random."""
     mixed = AutoGuideList(banana)
     for name, other in (("x", "y"), ("y", "x")):
         part = handlers.block(banana, hide=[other])
@@ -231,8 +232,8 @@ def test_a_network_for_each_block():
 
 
 def test_networks_do_not_regress_on_the_model():
-    """Measured to run away: nothing holds a network that lags behind."""
-    with pytest.raises(ValueError, match=r"base: expected 'gaussian' or None beside Sliced"):
+    """Such a network lags behind the guide; fits with it were measured to run away."""
+    with pytest.raises(ValueError, match=r"base: expected 'gaussian' or None with Sliced"):
         ImplicitELBO(estimator=SlicedScoreMatching(), base="model")
 
 

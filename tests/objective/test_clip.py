@@ -58,10 +58,10 @@ def test_a_long_direction_is_shortened_to_the_limit():
     distance = 1e4
     (_, clipped), (_, free) = both_gradients(jnp.full(DIM, distance), jnp.ones(DIM))
     factor = clipped["loc"] / free["loc"]
-    # Every particle asks for a move of the distance, in units of the guide's sd of one. The sd is
-    # that of 128 draws, known to 1/sqrt(256): three times that.
+    # The direction at every particle is as long as the distance, in units of the guide's sd, one.
+    # The sd of 128 draws is known to 1/sqrt(256); the tolerance is three times that.
     np.testing.assert_allclose(factor, 4.0 * NOISE / (DIM * N**0.5) / distance, rtol=0.19)
-    # The direction is the same: everything is scaled alike.
+    # The direction is the same: everything is scaled by one factor.
     np.testing.assert_allclose(clipped["sd"], free["sd"] * factor, rtol=1e-3)
 
 
@@ -70,7 +70,7 @@ def test_a_short_direction_is_left_alone():
     assert clipped_loss == loss
     for name in ("loc", "sd"):
         assert np.all(free[name] != 0)
-        # One times it; what is around the product may be fused, and rounded, in another way.
+        # The factor is one; operations around the product may be fused and rounded differently.
         np.testing.assert_allclose(clipped[name], free[name], rtol=1e-6)
 
 

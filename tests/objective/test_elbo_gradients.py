@@ -46,7 +46,7 @@ PARAMS = {
 
 
 def linear_model(data):
-    """Linear in (weights, log scale): all is Gaussian in unconstrained coordinates."""
+    """Linear in (weights, log scale), so everything is Gaussian in unconstrained coordinates."""
     weights = numpyro.sample("weights", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     scale = numpyro.sample("scale", dist.LogNormal(0.3, 0.8))
     shift = numpyro.param("shift", 0.0)
@@ -77,7 +77,7 @@ EXACT = {"mean": PARAMS["loc"], "sd": PARAMS["sd"]}
 
 
 def gradients_over_keys(elbo, num_keys):
-    # With an estimate, the loop is worth compiling well.
+    # With a kernel estimate the loop runs long enough to be compiled with all optimizations.
     compile_ = quick_jit if isinstance(elbo.estimator, GaussianScore) else jax.jit
 
     @compile_
@@ -96,10 +96,10 @@ def test_gradient_with_the_exact_score_is_the_closed_form():
     exact_value, exact = quick_jit(jax.value_and_grad(exact_negative_elbo))(PARAMS)
     for name, values in gradients.items():
         standard_error = np.std(values, axis=0) / np.sqrt(500)
-        # Five standard errors; and they are small enough to see an error of a few per cent.
+        # Five standard errors, which are small enough to show an error of a few per cent.
         assert np.all(np.abs(np.mean(values, axis=0) - exact[name]) < 5 * standard_error), name
         assert np.linalg.norm(standard_error) < 0.02 * np.linalg.norm(exact[name]), name
-    # The reported loss is about right too: its entropy is made unbiased for Gaussians.
+    # The reported loss is nearly right too: its entropy estimate is unbiased for Gaussians.
     standard_error = np.std(losses) / np.sqrt(500)
     assert abs(np.mean(losses) - exact_value) < 5 * standard_error + 0.02
 
@@ -120,8 +120,9 @@ def relative_bias():
 
 
 def test_estimated_gradient_is_close_to_the_closed_form(relative_bias):
-    # Measured: 0.075 with standard error 0.011 at n = 32, then 0.048 at 64 and 0.036 at 128: what
-    # the jackknife leaves dies out as well. Four standard errors above the first.
+    # Measured: 0.075 with standard error 0.011 at n = 32, then 0.048 at 64 and 0.036 at 128, so the
+    # bias that the jackknife leaves vanishes with n as well. The limit is four standard errors
+    # above the first.
     bias, error = relative_bias["jackknife"]
     assert error < 0.015
     assert bias < 0.12
@@ -206,8 +207,8 @@ def test_reported_loss_at_the_posterior_is_minus_log_evidence(dim):
     elbo = ImplicitELBO(64, estimator=GaussianScore())
     run = quick_jit(lambda keys: lax.map(lambda key: elbo.loss(key, {}, model, guide), keys))
     losses = run(random.split(KEY, 40))
-    # The entropy estimate scatters by sqrt((1.6 + d/2)/n), as it says, and the mean log joint
-    # density by sqrt(d/2n); the bias left by the 32 sets behind the correction is in there.
+    # The entropy estimate scatters by sqrt((1.6 + d/2)/n), as documented, and the mean log joint
+    # density by sqrt(d/2n); this includes the error of the correction, which has 32 sets.
     entropy_sd, joint_sd = np.sqrt((1.6 + dim / 2) / 64), np.sqrt(dim / 128)
     standard_error = (entropy_sd + joint_sd) / np.sqrt(32)
     assert abs(np.mean(losses) + evidence) < 4 * standard_error

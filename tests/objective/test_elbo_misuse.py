@@ -152,7 +152,7 @@ def constant_implicit_guide():
     "guide", [constant_guide, constant_implicit_guide, AutoDelta(standard_model())]
 )
 def test_guides_without_noise_are_refused(guide):
-    """A point has no entropy: the fit would be the posterior's mode, and nothing would tell."""
+    """A point has no entropy: the fit would be the posterior's mode, without a warning."""
     svi = SVI(standard_model(), guide, optax.adam(1e-2), ImplicitELBO(FEW))
     state = svi.init(KEY)
     with pytest.raises(ValueError, match=r"(?s)expected.*got.*'z'"):

@@ -1,4 +1,4 @@
-"""What ``ImplicitELBO`` may be asked for, which particles count, and which blocks are estimated."""
+"""Options of ``ImplicitELBO``, the particles that count, and the blocks that are estimated."""
 
 import re
 
@@ -17,7 +17,7 @@ from scipy import stats
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._tracing.layout import default_num_particles
-from numpyro_kscore.estimators import Median
+from numpyro_kscore.estimators import Median, Subset
 from numpyro_kscore.regularizers import NuMethod
 from numpyro_kscore.sliced import SlicedScoreMatching
 from support.compiling import quick_jit
@@ -56,7 +56,7 @@ def loss_and_gradient(elbo, some_model=model, guide=None, params=PARAMS):
 
 
 def recorded(some_model=model, guide=None, params=PARAMS, **options):
-    """Loss, gradient, and what went into and came out of each walk through the particles."""
+    """Loss, gradient, and the input and output of each map over the particles."""
     walks = []
 
     def record(fn, xs):
@@ -69,7 +69,7 @@ def recorded(some_model=model, guide=None, params=PARAMS, **options):
 
 
 def trace(elbo, guide, some_model=model):
-    """Errors come while shapes are worked out: nothing is compiled."""
+    """Trace the loss, which raises errors without compiling anything."""
     jax.eval_shape(lambda p: elbo.loss(KEY, p, some_model, guide), PARAMS)
 
 
@@ -81,7 +81,8 @@ def test_defaults_are_those_documented():
     assert elbo.estimator == ScoreEstimator(
         regularizer=NuMethod(45), bandwidth=Median(0.8), base=None
     )
-    assert (elbo.base, elbo.debias, elbo.clip) == ("model", "jackknife", 4.0)
+    settings = elbo.settings
+    assert (settings.base, settings.debias, settings.clip) == ("model", "jackknife", 4.0)
     assert elbo.vectorize_particles is True
     assert elbo.forward_mode_differentiation is False
     assert [default_num_particles(dim) for dim in (1, 20, 63, 64, 1000)] == [
@@ -93,41 +94,44 @@ def test_defaults_are_those_documented():
 def test_the_base_is_taken_from_the_objective(base):
     estimator = ScoreEstimator(base="gaussian")
     elbo = ImplicitELBO(estimator=estimator, base=base)
-    assert elbo.base == base
+    assert elbo.settings.base == base
     assert elbo.estimator.base == ("gaussian" if base == "gaussian" else None)
-    draws = {"num_particles": 64, "num_draws": 128, "debias": None}
-    if base == "model":
-        with pytest.raises(ValueError, match="base: expected 'gaussian' or None.*got 'model'"):
-            ImplicitELBO(base=base, **draws)
-    else:
-        assert ImplicitELBO(base=base, **draws).base == base
-    assert ImplicitELBO(**draws).base == "gaussian"
     network = SlicedScoreMatching((8,))
     if base in ("model", "moments"):
-        with pytest.raises(ValueError, match=f"beside SlicedScoreMatching.*got '{base}'"):
+        with pytest.raises(ValueError, match=f"with SlicedScoreMatching.*got '{base}'"):
             ImplicitELBO(estimator=network, base=base)
     else:
-        assert ImplicitELBO(estimator=network, base=base).base == base
-    assert ImplicitELBO(estimator=network).base == network.base
+        assert ImplicitELBO(estimator=network, base=base).settings.base == base
+    assert ImplicitELBO(estimator=network).settings.base == network.base
+
+
+@pytest.mark.parametrize(
+    ("estimator", "message"),
+    [
+        (SlicedScoreMatching((8,)), r"debias: expected None with SlicedScoreMatching\(\).*Leave"),
+        (ScoreEstimator(subset=Subset(4)), "debias: expected None with a subset.*got 'jackknife'"),
+    ],
+    ids=["network", "subset"],
+)
+def test_an_estimator_without_a_jackknife_has_none_by_default_and_refuses_one(estimator, message):
+    assert ImplicitELBO(estimator=estimator).settings.debias is None
+    assert ImplicitELBO(estimator=estimator, debias=None).settings.debias is None
+    with pytest.raises(ValueError, match=message):
+        ImplicitELBO(estimator=estimator, debias="jackknife")
+    assert ImplicitELBO(debias="jackknife").settings == ImplicitELBO().settings
+    assert ImplicitELBO(debias=None).settings.debias is None
 
 
 def test_the_ends_of_what_is_allowed():
     assert ImplicitELBO(2).num_particles == 2
     assert ImplicitELBO(1, aggregate="rows").num_particles == 1
-    assert ImplicitELBO(2, num_draws=2, clip=None).clip is None
+    assert ImplicitELBO(2, clip=None).settings.clip is None
     for error, message, options in (
         (ValueError, "num_particles: .*at least 2; got 1", {"num_particles": 1}),
         (
             ValueError,
             "num_particles: .*at least 1; got 0",
             {"num_particles": 0, "aggregate": "rows"},
-        ),
-        (ValueError, "num_draws: .*at least 4; got 3", {"num_particles": 4, "num_draws": 3}),
-        (ValueError, "num_draws: expected num_particles beside it", {"num_draws": 64}),
-        (
-            ValueError,
-            "no aggregate; got num_particles=4, aggregate='rows'",
-            {"num_particles": 4, "num_draws": 8, "aggregate": "rows"},
         ),
         (TypeError, "aggregate: expected the name of a plate or None; got 3", {"aggregate": 3}),
         (TypeError, "num_particles: expected an integer; got 2.0", {"num_particles": 2.0}),
@@ -145,19 +149,19 @@ def test_sharded_particles_are_evaluated_at_once():
     mesh = jax.make_mesh((1,), ("particles",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("particles"))
     elbo = ImplicitELBO(8, sharding=sharding, estimator=GaussianScore())
-    assert elbo.estimator.sharding == elbo.sharding == sharding
+    assert elbo.estimator.sharding == elbo.settings.sharding == sharding
     trace(elbo, make_guide())
     network = ImplicitELBO(sharding=sharding, estimator=SlicedScoreMatching((8,)))
-    assert network.sharding == sharding
+    assert network.settings.sharding == sharding
     for vectorize in (False, lambda fn, xs: jax.vmap(fn)(xs)):
-        assert ImplicitELBO(vectorize_particles=vectorize).sharding is None
-        with pytest.raises(ValueError, match="vectorize_particles: expected True beside sharding"):
+        assert ImplicitELBO(vectorize_particles=vectorize).settings.sharding is None
+        with pytest.raises(ValueError, match="vectorize_particles: expected True with sharding"):
             ImplicitELBO(sharding=sharding, vectorize_particles=vectorize)
 
 
 def test_moments_need_more_draws_than_dimensions():
-    """For what is estimated: two dimensions, or one if the other's density is known."""
-    message = "num_particles: expected at least 4 beside base='moments'.*2 numbers.*got 3"
+    """Only estimated dimensions count: two, or one if the other's density is known."""
+    message = "num_particles: expected at least 4 with base='moments'.*2 numbers.*got 3"
 
     def joint_guide():
         loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)
@@ -171,7 +175,6 @@ def test_moments_need_more_draws_than_dimensions():
     with pytest.raises(ValueError, match=message):
         trace(elbo(3), joint_guide)
     trace(elbo(4), joint_guide)
-    trace(elbo(3, num_draws=4), joint_guide)
     trace(elbo(2, base="model"), joint_guide)
     trace(elbo(3), make_guide("b"))
     with pytest.raises(ValueError, match=r"expected at least 3 .*1 numbers of \['b'\]; got 2"):
@@ -182,14 +185,14 @@ def test_moments_need_more_draws_than_dimensions():
             for name in parts:
                 numpyro.sample(name, dist.Normal(0.0, 1.0), infer={"implicit": True})
 
-    # The rows of an aggregate are draws too.
+    # The rows of an aggregate count as draws.
     trace(elbo(2, aggregate="rows"), rows, rows)
     with pytest.raises(ValueError, match="expected at least 3"):
         trace(elbo(2), rows, rows)
 
 
 def test_default_numbers_of_particles():
-    """Of an aggregate the draws of all rows count."""
+    """For an aggregate the draws of all rows count."""
 
     def rows(size):
         def guide():
@@ -222,7 +225,7 @@ def test_default_numbers_of_particles():
 
 
 def test_a_single_particle_is_drawn_once():
-    """It has no other to take its place, so that no draw need be looked at first."""
+    """No other particle could replace it, so draws are not checked first."""
 
     def rows():
         loc = numpyro.param("loc", LOC)
@@ -295,14 +298,13 @@ def test_aggregates_are_of_one_plate_and_depend_on_nothing():
 
 
 def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
-    """By the last good one before, or by the first; no bad draw is differentiated."""
+    """By the last good draw before, or else by the first; no bad draw is differentiated."""
 
     def guide():
         loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)
         for k, name in enumerate("ab"):
             z = sd[k] * numpyro.sample(f"{name}_noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
-            # Infinite for one in three.
-            # Infinite for the first ones and some others.
+            # Infinite for the first draws and some others.
             numpyro.sample(name, Implicit(loc[k] + z * jnp.where(abs(z) > 0.36, jnp.inf, 1.0)))
 
     loss, gradient, walks = recorded(
@@ -312,7 +314,7 @@ def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
     good = np.isfinite(probed).all(axis=1)
     first = np.argmax(good)
     source = [max([j for j in range(i + 1) if good[j]], default=first) for i in range(12)]
-    # Both rules are at work.
+    # Both rules apply.
     assert first > 1
     assert not good[first:].all()
     np.testing.assert_array_equal(random.key_data(kept), random.key_data(keys)[np.array(source)])
@@ -322,7 +324,7 @@ def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
 
 @pytest.mark.parametrize("limit", [0.5, -np.inf], ids=["one", "none"])
 def test_good_particles_have_the_whole_weight(limit):
-    """One of two, for a density that is known and one that is not; without any nothing moves."""
+    """One of two has it all, for known and unknown densities; with none nothing moves."""
 
     def broken_model():
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
@@ -361,42 +363,8 @@ def test_parameters_of_the_model():
     assert gradient["root"] == 0
 
 
-def test_extra_draws_and_what_stands_in_for_bad_ones():
-    """They come beside the particles' own, and particles take the places of infinite ones."""
-    seen = []
-
-    class Seeing(GaussianScore):
-        def at_samples(self, samples, base_scores=None, **options):
-            jax.debug.callback(seen.append, samples[:, 0])
-            return super().at_samples(samples, base_scores, **options)
-
-    def guide():
-        loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)
-        noise = numpyro.sample("noise", dist.Normal(0.0, 1.0), infer=AUXILIARY)
-        # Infinite above some value.
-        numpyro.sample("a", Implicit(loc[0] + sd[0] * jnp.where(noise > 0.3, jnp.inf, noise)))
-
-    def model():
-        numpyro.sample("a", dist.Normal(0.0, 1.0))
-
-    *_, walks = recorded(
-        model, guide, num_particles=3, num_draws=11, estimator=Seeing(), debias=None
-    )
-    jax.effects_barrier()
-    extra = np.asarray(walks[-1][1])[:, 0]
-    assert extra.shape == (8,)
-    good = np.isfinite(extra)
-    assert 0 < good.sum() < 8
-    samples = np.asarray(seen[0])
-    assert samples.shape == (11,)
-    particles = np.r_[samples[:1], samples[9:]]
-    # One particle after the other: no draw stands in for all.
-    expected = np.where(good, extra, particles[np.arange(8) % 3])
-    np.testing.assert_allclose(samples[1:9], expected, rtol=1e-6)
-
-
 def test_mutable_values_of_particles():
-    """Floating-point values are averaged over the particles, others are the first's."""
+    """Floating-point values are averaged over the particles; others are those of the first."""
 
     def guide():
         state = mutable("state", {"mean": jnp.zeros(3), "count": jnp.zeros(2, int)})
@@ -431,7 +399,7 @@ def test_mutable_values_of_particles():
     ("implicit", "base"), [("b", None), ("b", "model"), ("", "model")], ids=str
 )
 def test_known_densities_are_differentiated_and_others_estimated(implicit, base):
-    """Draw by draw, with the exact score in the place of the estimate."""
+    """For every draw, with the exact score instead of an estimate."""
     loss, gradient, walks = recorded(
         guide=make_guide(implicit), num_particles=6, base=base, estimator=EXACT, clip=None
     )
@@ -449,7 +417,7 @@ def test_known_densities_are_differentiated_and_others_estimated(implicit, base)
 
 
 def test_the_reported_loss_knows_units():
-    """Draws that are c times as far apart have an entropy that is log c a dimension higher."""
+    """Draws c times as far apart have an entropy that is higher by log c for each dimension."""
     results = []
     for c in (1.0, 5.0):
         params = {"loc": jnp.zeros(2), "sd": jnp.full(2, 0.7 * c)}

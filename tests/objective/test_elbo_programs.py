@@ -1,4 +1,4 @@
-"""What a step of ``ImplicitELBO`` costs and compiles to, and how it goes through the particles."""
+"""The program of a step of ``ImplicitELBO``: its cost, and how it maps over the particles."""
 
 import functools
 import re
@@ -139,7 +139,7 @@ def test_float64(x64):
 
 
 def test_the_first_call_may_come_from_a_compiled_program():
-    """Nothing of a program that is being traced may stay behind in an automatic guide."""
+    """No tracer of a program may stay behind in an automatic guide."""
     guide = AutoImplicit(standard_model(2))
     elbo = ImplicitELBO(FEW, estimator=GaussianScore())
     svi = SVI(standard_model(2), guide, optax.adam(1e-2), elbo)

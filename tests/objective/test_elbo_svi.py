@@ -38,7 +38,7 @@ def test_svi_run(progress_bar, capsys):
     svi = SVI(standard_model(), affine_guide(), optax.adam(5e-2), elbo)
     result = svi.run(KEY, 60, progress_bar=progress_bar)
     assert result.losses.shape == (60,)
-    # From KL(N(.5, .49) ‖ N(0, 1)) = 0.227 to the minimum, 0 up to the noise of the estimate.
+    # The loss falls from KL(N(.5, .49) ‖ N(0, 1)) = 0.227 to 0, up to the noise of the estimate.
     assert np.abs(result.params["loc"]) < 0.25
     assert np.all(np.isfinite(result.losses))
     assert ("100%" in capsys.readouterr().err) == progress_bar
@@ -70,7 +70,7 @@ def test_init_params_are_taken():
     svi = SVI(standard_model(), affine_guide(), optax.sgd(0.0), ImplicitELBO(FEW))
     init_params = {"loc": jnp.array([3.0]), "sd": jnp.array([0.2])}
     state, _ = svi.update(svi.init(KEY, init_params=init_params))
-    # Up to the map of a positive parameter to the real line and back.
+    # Up to rounding in the map of a positive parameter to the real line and back.
     assert_close(svi.get_params(state), init_params)
 
 

@@ -1,4 +1,4 @@
-"""Densities, draws and parameters that are not finite, coincide, or are far from one."""
+"""Densities, draws and parameters that are not finite, coincide, or have extreme scales."""
 
 import jax
 import jax.numpy as jnp
@@ -64,8 +64,8 @@ def test_bad_particles_contribute_nothing_to_model_parameters():
     def model(trouble):
         z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
         shift = numpyro.param("shift", jnp.array(0.3))
-        # NaN above z = .5 only, and so is the derivative: a NaN in the branch of a where that is
-        # not taken would spoil the good particles' derivatives as well.
+        # NaN above z = .5 only, in value and derivative: a NaN in the branch of a where that is not
+        # taken would spoil the derivatives of good particles too.
         root = jnp.sqrt(jnp.where(trouble, 0.5 - z, 1.0))
         numpyro.factor("f", jnp.sum(shift * (1.0 + 0.0 * root)))
 
@@ -125,7 +125,7 @@ def test_large_parameters_cost_the_reported_loss_no_digits():
     def model(weight):
         numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))
         w = numpyro.param("w", jnp.asarray(weight))
-        # Nothing but a gradient of one.
+        # Adds nothing but a gradient of one.
         numpyro.factor("f", w - lax.stop_gradient(w))
 
     losses = []

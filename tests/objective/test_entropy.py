@@ -56,17 +56,18 @@ def test_unbiased_for_correlated_gaussians(n, dim):
     sets, exact = gaussian_sets(n, correlated_factor(dim))
     values = np.asarray(estimates(sets))
     sd = stated_sd(n, dim)
-    # Both the repetitions and the 32 sets or more behind the correction scatter.
+    # The repetitions scatter, and so does the correction, which has 32 sets or more.
     assert abs(values.mean() - exact) < 4 * sd * np.sqrt(1 / REPETITIONS + 1 / 32)
     assert 0.8 < values.std() / sd < 1.25
 
 
 @pytest.mark.parametrize("n", [32, 128])
 def test_unbiased_in_one_dimension(n):
-    """Neighbors are near there, and the rows of a plate add up what it is off by."""
+    """Neighbors are close there, and the rows of a plate add up the error."""
     sets, exact = gaussian_sets(n, np.ones((1, 1)))
     values = np.asarray(estimates(sets))
-    # Of 400 repetitions and 1024 sets; lost digits of the nearest distances made it .08 and .2.
+    # The error of 400 repetitions and 1024 sets; rounding of the nearest distances made it .08 and
+    # .2.
     assert abs(values.mean() - exact) < 3 * stated_sd(n, 1) * np.sqrt(1 / REPETITIONS + 1 / 1024)
     assert 0.8 < values.std() / stated_sd(n, 1) < 1.25
 
@@ -80,7 +81,7 @@ def test_unbiased_for_independent_gaussians_in_other_coordinates(standardize):
 
 
 def test_distributions_are_ordered_as_their_entropies():
-    """Of all with the same variance, the Gaussian has the most, by the known differences."""
+    """The Gaussian has the largest entropy at a given variance, by known differences."""
     rng = np.random.default_rng(2)
     shape = (REPETITIONS, 128, 2)
     sets = {
@@ -97,7 +98,7 @@ def test_distributions_are_ordered_as_their_entropies():
         "two lumps": 2 * (0.5 * np.log(2 * np.pi * np.e * 0.01) + np.log(2)),
     }
     assert sorted(means, key=means.get) == sorted(exact, key=exact.get)
-    # It is made right for Gaussians; what a boundary or lumps cost at 128 draws stays below 0.3.
+    # Unbiased for Gaussians; the error from a boundary or lumps at 128 draws stays below 0.3.
     for name, value in means.items():
         assert abs(value - exact[name]) < 0.3, name
 
@@ -157,7 +158,7 @@ def test_the_fit_hands_over_what_the_estimate_needs():
 
 
 def test_correction_where_only_some_draws_are_looked_at():
-    """Too many draws for all pairs: the map comes from all, the neighbors from 1000 of them."""
+    """With too many draws for all pairs, coordinates come from all and neighbors from 1000."""
     n, dim = 3000, 200
     regularizer = LandweberIteration(1)
     estimator = ScoreEstimator(regularizer=regularizer, solver=Krylov(1), bandwidth=1.0, base=None)

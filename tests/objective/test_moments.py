@@ -1,4 +1,4 @@
-"""The Gaussian of the draws' moments as a base, for values that are nearly Gaussian."""
+"""The Gaussian with the draws' moments as a base, for values that are nearly Gaussian."""
 
 import jax
 import jax.numpy as jnp
@@ -41,19 +41,19 @@ def test_moment_scores_of_degenerate_samples_are_finite(samples):
 
 
 def test_moment_scores_of_ill_conditioned_samples_in_float32():
-    """Correlations as of function values: condition 1e8 of the covariance, 1e4 of its root."""
+    """Correlations like those of function values: condition 1e8, and 1e4 for the root."""
     rng = np.random.default_rng(2)
     basis = np.linalg.qr(rng.normal(size=(20, 20)))[0]
     x = rng.normal(size=(60, 20)) @ (basis * np.logspace(0, -4, 20)).T
     x = x.astype(np.float32).astype(float)
     expected = -np.linalg.solve(np.cov(x.T, bias=True), (x - x.mean(0)).T).T
     found = np.asarray(quick_scores(jnp.asarray(x, jnp.float32)))
-    # Rounding of 6e-8, times the condition of the root, which a factor of the covariance squares.
+    # Rounding of 6e-8 times the root's condition; by way of the covariance it would be the square.
     assert np.linalg.norm(found - expected) < 6e-8 * 1e4 * 10 * np.linalg.norm(expected)
 
 
 def test_entropy_gradient_of_a_linear_guide_is_exact(x64):
-    """Of f = A ε it is A⁻ᵀ for any noise of full rank, Gaussian or not, and any number of draws."""
+    """For f = A ε it is A⁻ᵀ, for any noise of full rank, Gaussian or not, and any draws."""
     rng = np.random.default_rng(3)
     root, noise = rng.normal(size=(4, 4)), rng.exponential(size=(9, 4))
     scores = np.asarray(quick_scores(jnp.asarray(noise @ root.T)))
@@ -85,7 +85,7 @@ def closed_form_loss(params):
 def test_gradient_is_that_of_the_closed_form(x64):
     """Mean over keys; Gaussian guides have no bias at all, with hardly more draws than values."""
     x, y, pool = (a.astype(jnp.float64) for a in (X, Y, POOL[::80]))
-    # No kernel, so that the moments stand alone: one step of tiny weight.
+    # One step of tiny weight makes the kernel's part vanish, so that only the moments act.
     elbo = ImplicitELBO(12, estimator=CHEAP, base="moments", debias=None)
     params = {
         "loc": jnp.array([0.3, -0.2, 0.1, 0.4]),
@@ -102,19 +102,19 @@ def test_gradient_is_that_of_the_closed_form(x64):
     expected = quick_jit(jax.grad(closed_form_loss))(params)
     for name, values in found.items():
         error = np.std(values, axis=0) / np.sqrt(len(keys))
-        # A Monte-Carlo error for each of 14 numbers that differ from zero: 4.5 of them is one
-        # chance in ten thousand.
+        # 14 numbers differ from zero by Monte-Carlo error; one of them exceeds 4.5 standard errors
+        # with a chance of one in ten thousand.
         assert np.all(np.abs(np.mean(values, axis=0) - expected[name]) <= 4.5 * error + 1e-6), name
 
 
 def test_too_few_draws_for_the_moments():
     loss = ImplicitELBO(10, base="moments").loss
-    with pytest.raises(ValueError, match="at least 11 beside base='moments'.* got 10"):
+    with pytest.raises(ValueError, match="at least 11 with base='moments'.* got 10"):
         jax.eval_shape(lambda key: loss(key, {}, model, guide, X, Y, POOL), random.key(0))
 
 
 def test_fit_is_the_exact_posterior():
-    """A guide that can be exact, at other points than it was measured at too."""
+    """A guide that can be exact, also at points where it was not measured."""
     settings = {"num_particles": 64, "base": "moments"}
     optimizer = optax.adam(optax.cosine_decay_schedule(2e-2, 1200))
     svi = SVI(model, guide, optimizer, ImplicitELBO(**settings))
@@ -134,6 +134,6 @@ def test_fit_is_the_exact_posterior():
     at = np.asarray(features(points), float)
     sd = np.sqrt(np.einsum("ij,jk,ik->i", at, covariance, at))
     found = np.linalg.norm(at @ np.tril(params["root"]), axis=1)
-    # What is left is the noise of the last steps.
+    # The remaining error is noise of the last steps.
     assert np.all(np.abs(at @ (params["loc"] - loc)) < 0.08 * sd)
     assert np.all(np.abs(found / sd - 1) < 0.08)

@@ -169,7 +169,7 @@ def test_convolutions_take_a_step():
 
 def test_published_estimators_are_used_as_published():
     objective = make_objective("ssge", 0.9, 8)
-    assert (objective.base, objective.debias) == (None, None)
+    assert (objective.settings.base, objective.settings.debias) == (None, None)
     assert not objective.estimator.normalize
     assert make_objective("default", None, 8).base == "model"
     with pytest.raises(ValueError, match="estimator: expected one of default, nu.*got 'none'"):

@@ -1,5 +1,6 @@
 """Sliced score matching against closed forms, and against known scores."""
 
+import dataclasses
 import functools
 import sys
 
@@ -105,7 +106,7 @@ def test_recovers_the_score_of_a_gaussian():
     fitted = estimator.fit(KEY, jnp.asarray(draws, jnp.float32))
     points, score = gaussian_draws(1000, 1)
     points = jnp.asarray(points, jnp.float32)
-    # Over five keys and sets of draws .009 to .021.
+    # Over five keys and sets of draws it was .009 to .021.
     assert squared_error(fitted(points), score) < 0.04
     assert squared_error(fitted(points) - fitted.residual(points), score) > 0.7
     precision = np.linalg.inv(np.cov(draws.T))
@@ -121,7 +122,7 @@ def test_recovers_the_score_of_a_banana_and_the_loss_falls():
     fitted = estimator.fit(KEY, jnp.asarray(draws, jnp.float32))
     points, score = banana_draws(1000, 1)
     points = jnp.asarray(points, jnp.float32)
-    # With this key .16; over five keys and sets of draws .03 to .16.
+    # .16 with this key; .03 to .16 over five keys and sets of draws.
     assert squared_error(fitted(points), score) < 0.3
     assert squared_error(fitted(points) - fitted.residual(points), score) > 0.8
     losses = np.asarray(fitted.info.losses)
@@ -157,7 +158,7 @@ def test_score_is_base_plus_residual_in_the_units_of_the_samples(base, x64):
 
 
 def test_follows_a_change_of_units(x64):
-    """Whitened, the fit to ``x B^T + c`` is the fit to x: scores transform as gradients."""
+    """Whitened, the fits to ``x B^T + c`` and to x agree: scores transform as gradients."""
     draws, _ = banana_draws(60, 0)
     # Lower triangular: whitening by Cholesky factors then gives the same coordinates.
     change, shift = np.array([[2.0, 0.0], [-0.5, 0.1]]), np.array([100.0, -5.0])
@@ -169,13 +170,13 @@ def test_follows_a_change_of_units(x64):
 
 
 def test_values_of_a_base_score():
-    """With the exact score as base nothing is left to learn; with another, the difference is."""
+    """The network learns the difference from the base, which is zero for the exact score."""
     draws, score = gaussian_draws(1000, 0)
     draws, score = jnp.asarray(draws, jnp.float32), jnp.asarray(score, jnp.float32)
     estimator = SlicedScoreMatching((32,), 300, 1e-2, standardize="none", base=None)
     fitted = estimator.fit(KEY, draws, 0.5 * score)
     # Squared relative error of the sum: 0.25 at the start, 0.011 measured after training.
-    # Over five keys and sets of draws .010 to .021.
+    # Over five keys and sets of draws it was .010 to .021.
     assert squared_error(fitted.at_samples, score) < 0.04
     np.testing.assert_allclose(
         fitted.at_samples, 0.5 * score + fitted.residual(draws), rtol=1e-4, atol=1e-4
@@ -259,7 +260,7 @@ def test_follows_a_drifting_target():
     points = jnp.asarray(3 * points + 10, jnp.float32)
     estimates, residuals = follow(random.split(KEY, num_keys))
     errors = [squared_error(estimate, score / 3) for estimate in estimates]
-    # .3 to .7 with one of 32 keys, .40 to .44 in the mean over eight; .92 to .95 for the Gaussian.
+    # Single ones of 32 keys gave .3 to .7, means over eight .40 to .44; the Gaussian .92 to .95.
     assert np.mean(errors) < 0.5
     for estimate, residual in zip(estimates, residuals, strict=True):
         assert squared_error(estimate - residual, score / 3) > 0.85
@@ -290,6 +291,32 @@ def test_bad_draws_leave_the_state_usable():
         for a, b in zip(kept, old, strict=True):
             np.testing.assert_array_equal(a, b)
         assert jnp.isfinite(update(after, KEY, samples).loss)
+
+
+@pytest.mark.parametrize("base", ["gaussian", "values", None])
+def test_a_step_of_an_objective_is_an_update_and_the_estimate_after_it(base):
+    estimator = dataclasses.replace(SMALL, base=None if base == "values" else base)
+    samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32)
+    base_scores = -samples if base == "values" else None
+    state = estimator.init(KEY, 2)
+    estimate, after = estimator.follow(state, KEY, samples, base_scores)
+    expected = estimator.update(state, KEY, samples, base_scores)
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    residual = estimator.residual(after, samples)
+    scores = -samples + residual if base == "values" else estimator.score(after, samples)
+    np.testing.assert_array_equal(estimate.residual, residual)
+    np.testing.assert_array_equal(estimate.scores, scores)
+    z = np.asarray(after.coordinates.to_kernel(samples), float)
+    squares = np.sum((z[:, None] - z) ** 2, axis=2) + np.diag(np.full(30, np.inf))
+    np.testing.assert_allclose(estimate.nearest, squares.min(axis=1), rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_of_an_objective_takes_no_jackknife_and_no_context():
+    samples, state = jnp.ones((4, 2)), SMALL.init(KEY, 2)
+    with pytest.raises(ValueError, match=r"debias: expected None with SlicedScoreMatching\(\)"):
+        SMALL.follow(state, KEY, samples, debias="jackknife")
+    with pytest.raises(ValueError, match=r"context: expected None with Sliced.*got shape \(4, 1\)"):
+        SMALL.follow(state, KEY, samples, context=samples[:, :1])
 
 
 def test_non_finite_samples_are_reported_by_a_jitted_fit():

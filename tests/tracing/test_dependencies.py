@@ -1,4 +1,4 @@
-"""Which blocks are found in guides of every kind, by their definition in words."""
+"""The blocks of guides of every kind, against a description in words."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 
 from numpyro_kscore import AutoImplicit, Implicit
-from numpyro_kscore._tracing.dependencies import find_blocks, trace_guide
+from numpyro_kscore._tracing.blocks import find_blocks
+from numpyro_kscore._tracing.dependencies import trace_guide
 from numpyro_kscore._tracing.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
@@ -172,7 +173,7 @@ def rows_drawn_by_a_plate():
 
 
 class Closure(dist.Distribution):
-    """A distribution that JAX sees no arrays of."""
+    """A distribution whose arrays are hidden from JAX."""
 
     support = dist.constraints.real
 
@@ -298,7 +299,7 @@ def test_automatic_guides_and_lists_of_them():
 
 
 def test_layout_of_nested_plates():
-    """Coordinates by element: those of the parents are repeated where elements share them."""
+    """Coordinates by element; those of parents are repeated where elements share them."""
 
     def guide():
         g = implicit("g", noise("e"))
@@ -321,11 +322,11 @@ def test_layout_of_nested_plates():
     structure = structure_of(model, guide)
     by_name = {part.sites: part for part in structure.parts}
     assert structure.size == 1 + 2 + 2 * 3 * 5
-    assert by_name[("g",)].rows.tolist() == [[0]]
-    assert by_name[("a",)].rows.tolist() == [[1], [2]]
+    assert by_name[("g",)].columns.tolist() == [[0]]
+    assert by_name[("a",)].columns.tolist() == [[1], [2]]
     assert by_name[("a",)].context.tolist() == [[0], [0]]
     z = by_name[("z",)]
-    assert z.rows.tolist() == jnp.arange(3, 33).reshape(6, 5).tolist()
+    assert z.columns.tolist() == jnp.arange(3, 33).reshape(6, 5).tolist()
     assert z.context.tolist() == [[1], [1], [1], [2], [2], [2]]
     assert z.scale == 2.0
     assert structure.shared_plates == ("rows",)
@@ -358,7 +359,7 @@ def test_plates_inside_control_flow():
 
 
 def test_latents_of_no_size():
-    """They have neither an entropy nor anything to be a context by."""
+    """They have no entropy and no coordinates to condition on."""
 
     def model():
         empty = numpyro.sample("empty", dist.Normal(jnp.zeros(0), 1.0))

@@ -33,7 +33,7 @@ def test_scalars():
 
 
 def test_it_is_no_delta():
-    """NumPyro treats ``Delta`` sites as points: an implicit site must not be one."""
+    """NumPyro treats ``Delta`` sites as points, so an implicit site must not be a ``Delta``."""
     assert not isinstance(Implicit(VALUE), dist.Delta)
 
 
@@ -84,7 +84,7 @@ def test_pytree_round_trip(unconstrained):
     again = jax.tree.unflatten(structure, leaves)
     assert (again.batch_shape, again.event_shape) == ((2,), (3, 4))
     np.testing.assert_array_equal(again.value, VALUE)
-    # Placeholders take the place of leaves while JAX looks at a structure.
+    # JAX puts placeholders in the place of leaves while it compares structures.
     jax.tree.map(lambda _: object(), site)
 
 

@@ -1,4 +1,4 @@
-"""Supports that depend on other latents, or tie the numbers of one: what the estimates then see."""
+"""Blocks of latents whose supports depend on other latents, or tie their numbers together."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def test_a_latent_is_conditional_on_what_bounds_it():
 
     parts = parts_of(bounded, guide)
     assert parts["b",].context is None
-    np.testing.assert_array_equal(parts["x",].rows, [[1]])
+    np.testing.assert_array_equal(parts["x",].columns, [[1]])
     np.testing.assert_array_equal(parts["x",].context, [[0]])
 
 
@@ -95,7 +95,7 @@ def test_rows_are_conditional_on_their_own_bounds():
             implicit("x", jax.nn.sigmoid(noise("e_x")))
 
     part = parts_of(model, guide)["x",]
-    np.testing.assert_array_equal(part.rows[:, 0], N + np.arange(N))
+    np.testing.assert_array_equal(part.columns[:, 0], N + np.arange(N))
     np.testing.assert_array_equal(part.context[:, 0], np.arange(N))
 
 
@@ -126,9 +126,9 @@ ORDERED = dist.TransformedDistribution(
     ids=["vector", "positive", "ordered", "simplex"],
 )
 def test_a_plate_of_the_guide_over_an_event_of_the_model(prior, to_value, shape):
-    """Numbers of an event are rows of their own only if their coordinates are."""
+    """Numbers of an event are estimated row by row only if each has coordinates of its own."""
     part = parts_of(lambda: numpyro.sample("c", prior), in_plate(3, to_value))["c",]
-    assert part.rows.shape == shape
+    assert part.columns.shape == shape
 
 
 def test_rows_that_depend_on_tied_numbers_see_all_of_them():
@@ -143,7 +143,7 @@ def test_rows_that_depend_on_tied_numbers_see_all_of_them():
             implicit("z", c + noise("e_z"))
 
     part = parts_of(model, guide)["z",]
-    np.testing.assert_array_equal(part.rows[:, 0], 3 + np.arange(3))
+    np.testing.assert_array_equal(part.columns[:, 0], 3 + np.arange(3))
     np.testing.assert_array_equal(part.context, np.tile(np.arange(3), (3, 1)))
 
 
@@ -171,7 +171,7 @@ def test_the_gradient_of_a_latent_drawn_apart_from_its_bound():
     moved = np.exp(log_sd) * e
     x = 1 / (1 + np.exp(-2.0 - moved))
     expected = -1 - weights @ ((1 - 2 * x) * moved) / weights.sum()
-    # The bias at 128 particles is 3.6 % (docs/accuracy). Without the condition on the bound, with
-    # which the coordinate of x moves, the gradient is -.08.
+    # The bias at 128 particles is 3.6 % (docs/accuracy). The coordinate of x moves with the bound;
+    # an estimate that is not conditional on the bound gives a gradient of -.08.
     error = np.std(found, ddof=1) / 60**0.5
     assert abs(np.mean(found) - expected) < 3 * error + 0.04 * abs(expected), (found, expected)

@@ -98,5 +98,5 @@ def test_what_is_no_layout_of_rows_is_refused():
     for names in ((), (None, "samples")):
         with pytest.raises(ValueError, match="divides rows and nothing else"):
             ScoreEstimator(sharding=one_device(*names))
-    with pytest.raises(ValueError, match="expected True beside sharding"):
+    with pytest.raises(ValueError, match="expected True with sharding"):
         ImplicitELBO(8, vectorize_particles=False, sharding=one_device("samples"))

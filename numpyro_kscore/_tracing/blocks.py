@@ -1,0 +1,175 @@
+"""Which parts of a guide have a density, and which can only be sampled.
+
+A guide draws latents from noise and from each other. Its density is a product of factors
+``q(z_b | parents of b)`` over *blocks* b, of two kinds. A site drawn from a distribution whose
+parameters depend on other latents alone has a density: it is a block by itself and keeps its exact
+entropy. Sites computed from noise that is not a latent (an auxiliary site, a bare random key) have
+none; those that share such noise form one block, whose conditional score is estimated. Within
+plates a block is independent from element to element if its noise is drawn inside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite
+
+__all__ = ["Block", "find_blocks"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One factor ``q(sites | parents)`` of a guide.
+
+    Attributes:
+        sites: names of its latents, in the order of the guide.
+        parents: names of the latents it is conditional on.
+        plates: plates whose elements are independent of each other given the parents.
+        is_implicit: whether its entropy is estimated.
+        row_plates: plates whose rows its latents, or the noise behind them, are computed from.
+    """
+
+    sites: tuple[str, ...]
+    parents: tuple[str, ...]
+    plates: frozenset[str]
+    is_implicit: bool
+    row_plates: frozenset[str]
+
+
+def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
+    """The factors of a guide, parents before children.
+
+    Raises:
+        ValueError: for a latent without noise of its own, and for a site whose density is unknown
+            although ``infer={"implicit": False}`` says otherwise.
+    """
+    latents = [name for name, site in sites.items() if site.is_latent]
+    hidden = {name: _hidden(name, sites) for name in latents}
+    parents = {name: _visible(name, sites) for name in latents}
+    implicit = {name for name in latents if hidden[name] or not sites[name].is_drawn}
+    for name in latents:
+        _check_site(sites[name], hidden[name], parents[name])
+        if sites[name].override:
+            implicit.add(name)
+
+    # Sites that share noise form one group, and so do sites that depend on each other in a circle.
+    groups = [{name} for name in latents]
+    for source in {s for name in latents for s in hidden[name]}:
+        groups = _merged(groups, [g for g in groups if any(source in hidden[n] for n in g)])
+    # Estimates are made in unconstrained coordinates, which move with the support. A known density
+    # is that of the site itself, which does not, unless a circle makes it part of an estimate.
+    while True:
+        for name in implicit:
+            parents[name] |= sites[name].support
+        groups = _in_order(groups, parents)
+        estimated = implicit.union(*(group for group in groups if len(group) > 1))
+        if estimated == implicit:
+            break
+        implicit = estimated
+    blocks = []
+    for group in groups:
+        members = tuple(name for name in latents if name in group)
+        is_implicit = bool(implicit & group)
+        if is_implicit:
+            _check_no_explicit(members, sites)
+        plates = frozenset.intersection(
+            *(sites[name].plates for name in members),
+            *(_plates_of(source, sites) for name in members for source in hidden[name]),
+        )
+        outside = {p for name in members for p in parents[name]} - set(members)
+        ordered = tuple(name for name in latents if name in outside)
+        row_plates = frozenset[str]().union(*(_row_plates_behind(name, sites) for name in members))
+        blocks.append(Block(members, ordered, plates, is_implicit, row_plates))
+    return tuple(blocks)
+
+
+def _plates_of(source: str, sites: dict[str, GuideSite]) -> frozenset[str]:
+    return sites[source].plates if source in sites else frozenset()
+
+
+def _row_plates_behind(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
+    noise = [source for source in _hidden(name, sites) if source in sites]
+    return sites[name].row_plates.union(*(sites[source].row_plates for source in noise))
+
+
+def _hidden(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
+    """Sources of noise that reach a site without passing through a latent."""
+    return frozenset(s for s in _ancestors(name, sites) if s == KEY or not sites[s].is_latent)
+
+
+def _visible(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
+    """The latents a site depends on, directly or through noise."""
+    return frozenset(s for s in _ancestors(name, sites) if s != KEY and sites[s].is_latent)
+
+
+def _ancestors(name: str, sites: dict[str, GuideSite]) -> set[str]:
+    """Everything a site is computed from, up to the nearest latents."""
+    ancestors: set[str] = set()
+    open_ends = list(sites[name].direct)
+    while open_ends:
+        source = open_ends.pop()
+        if source in ancestors:
+            continue
+        ancestors.add(source)
+        if source != KEY and not sites[source].is_latent:
+            open_ends.extend(sites[source].direct)
+    return ancestors - {name}
+
+
+def _check_site(site: GuideSite, hidden: frozenset[str], parents: frozenset[str]) -> None:
+    if site.override not in (None, True, False):
+        raise ValueError(
+            f"guide: expected infer={{'implicit': True}} or False at '{site.name}'; got "
+            f"{site.override!r}"
+        )
+    if not site.is_drawn and not hidden:
+        if not parents:
+            raise ValueError(
+                "guide: expected latent sites computed from noise; got a point without any at "
+                f"'{site.name}'. A point has no entropy, and the fit would be the posterior's "
+                "mode: draw the site from a distribution, or from noise by Implicit(...)"
+            )
+        raise ValueError(
+            f"guide: expected noise behind every latent site; got '{site.name}', which is a "
+            f"function of {sorted(parents)} alone and has no density given them. Give it noise "
+            "of its own, or make it numpyro.deterministic in the model"
+        )
+    if site.override is False and (hidden or not site.is_drawn):
+        sources = ", ".join(sorted(hidden))
+        raise ValueError(
+            f"guide: expected a site with a density where infer={{'implicit': False}} says so; "
+            f"got '{site.name}', which depends on the noise {sources} that is not a latent. Drop "
+            "the setting: its entropy is estimated"
+        )
+
+
+def _check_no_explicit(members: Iterable[str], sites: dict[str, GuideSite]) -> None:
+    explicit = [name for name in members if sites[name].override is False]
+    if explicit:
+        others = [name for name in members if name not in explicit]
+        raise ValueError(
+            f"guide: expected a site with a density where infer={{'implicit': False}} says so; "
+            f"got {explicit}, between sites {others} that share noise. Drop the setting: they "
+            "are one block, whose entropy is estimated"
+        )
+
+
+def _merged(groups: list[set[str]], some: list[set[str]]) -> list[set[str]]:
+    """The groups, with some of them merged into one."""
+    return [g for g in groups if g not in some] + [set().union(*some)]
+
+
+def _in_order(groups: list[set[str]], parents: dict[str, frozenset[str]]) -> list[set[str]]:
+    """Groups with parents before children; a circle of groups is merged into one."""
+    while True:
+        owner = {name: k for k, group in enumerate(groups) for name in group}
+        after = {
+            k: {owner[p] for name in group for p in parents[name]} - {k}
+            for k, group in enumerate(groups)
+        }
+        try:
+            return [groups[k] for k in TopologicalSorter(after).static_order()]
+        except CycleError as error:
+            groups = _merged(groups, [groups[k] for k in set(error.args[1])])
