@@ -49,7 +49,7 @@ class ImplicitELBO(ELBO):
     Which latents have a density is read off the guide: those keep their exact entropy, and only
     the others are estimated, in blocks that share noise, given the latents they depend on and row
     by row in plates whose rows have noise of their own
-    (:mod:`numpyro_kscore._tracing.dependencies`). ``infer={"implicit": True}`` at a guide's site
+    (docs/guides). ``infer={"implicit": True}`` at a guide's site
     asks for an estimate all the same. Subsampled plates scale entropies as they scale densities;
     rows with estimates of their own are the same for all particles of a step.
 

@@ -89,7 +89,7 @@ def khat(
     """PSIS k̂ of a guide against its model.
 
     Where the guide has a density the log weights are exact. Otherwise several energies
-    (:mod:`numpyro_kscore.diagnostics._energy`) are fitted to three quarters of the draws and
+    (docs/diagnostics) are fitted to three quarters of the draws and
     evaluated on the rest, in turn; that with the least held-out score-matching loss is taken, and
     the log weights are averaged over several ways to fold the draws. The interval is the hull of
 

@@ -126,7 +126,7 @@ class Tikhonov(Regularizer):
 
     Args:
         lam: λ > 0, on the eigenvalues of K/n. A leaf: one compilation serves many values.
-            ``"auto"`` chooses it from the samples, see :mod:`numpyro_kscore.estimators._selection`.
+            ``"auto"`` chooses it from the samples by held-out score matching (docs/theory).
     """
 
     lam: Any = 1e-3

@@ -10,7 +10,7 @@ __all__ = ["Operator", "Solution"]
 
 
 class Operator(Protocol):
-    """What a solver needs of the operator it applies a filter of: see :class:`Gram`."""
+    """The operator K/n as solvers see it: products with (d, n) arrays, and bounds."""
 
     @property
     def points(self) -> jax.Array: ...
