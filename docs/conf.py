@@ -157,9 +157,7 @@ def _find_public(
         return None
     name = found.pop()
     entry = python.objects[name]
-    return make_refnode(
-        app.builder, node["refdoc"], entry.docname, entry.node_id, content, name
-    )
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, name)
 
 
 def setup(app: Sphinx) -> None:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
-import numpyro_kscore
 import pytest
+
+import numpyro_kscore
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -144,6 +145,21 @@ def test_every_page_is_in_one_menu():
         if re.fullmatch(r"\w+", line)
     ]
     assert sorted(listed) == sorted(set(PAGES) - {"index"})
+
+
+def test_the_table_of_folders_says_what_they_import():
+    """And each imports only folders that stand above it in the table."""
+    page = PAGES["architecture"].partition("\n## ")[0]
+    table = re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*)\|$", page, flags=re.MULTILINE)
+    package = ROOT / "numpyro_kscore"
+    assert {folder for folder, _ in table} == {p.parent.name for p in package.glob("*/__init__.py")}
+    above: set[str] = set()
+    for folder, cell in table:
+        source = "".join(path.read_text() for path in (package / folder).glob("*.py"))
+        found = set(re.findall(r"^from numpyro_kscore\.(\w+)", source, flags=re.MULTILINE))
+        assert set(re.findall(r"`(\w+)`", cell)) == found - {folder}, folder
+        assert found - {folder} <= above, folder
+        above.add(folder)
 
 
 # --- Reference -------------------------------------------------------------------------------
@@ -282,3 +298,37 @@ def test_quoted_messages_are_those_of_the_package():
     assert not missing
     assert not is_said("samples: expected a tensor", said)
     assert not is_said("guide: expected … a tensor", said)
+
+
+# --- Files for a code host -------------------------------------------------------------------
+
+
+HOSTING = [*(ROOT / ".github").rglob("*.yml"), ROOT / "CITATION.cff"]  # no .github in an sdist
+
+
+@pytest.mark.parametrize("path", HOSTING, ids=lambda path: path.name)
+def test_files_for_a_code_host_parse(path):
+    yaml = pytest.importorskip("yaml")
+    content = yaml.safe_load(path.read_text())
+    assert isinstance(content, dict)
+    if path.parent.name == "ISSUE_TEMPLATE" and path.stem != "config":
+        assert content["name"]
+        assert content["description"]
+        names = [item["id"] for item in content["body"] if item["type"] != "markdown"]
+        assert len(set(names)) == len(names)
+        assert all(item["attributes"] for item in content["body"])
+    if path.suffix == ".cff":
+        assert {"cff-version", "message", "title", "authors"} <= set(content)
+        assert content["references"][0]["title"] in (ROOT / "README.md").read_text()
+
+
+def test_the_workflow_runs_what_is_there():
+    workflow = ROOT / ".github" / "workflows" / "ci.yml"
+    if not workflow.exists():
+        pytest.skip("an sdist has no workflows")
+    text = workflow.read_text()
+    commands = re.findall(r"^ +- run: (.*)$", text, flags=re.MULTILINE)
+    assert commands == ["bash .ci/run", "make docs"]
+    assert (ROOT / ".ci" / "run").exists()
+    assert "\ndocs:" in (ROOT / "Makefile").read_text()
+    assert text.count("fetch-depth: 0") == text.count("actions/checkout")
