@@ -163,6 +163,21 @@ def test_the_table_of_folders_says_what_they_import():
         above.add(folder)
 
 
+PROSE = {
+    **PAGES,
+    **{name: (ROOT / f"{name}.md").read_text() for name in ("README", "CONTRIBUTING", "CHANGELOG")},
+}
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_scripts_that_a_page_names_exist(name):
+    page = PROSE[name]
+    found = re.findall(r"\b(?:examples|benchmarks|tests|docs)/[\w/]+\.\w+", page)
+    modules = re.findall(r"python -m ((?:examples|benchmarks)[\w.]*\w)", page)
+    found += [f"{module.replace('.', '/')}.py" for module in modules]
+    assert not [path for path in found if not (ROOT / path).exists()]
+
+
 # --- Reference -------------------------------------------------------------------------------
 
 REFERENCE = {name: page for name, page in PAGES.items() if re.match(r"api(_|$)", name)}
