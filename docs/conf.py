@@ -6,7 +6,11 @@ import re
 import urllib.request
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.nodes import make_refnode
 
 import numpyro_kscore
 
@@ -112,9 +116,13 @@ nitpick_ignore_regex = [
 ]
 # A type variable of a decorator's signature.
 nitpick_ignore = [
-    ("py:class", "numpyro_kscore._util.checks.T"),
+    ("py:class", "numpyro_kscore._util.pytree.T"),
     # What jax.sharding exports is defined without a module of its own.
     ("py:class", "NamedSharding"),
+    # Parts of a fitted score, which nobody makes by hand.
+    ("py:class", "numpyro_kscore.estimators._base.Base"),
+    ("py:class", "numpyro_kscore.estimators._coordinates.Coordinates"),
+    ("py:class", "numpyro_kscore.kernels._pairwise.Expansion"),
 ]
 
 
@@ -127,6 +135,32 @@ def _escape_bars(
         lines[i] = re.sub(r"(`+[^`]*`+)|\|", lambda m: m[1] or r"\|", line)
 
 
+def _find_public(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.Element | None:
+    """Resolve a reference by its last name, where just one documented object has that name.
+
+    Docstrings say :class:`CurlFree`, and annotations name the private module of a class; both are
+    documented as numpyro_kscore.kernels.CurlFree.
+    """
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not re.match(r"numpyro_kscore\.|[A-Z]\w*|\w+$", target):
+        return None
+    short = target.rpartition(".")[2] if target.startswith("numpyro_kscore.") else target
+    python = env.domains.python_domain
+    found = {
+        name
+        for name, entry in python.objects.items()
+        if name.endswith(f".{short}") and entry.objtype != "module" and not entry.aliased
+    }
+    if len(found) != 1:
+        return None
+    name = found.pop()
+    entry = python.objects[name]
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, name)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _escape_bars)
+    app.connect("missing-reference", _find_public)

@@ -50,7 +50,7 @@ class ScoreEstimator(GuideEstimator):
     Args:
         kernel: :class:`CurlFree` (has a log density) or :class:`Diagonal`.
         regularizer: the filter g, on eigenvalues of K/n. A strength ``"auto"`` is selected from
-            the samples by held-out score matching, see :mod:`numpyro_kscore.estimators._selection`.
+            the samples by held-out score matching (docs/theory).
         solver: how it is applied; :class:`Krylov` serves all continuous filters.
         bandwidth: ``"median"``, a :class:`Median` rule, ``"auto"`` (the best of three multiples
             of the median by held-out loss), an :class:`AutoBandwidth` rule, or a number in
@@ -58,7 +58,7 @@ class ScoreEstimator(GuideEstimator):
         standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
             ``"none"`` leaves them (always centered, which a radial kernel does not notice).
         base: what the estimate is shrunk to: ``"gaussian"`` is the score of a Gaussian fitted to
-            the samples (:func:`~numpyro_kscore.estimators._gaussian.fit_gaussian`), None is zero
+            the samples and shrunk by held-out score matching (docs/theory), None is zero
             (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro distribution with
             event shape (d,) its score.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at

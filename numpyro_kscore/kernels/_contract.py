@@ -11,10 +11,14 @@ __all__ = ["DivergenceWeights", "FieldWeights", "Kernel", "PotentialWeights"]
 
 
 class FieldWeights(NamedTuple):
-    """Weights of the field ``K(x, y) c`` and of the divergence term ζ.
+    """Weights of the field ``K(x, y) c`` and of the divergence term ζ, in the shape of ``s``.
 
-    ``K(x, y) c = outer · r (rᵀc) + inner · c`` and ``ζ(x) = mean_j zeta_j · r_j``. ``outer`` is
-    None where it vanishes.
+    ``K(x, y) c = outer · r (rᵀc) + inner · c`` and ``ζ(x) = mean_j zeta_j · r_j``.
+
+    Attributes:
+        outer: weight of ``r rᵀ``; None where it vanishes.
+        inner: weight of the identity.
+        zeta: weight of r in ζ.
     """
 
     outer: jax.Array | None
@@ -23,7 +27,12 @@ class FieldWeights(NamedTuple):
 
 
 class PotentialWeights(NamedTuple):
-    """Weights of the potentials: of ``K(x, y) c`` it is ``field · rᵀc``, of ζ ``mean_j zeta_j``."""
+    """Weights of the potentials, in the shape of ``s``.
+
+    Attributes:
+        field: the potential of ``K(x, y) c`` is ``field · rᵀc``.
+        zeta: the potential of ζ is ``mean_j zeta_j``.
+    """
 
     field: jax.Array
     zeta: jax.Array
@@ -34,6 +43,13 @@ class DivergenceWeights(NamedTuple):
 
     ``tr(A ∇ K c) = (rᵀc)(along · rᵀA r + trace · tr A) + cross · rᵀA c``, and for ζ
     ``mean_j [zeta_along · rᵀA r + zeta · tr A]``.
+
+    Attributes:
+        along: weight of ``(rᵀc) rᵀA r``; None where it vanishes.
+        trace: weight of ``(rᵀc) tr A``; None where it vanishes.
+        cross: weight of ``rᵀA c``.
+        zeta_along: weight of ``rᵀA r`` in ζ.
+        zeta: weight of ``tr A`` in ζ.
     """
 
     along: jax.Array | None

@@ -126,8 +126,8 @@ class Tikhonov(Regularizer):
 
     Args:
         lam: regularization parameter λ > 0, on the eigenvalues of K/n. A leaf: one compilation
-            serves many values. ``"auto"`` selects it from the samples, see
-            :mod:`numpyro_kscore.estimators._selection`.
+            serves many values. ``"auto"`` selects it from the samples by held-out score
+            matching (docs/theory).
     """
 
     lam: Any = 1e-3

@@ -10,20 +10,34 @@ __all__ = ["Operator", "Solution"]
 
 
 class Operator(Protocol):
-    """An operator that solvers apply filters of, such as :class:`Gram`."""
+    """The operator K/n as solvers see it: products with (d, n) arrays, and bounds."""
 
     @property
-    def points(self) -> jax.Array: ...
+    def points(self) -> jax.Array:
+        """The points, (n, d); solvers use their shape only."""
+        ...
+
     @property
-    def norm_bound(self) -> jax.Array: ...
+    def norm_bound(self) -> jax.Array:
+        """A number that no eigenvalue exceeds, which may be traced."""
+        ...
+
     @property
-    def spectral_bound(self) -> float | None: ...
+    def spectral_bound(self) -> float | None:
+        """A number known before the fit that no eigenvalue exceeds, or None."""
+        ...
 
-    def __matmul__(self, v: jax.Array) -> jax.Array: ...
+    def __matmul__(self, v: jax.Array) -> jax.Array:
+        """``K v / n``, (d, n) -> (d, n)."""
+        ...
 
-    def laid_out(self, v: jax.Array) -> jax.Array: ...
+    def laid_out(self, v: jax.Array) -> jax.Array:
+        """Vectors (..., d, n), their columns on the devices that hold the samples."""
+        ...
 
-    def dense(self) -> jax.Array: ...
+    def dense(self) -> jax.Array:
+        """The matrix, (d n, d n), or (n, n) if the kernel is scalar; for :class:`Dense`."""
+        ...
 
 
 class Solution(NamedTuple):

@@ -44,12 +44,11 @@ for name in ("to_arviz", "plots", "khat", "learn_prior", "sliced"):
         if name == "to_arviz":
             numpyro_kscore.to_arviz(svi, result)
         elif name == "plots":
-            from numpyro_kscore import plots
-            plots.plot_pairs(jax.random.normal(jax.random.key(2), (20, 2)))
+            numpyro_kscore.diagnostics.plot_pairs(jax.random.normal(jax.random.key(2), (20, 2)))
         elif name == "khat":
             numpyro_kscore.diagnostics.pareto_smooth(draws["x"])
         elif name == "learn_prior":
-            from numpyro_kscore.functions._learned_prior import learn_prior
+            from numpyro_kscore.functions import learn_prior
             points = jax.numpy.zeros((2, 1))
             learn_prior(jax.random.key(0), lambda key, points: points[:, 0], points, jitter=1.0)
         else:
