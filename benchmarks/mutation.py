@@ -36,7 +36,7 @@ import jax
 import numpy as np
 import pytest
 
-from examples.cells import Row, fill
+from examples.common.tables import Row, fill
 
 ROOT = Path(__file__).parents[1]
 # The tests of a module by itself. Those of what is built on it would add few kills, and minutes for
