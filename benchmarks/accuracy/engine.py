@@ -1,10 +1,11 @@
 """Accuracy and time of ``AutoImplicit`` with ``ImplicitELBO``, both with default settings.
 
-    python -m benchmarks.accuracy.engine [--data PATH] [--seeds 5] [--targets banana ...] [--csv FILE]
+    python -m benchmarks.accuracy.engine [--data PATH] [--seeds 5] [--targets banana ...]
+        [--csv FILE] [--quick]
 
-Every target and seed is one call ``svi.run(key, 5_000, progress_bar=False)`` with Adam, its step
-size falling from 1e-2 to 0 along a cosine, as in the README. Its seconds include compilation.
-Figures with a limit are checked, and the exit status is 1 if one is missed.
+Each fit is one call ``svi.run(key, 5_000, progress_bar=False)`` with Adam, whose step size falls
+from 1e-2 to 0 along a cosine, as in the README. Seconds include compilation. Some figures have
+limits, and the exit status is 1 if one is missed; ``--quick`` prints them without checking.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +30,28 @@ from benchmarks.accuracy.targets import TARGETS, Target, make_target, reference
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore.diagnostics import mmd_squared, sliced_wasserstein
 
-NUM_STEPS = 5_000
-NUM_DRAWS = 2_000  # in each of the sets a distance is computed between
-EXACT_REPLICATES = 200  # pairs of such sets that sliced Wasserstein distances are averaged over
-MMD_REPLICATES = 20  # the same for MMD², and for all distances where the reference is NUTS
 REFERENCE_SEED = 20_200_519
 
-# Lowest and highest admissible value of each figure that is held to one.
+
+class Sizes(NamedTuple):
+    """Sizes of a run.
+
+    Attributes:
+        num_steps: SVI steps of a fit.
+        num_draws: draws in each of the two sets of a distance.
+        num_exact: pairs of sets that a sliced Wasserstein distance is averaged over.
+        num_mmd: the same for MMD², and for all distances where the reference is NUTS.
+    """
+
+    num_steps: int = 5_000
+    num_draws: int = 2_000
+    num_exact: int = 200
+    num_mmd: int = 20
+
+
+QUICK = Sizes(num_steps=20, num_draws=200, num_exact=3, num_mmd=2)
+
+# Lowest and highest admissible value of each figure that has limits.
 LIMITS: dict[tuple[str, str], tuple[float, float]] = {
     **{(name, "seconds"): (0, 10) for name in ("banana", "multimodal", "x_shape")},
     **{(name, "sliced W1 / floor"): (0, 1.3) for name in ("banana", "multimodal", "x_shape")},
@@ -69,19 +85,19 @@ class Figure:
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """Lowest and highest admissible value, if the figure is held to one."""
+        """Lowest and highest admissible value; None for a figure without limits."""
         return LIMITS.get((self.target, self.name))
 
     @property
     def passed(self) -> bool:
-        """Whether the value keeps its limits; a figure without limits always does."""
+        """Whether the value is within its limits; always true for a figure without limits."""
         return self.limits is None or bool(self.limits[0] <= self.value <= self.limits[1])
 
 
 def fit(
-    target: Target, seed: int, num_draws: int, num_steps: int = NUM_STEPS
+    target: Target, seed: int, num_draws: int, num_steps: int = Sizes().num_steps
 ) -> tuple[float, float, Array]:
-    """Fits the guide with default settings and draws from it.
+    """Fit the guide with default settings and draw from it.
 
     Args:
         target: the posterior.
@@ -90,8 +106,8 @@ def fit(
         num_steps: number of SVI steps.
 
     Returns:
-        Seconds that ``svi.run`` took by the clock, seconds of all cores together, and unconstrained
-        draws of the guide, shape (num_draws, dim).
+        Elapsed seconds of ``svi.run``, CPU seconds of all cores together, and unconstrained draws
+        of the guide, shape (num_draws, dim).
     """
     run_key, draw_key = random.split(random.key(seed))
     guide = AutoImplicit(target.model)
@@ -106,16 +122,19 @@ def fit(
 
 
 class Yardstick:
-    """Reference draws of one target, and what every guide on it is measured against.
+    """Reference draws of one target, with the distances between them, to measure guides against.
 
     Args:
         target: the posterior.
+        sizes: sizes of the run.
     """
 
-    def __init__(self, target: Target) -> None:
-        # NUTS draws are dear; exact ones are free, and bring the Monte Carlo error down.
-        self.num_replicates = MMD_REPLICATES if target.exact is None else EXACT_REPLICATES
-        self.num_draws = self.num_replicates * NUM_DRAWS
+    def __init__(self, target: Target, sizes: Sizes) -> None:
+        # NUTS draws are expensive. Exact ones cost nothing, so more of them reduce the Monte Carlo
+        # error.
+        self.sizes = sizes
+        self.num_replicates = sizes.num_mmd if target.exact is None else sizes.num_exact
+        self.num_draws = self.num_replicates * sizes.num_draws
         draws = reference(target, random.key(REFERENCE_SEED), 2 * self.num_draws)
         self.target = target
         self.truth, self.other_truth = jnp.split(draws, 2)
@@ -127,29 +146,30 @@ class Yardstick:
         self.mmd_floors = self._mmd(self.other_truth)
 
     def figures(self, seed: int) -> Iterator[Figure]:
-        """Fits one guide and yields its figures."""
-        seconds, cpu_seconds, draws = fit(self.target, seed, self.num_draws)
+        """Fit one guide and yield its figures."""
+        num_steps = self.sizes.num_steps
+        seconds, cpu_seconds, draws = fit(self.target, seed, self.num_draws, num_steps)
 
         def figure(name: str, value: Any, *rest: Any) -> Figure:
             return Figure(self.target.name, seed, name, float(value), *map(float, rest))
 
         yield figure("seconds", seconds)
-        # On a busy machine the clock counts what others do: far below it, do not trust the clock.
+        # On a busy machine elapsed seconds include waiting: distrust them if these are far fewer.
         yield figure("CPU seconds", cpu_seconds)
 
         distances = self._sliced(draws)
         ratio = distances.mean() / self.sliced_floors.mean()
-        # Both share their reference draws, so the error of the ratio is that of the residuals.
+        # Both use the same reference draws, so the error of the ratio is that of the residuals.
         residuals = (distances - ratio * self.sliced_floors) / self.sliced_floors.mean()
         yield figure("sliced W1 / floor", ratio, _standard_error(residuals), 1.0)
 
         discrepancies = self._mmd(draws)
-        # The estimate is unbiased, so its floor is 0 on average: print the typical size instead.
+        # The estimate is unbiased, so its floor is 0 on average; its root mean square is printed.
         floor = np.sqrt((self.mmd_floors**2).mean())
         yield figure("MMD²", discrepancies.mean(), _standard_error(discrepancies), floor)
 
         if self.target.name == "student":
-            return  # no variance exists
+            return  # the variance is infinite
         moments = zip(
             self._moment_figures(draws), self._moment_figures(self.other_truth), strict=True
         )
@@ -157,22 +177,23 @@ class Yardstick:
             yield figure(name, value, np.nan, floor)
 
     def _sliced(self, draws: Array) -> np.ndarray:
-        # Directions count little in the error, and all distances share them.
+        # All distances use the same directions, which contribute little to the error.
         key = random.key(REFERENCE_SEED)
         return self._replicates(lambda x, y: sliced_wasserstein(x, y, key, 50), draws)
 
     def _mmd(self, draws: Array) -> np.ndarray:
-        # In units of the posterior's spread, so that every coordinate counts alike.
+        # In units of the posterior's standard deviation, so that coordinates have equal weights.
         def distance(x: Array, y: Array) -> Array:
             return mmd_squared(x / self.scale, y / self.scale, self.bandwidth)
 
-        return self._replicates(distance, draws, MMD_REPLICATES)
+        return self._replicates(distance, draws, self.sizes.num_mmd)
 
     def _replicates(
         self, distance: Callable[[Array, Array], Array], draws: Array, number: int | None = None
     ) -> np.ndarray:
         pairs = (
-            x.reshape(self.num_replicates, NUM_DRAWS, -1)[:number] for x in (draws, self.truth)
+            x.reshape(self.num_replicates, self.sizes.num_draws, -1)[:number]
+            for x in (draws, self.truth)
         )
         return np.asarray(lax.map(lambda pair: distance(*pair), tuple(pairs)))
 
@@ -200,7 +221,7 @@ def _standard_error(values: np.ndarray) -> float:
 
 
 def report(figures: Sequence[Figure]) -> Iterator[str]:
-    """Lines of the summary: every figure over the seeds, with its limits."""
+    """Lines of the summary: the mean and the worst value of each figure over the seeds."""
     yield f"{'target':22} {'figure':24} {'mean':>8} {'worst':>8} {'floor':>8}  limits"
     for target, name in dict.fromkeys((f.target, f.name) for f in figures):
         group = [f for f in figures if (f.target, f.name) == (target, name)]
@@ -223,7 +244,7 @@ def _blank_nan(value: Any) -> str:
 
 
 def write_csv(path: Path, figures: Iterable[Figure]) -> None:
-    """Writes one row per figure."""
+    """Write one row per figure."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Figure)])
         writer.writeheader()
@@ -231,34 +252,45 @@ def write_csv(path: Path, figures: Iterable[Figure]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
+    """Run the benchmark; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", type=Path, help="waveform.mat, or the folder that holds it")
     parser.add_argument("--seeds", type=int, default=5, help="number of fits per target")
     parser.add_argument(
-        "--targets", nargs="+", choices=(*TARGETS, "all"), default=DEFAULT_TARGETS, metavar="TARGET"
-    )
+        "--targets", nargs="+", choices=(*TARGETS, "all"), metavar="TARGET",
+        help=f"some of {', '.join(TARGETS)}; or all",
+    )  # fmt: skip
     parser.add_argument("--csv", type=Path, help="file to write the figures to")
+    parser.add_argument("--quick", action="store_true", help="one target, few steps and draws")
     options = parser.parse_args(arguments)
-    names = TARGETS if "all" in options.targets else options.targets
+    names = options.targets or (["banana"] if options.quick else DEFAULT_TARGETS)
+    names = TARGETS if "all" in names else names
+    sizes, num_seeds = (QUICK, 1) if options.quick else (Sizes(), options.seeds)
+    try:
+        targets = [make_target(name, options.data) for name in names]
+    except ValueError as error:
+        parser.error(str(error))
 
     figures: list[Figure] = []
-    for name in names:
-        yardstick = Yardstick(make_target(name, options.data))
-        for seed in range(options.seeds):
+    for target in targets:
+        yardstick = Yardstick(target, sizes)
+        for seed in range(num_seeds):
             for figure in yardstick.figures(seed):
                 figures.append(figure)
-                error = "" if np.isnan(figure.error) else f" ± {figure.error:.4f}"
-                floor = "" if np.isnan(figure.floor) else f" (floor {figure.floor:.4f})"
-                failed = "" if figure.passed else "  MISSED"
-                print(
-                    f"{name} seed {seed}: {figure.name} {figure.value:.4f}{error}{floor}{failed}",
-                    flush=True,
-                )
+                print(line_of(figure), flush=True)
             if options.csv:
                 write_csv(options.csv, figures)
     print("", *report(figures), sep="\n")
-    return int(not all(figure.passed for figure in figures))
+    return int(not options.quick and not all(figure.passed for figure in figures))
+
+
+def line_of(figure: Figure) -> str:
+    """One figure with its error, its floor and whether it misses its limits."""
+    error = "" if np.isnan(figure.error) else f" ± {figure.error:.4f}"
+    floor = "" if np.isnan(figure.floor) else f" (floor {figure.floor:.4f})"
+    failed = "" if figure.passed else "  MISSED"
+    value = f"{figure.name} {figure.value:.4f}{error}{floor}{failed}"
+    return f"{figure.target} seed {figure.seed}: {value}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The columns of the comparison: each fits one guide to one posterior, with its usual settings.
+"""The methods of the comparison: each fits one guide to one posterior, with its usual settings.
 
-The last three are the same guide with the score estimators of Li and Turner (2018), Shi, Sun and
-Zhu (2018) and Zhou, Shi and Zhu (2020) as published, without this library's base and correction.
+The last three are ``AutoImplicit`` with the score estimators of Li and Turner (2018), Shi, Sun and
+Zhu (2018) and Zhou, Shi and Zhu (2020) as published, without this library's base score and bias
+correction.
 """
 
 from __future__ import annotations
@@ -34,20 +35,21 @@ from numpyro_kscore.estimators import nu_method, ssge, stein
 __all__ = ["METHODS", "Fit"]
 
 NUM_STEPS = 5_000
-# For every guide: at 5e-3 the full-rank Gaussian has not arrived on correlated posteriors.
+# The same for every guide: at 5e-3 the full-rank Gaussian does not converge on correlated
+# posteriors.
 STEP_SIZE = 1e-2
-# Trace_ELBO's own default is one particle, which is noisy; AutoImplicit's of 128 and more would
+# The default of Trace_ELBO is one particle, which is noisy; the 128 and more of ImplicitELBO would
 # make the flows slow.
 TRACE_PARTICLES = 32
 
 
 class Fit(NamedTuple):
-    """What a fit gives.
+    """The result of a fit.
 
     Attributes:
-        draws: of the guide, as the posterior summarizes them, (n, k).
-        seconds: of fitting, compilation included, by the clock.
-        cpu_seconds: the same on all cores together; what others do on the machine is not in it.
+        draws: draws of the guide, as the posterior summarizes them, (n, k).
+        seconds: elapsed seconds of fitting, compilation included.
+        cpu_seconds: CPU seconds of the same on all cores, without other processes.
     """
 
     draws: Array
@@ -87,28 +89,28 @@ def _origin_of_improper(site: dict[str, Any]) -> Array | None:
 
 
 def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit:
-    """A mixture of ten mean-field Gaussians, with the settings of NumPyro's documentation."""
+    """SteinVI: a mixture of ten mean-field Gaussians, with the settings of NumPyro's docs."""
     target = posterior.target
     run_key, draw_key = random.split(random.key(seed))
-    # SteinVI draws from the model before it takes a step, which an improper prior cannot do.
+    # SteinVI draws from the model before its first step, which fails for an improper prior.
     model = handlers.substitute(target.model, substitute_fn=_origin_of_improper)
     guide = AutoNormal(target.model)
     stein = SteinVI(model, guide, Adagrad(0.05), RBFKernel())
     result, *seconds = _timed(
         lambda: stein.run(run_key, num_steps, *target.args, progress_bar=False).params
     )
-    share = -(-num_draws // stein.num_stein_particles)
+    per_particle = -(-num_draws // stein.num_stein_particles)
     keys = random.split(draw_key, stein.num_stein_particles)
     draws = jax.vmap(
-        lambda params, key: guide.sample_posterior(key, params, sample_shape=(share,))
+        lambda params, key: guide.sample_posterior(key, params, sample_shape=(per_particle,))
     )(result, keys)
     mixed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
-    order = random.permutation(draw_key, share * stein.num_stein_particles)[:num_draws]
+    order = random.permutation(draw_key, per_particle * stein.num_stein_particles)[:num_draws]
     return Fit(posterior.summarize(jax.tree.map(lambda x: x[order], mixed)), *seconds)
 
 
 _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
-# Implicit inference as published: the guide's score by itself, shrunk toward zero.
+# Implicit inference as published: the guide's score without a base, shrunk toward zero.
 _published = partial(ImplicitELBO, base=None, debias=None)
 
 METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {

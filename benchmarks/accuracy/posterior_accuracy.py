@@ -1,24 +1,26 @@
-"""Posteriors by this library's defaults, NumPyro's guides, SteinVI and published estimators.
+"""Accuracy of posteriors by the defaults, NumPyro's guides, SteinVI and published estimators.
 
-    python -m benchmarks.accuracy.posterior_accuracy --cache FOLDER --csv FILE [--data PATH] [--quick]
+    python -m benchmarks.accuracy.posterior_accuracy --cache FOLDER --csv FILE [--data PATH]
         [--targets banana ...] [--methods AutoImplicit ...] [--seeds 0 1 ...] [--figure FILE]
+        [--quick]
 
-Every method takes 5 000 steps on every posterior, and nothing is tuned to any of them. Adam's step
-size falls from 1e-2 to 0 along a cosine, for ``AutoImplicit`` with ``ImplicitELBO`` and for
-NumPyro's guides with ``Trace_ELBO`` of 32 particles alike, and all start where NumPyro puts them;
-SteinVI has its documented settings. Where a Gaussian guide is far off on a posterior that is nearly
-Gaussian, it has not arrived: on stiff models 5 000 steps from there do not suffice.
+Every method takes 5 000 steps on every posterior, without tuning. ``AutoImplicit`` with
+``ImplicitELBO`` and NumPyro's guides with ``Trace_ELBO`` of 32 particles use Adam, whose step size
+falls from 1e-2 to 0 along a cosine, and NumPyro's initial values; SteinVI has its documented
+settings. A Gaussian guide that is far off on a nearly Gaussian posterior has not converged: on
+stiff models 5 000 steps do not suffice.
 
-Draws are compared with exact ones, or with NUTS where there are none, in unconstrained coordinates
-(a neural network's in its predictions), each divided by the reference's standard deviation:
+Draws are compared with exact ones, or with NUTS where no exact sampler exists. Coordinates are
+unconstrained (for the neural network they are its predictions) and divided by the reference's
+standard deviation:
 
-* W/floor: sliced Wasserstein-1 distance over that of two independent sets of reference draws;
+* W/floor: sliced Wasserstein-1 distance divided by that of two independent sets of reference draws;
 * mean: the largest error of a mean, in standard deviations;
 * sd: the smallest and the largest ratio of a standard deviation to the reference's.
 
-Where no variance exists (student), or draws do not determine it (funnel), medians and
-interquartile ranges take their places. Rows are in the CSV file as soon as they are known, and
-references in the folder: interrupted, the script goes on where it was.
+Medians and interquartile ranges are used where the variance is infinite (student) or poorly
+determined by draws (funnel). Every row is written to the CSV file as soon as it is computed, and
+references are kept in the folder, so an interrupted script continues where it stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from examples.common.tables import Row, fill
 from numpyro_kscore.diagnostics import sliced_wasserstein
 
 COLUMNS = ("dim", "finite", "distance", "mean_error", "sd_low", "sd_high", "seconds", "cpu_seconds")
-FLOOR = "reference again"  # the column of independent reference draws
+FLOOR = "reference again"  # the row of independent reference draws
 OURS = "AutoImplicit"
 STYLES = {
     OURS: "ko", "AutoNormal": "C0v", "AutoMultivariateNormal": "C1s", "AutoIAFNormal": "C2^",
@@ -51,13 +53,14 @@ STYLES = {
     "AutoImplicit, SSGE": "C6>",
     "AutoImplicit, nu": "C8o", FLOOR: "C7|",
 }  # fmt: skip
-# What a good fit is: the largest error of a mean, and the range of ratios of spreads.
+# A good fit: at most this error of a mean, and ratios of spreads in this range.
 MEAN_LIMIT, SPREAD_LIMITS = 0.15, (0.9, 1.1)
-MARGIN = 1.1  # distances are compared up to 10 %
+MARGIN = 1.1  # distances that differ by at most 10 % count as equal
+QUICK_TARGETS, QUICK_METHODS = ("banana", "eight_schools"), (OURS, "AutoNormal")
 
 
 def location_and_spread(draws: Array, heavy_tails: bool) -> tuple[Array, Array]:
-    """Mean and sd of each coordinate; the median and the quartiles' distance under heavy tails."""
+    """Mean and sd of each coordinate; under heavy tails median and scaled interquartile range."""
     if not heavy_tails:
         return draws.mean(0), draws.std(0)
     low, middle, high = jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
@@ -65,7 +68,7 @@ def location_and_spread(draws: Array, heavy_tails: bool) -> tuple[Array, Array]:
 
 
 def mean_distance(x: Array, y: Array, num_pairs: int) -> float:
-    """Sliced Wasserstein distance, mean over consecutive pairs of equal parts."""
+    """Sliced Wasserstein distance, averaged over consecutive pairs of equal parts."""
     parts = tuple(jnp.split(draws, num_pairs) for draws in (x, y))
     stacked = tuple(jnp.stack(part) for part in parts)
     distances = lax.map(lambda pair: sliced_wasserstein(*pair, random.key(0)), stacked)
@@ -73,7 +76,7 @@ def mean_distance(x: Array, y: Array, num_pairs: int) -> float:
 
 
 def measure(draws: Array, reference: Reference, heavy_tails: bool, num_pairs: int) -> Row:
-    """The figures of one set of draws, as many as ``reference.truth`` has.
+    """Figures of one set of draws, of the size of ``reference.truth``.
 
     Returns:
         ``dim``, ``finite``, ``distance`` (over the floor), ``mean_error``, ``sd_low`` and
@@ -97,7 +100,7 @@ def measure(draws: Array, reference: Reference, heavy_tails: bool, num_pairs: in
 
 
 class Bench:
-    """Posteriors and references, each made once, and the rows of the table."""
+    """Computes the rows of the table; posteriors and references are made once."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.sizes = QUICK if options.quick else Sizes()
@@ -117,7 +120,7 @@ class Bench:
             num_draws = len(reference.truth)
             draws, seconds, cpu_seconds = METHODS[method](posterior, seed, num_steps, num_draws)
         figures = measure(draws, reference, posterior.heavy_tails, self.sizes.num_pairs)
-        if method == FLOOR:  # the last of a target: none of its programs is used again
+        if method == FLOOR:  # the last row of a target, whose programs are not used again
             jax.clear_caches()
         rounded = {name: float(f"{value:.5g}") for name, value in figures.items()}
         times = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1)}
@@ -125,7 +128,7 @@ class Bench:
 
 
 class Figures(NamedTuple):
-    """A method on a posterior, over the seeds: mean distance and time, worst errors."""
+    """A method on a posterior over the seeds: mean distance and time, worst errors."""
 
     distance: float
     mean_error: float
@@ -136,13 +139,13 @@ class Figures(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether mean and spread are right; NaN is not."""
+        """Whether mean and spread are within the limits; false for NaN."""
         low, high = SPREAD_LIMITS
         return self.mean_error <= MEAN_LIMIT and self.sd_low >= low and self.sd_high <= high
 
 
 def over_seeds(rows: Sequence[Row]) -> dict[tuple[str, str], Figures]:
-    """The figures of every posterior and method."""
+    """Figures of every posterior and method."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["target"], row["method"]), []).append(row)
@@ -173,7 +176,7 @@ def table(found: dict[tuple[str, str], Figures], methods: Sequence[str]) -> list
 
 
 def verdict(found: dict[tuple[str, str], Figures]) -> list[str]:
-    """In how many posteriors the claims hold; one that lacks a method counts for what it has."""
+    """On how many posteriors the claims hold, of those whose methods were run."""
     targets = [target for target, method in found if method == OURS]
     if not targets:
         return []
@@ -209,7 +212,7 @@ def verdict(found: dict[tuple[str, str], Figures]) -> list[str]:
 
 
 def plot(path: Path, found: dict[tuple[str, str], Figures], methods: Sequence[str]) -> None:
-    """Distances and extreme ratios of spreads, a line for each posterior."""
+    """Plot distances and extreme ratios of spreads, one line for each posterior."""
     targets = list(dict.fromkeys(target for target, _ in found))[::-1]
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 1.5 + 0.28 * len(targets)), sharey=True, layout="constrained"
@@ -219,7 +222,7 @@ def plot(path: Path, found: dict[tuple[str, str], Figures], methods: Sequence[st
         style = {"ms": 7 if method == OURS else 5, "zorder": 3 if method == OURS else 2}
         height = [i for i, _ in has]
         left.plot([f.distance for _, f in has], height, STYLES[method], label=method, **style)
-        # The ratio that is further from 1, on a logarithmic scale.
+        # The ratio further from 1 on a logarithmic scale.
         extreme = [max(f.sd_low, f.sd_high, key=lambda x: abs(np.log(x))) for _, f in has]
         right.plot(extreme, height, STYLES[method], **style)
     left.set(xscale="log", xlabel="sliced Wasserstein distance / sampling floor")
@@ -234,7 +237,7 @@ def plot(path: Path, found: dict[tuple[str, str], Figures], methods: Sequence[st
 
 
 def usable_targets(bench: Bench, names: Sequence[str]) -> list[str]:
-    """The targets whose data are there and whose reference can be trusted; says why others not."""
+    """Targets with data and a trusted reference; prints why others are left out."""
     usable = []
     for name in names:
         try:
@@ -244,31 +247,34 @@ def usable_targets(bench: Bench, names: Sequence[str]) -> list[str]:
             continue
         reference = bench.reference(name)
         evidence = f"R-hat {reference.rhat:.4f}, effective draws {reference.ess:.0f}"
-        # A quick run is there to see that it runs.
+        # A quick run only shows that the script runs.
         if reference.trusted or bench.options.quick:
             usable.append(name)
         else:
-            print(f"{name} is left out: NUTS is not to be trusted ({evidence})", flush=True)
+            print(f"{name} is left out: NUTS did not converge ({evidence})", flush=True)
     return usable
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, prints it with the verdict, and draws the figure."""
+    """Fill the table, print it with the verdict and draw the figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", type=Path, help="waveform.mat, or the folder that holds it")
     parser.add_argument("--cache", type=Path, help="folder for reference draws")
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--figure", type=Path, help="picture to write")
-    parser.add_argument(
-        "--targets", nargs="+", choices=POSTERIORS, default=POSTERIORS, metavar="TARGET"
-    )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
+    parser.add_argument("--targets", nargs="+", choices=POSTERIORS, metavar="TARGET")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--quick", action="store_true", help="few draws and steps, to see it run")
+    parser.add_argument(
+        "--quick", action="store_true",
+        help="few draws and steps, by default two targets and two methods: to see it run",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
 
     bench = Bench(options)
     num_steps = 20 if options.quick else NUM_STEPS
+    options.targets = options.targets or (QUICK_TARGETS if options.quick else POSTERIORS)
+    options.methods = options.methods or (QUICK_METHODS if options.quick else METHODS)
     methods = [*options.methods, FLOOR]
     cells = [
         {"target": target, "method": method, "seed": seed, "num_steps": num_steps}

@@ -1,7 +1,8 @@
-"""Posteriors that guides are compared on: the toys of ``targets`` and the models people have.
+"""Posteriors that guides are compared on: the toys of ``targets`` and models as users have them.
 
-Data are simulated with fixed seeds or come with scikit-learn; only waveform needs a file. Draws
-are exact where the posterior can be sampled, otherwise NUTS on a parametrization that suits it.
+Data are simulated with fixed seeds or come with scikit-learn; only waveform needs a file. Reference
+draws are exact where the posterior can be sampled; otherwise they come from NUTS on a suitable
+parametrization.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ __all__ = ["POSTERIORS", "Posterior", "make_posterior"]
 
 @dataclass(frozen=True)
 class Posterior:
-    """A target, and how guides are compared on it.
+    """A target with the way guides are compared on it.
 
     Attributes:
-        target: model, data and the way to reference draws.
-        summary: constrained draws of all sites, leading axis n, to what is compared, (n, k);
-            None for the unconstrained coordinates.
-        heavy_tails: compare medians and interquartile ranges: variances do not exist, or thousands
-            of draws do not determine them.
-        thinning: NUTS keeps one draw in so many.
+        target: model, data and source of reference draws.
+        summary: maps constrained draws of all sites, leading axis n, to the compared coordinates,
+            (n, k); None compares the unconstrained coordinates.
+        heavy_tails: compare medians and interquartile ranges, because variances are infinite or
+            poorly determined by thousands of draws.
+        thinning: NUTS keeps one of this many draws.
     """
 
     target: Target
@@ -43,12 +44,12 @@ class Posterior:
     thinning: int = 2
 
     def summarize(self, draws: Draws) -> Array:
-        """What is compared, (n, k), from draws of the model's sites."""
+        """The compared coordinates, (n, k), of draws of the model's sites."""
         return self.target.unconstrained(draws) if self.summary is None else self.summary(draws)
 
     @property
     def space(self) -> str:
-        """What the coordinates of a comparison are."""
+        """Kind of the compared coordinates."""
         return "unconstrained" if self.summary is None else "predictions"
 
 
@@ -61,7 +62,7 @@ def ordered(locs: Array, scales: Array) -> dist.Distribution:
 
 
 def _dirichlet() -> Target:
-    """Shares of five kinds after few observations, none of the first kind."""
+    """Proportions of five classes after few observations, none of the first class."""
     counts = jnp.array([0.0, 1.0, 3.0, 8.0, 20.0])
 
     def model(counts: Array) -> None:
@@ -76,7 +77,7 @@ def _dirichlet() -> Target:
 
 
 def _rates() -> Target:
-    """Positive: Poisson rates under a Gamma(1/2, 1/10) prior, one of them without any event."""
+    """Positive Poisson rates under a Gamma(1/2, 1/10) prior, one of them without an event."""
     counts = jnp.array([0.0, 1.0, 2.0, 5.0, 20.0])
     exposures = jnp.array([2.0, 2.0, 1.0, 1.0, 4.0])
 
@@ -85,7 +86,7 @@ def _rates() -> Target:
         numpyro.sample("counts", dist.Poisson(rates * exposures), obs=counts)
 
     def exact(key: Array, num_draws: int) -> Array:
-        # In logarithms: a Gamma(1/2) draw may be too small for a float.
+        # Logarithms, because a Gamma(1/2) draw may underflow.
         return random.loggamma(key, 0.5 + counts, (num_draws, 5)) - jnp.log(0.1 + exposures)
 
     return Target("rates", model, (counts, exposures), exact)
@@ -125,7 +126,7 @@ def _ordinal() -> Target:
 
 
 def _autoregression() -> Target:
-    """Intervals: AR(1) with uniform priors, and data that push its coefficient against 1."""
+    """AR(1) with uniform priors on intervals and data that push its coefficient against 1."""
     rng = np.random.default_rng(19)
     series = np.zeros(41)
     for t in range(1, 41):
@@ -142,7 +143,7 @@ def _autoregression() -> Target:
 
 
 def _mixture() -> Target:
-    """Three Gaussian components, told apart by the order of their means, from 120 numbers."""
+    """Three Gaussian components, identified by the order of their means, from 120 numbers."""
     rng = np.random.default_rng(20)
     kinds = rng.choice(3, size=120, p=[0.3, 0.5, 0.2])
     values = rng.normal(np.array([-3.0, 0.0, 3.0])[kinds], np.array([0.6, 0.8, 0.5])[kinds])
@@ -194,7 +195,7 @@ def _path(increments: Array) -> Array:
 
 
 def _diffusion() -> Target:
-    """A path of 100 steps in a double well, seen at every fifth with noise of sd 0.1."""
+    """A path of 100 steps in a double well, observed at every fifth with noise of sd 0.1."""
     rng = np.random.default_rng(21)
     truth = _path(jnp.asarray(rng.normal(size=100), jnp.float32))
     seen = truth[4::5] + jnp.asarray(0.1 * rng.normal(size=20), jnp.float32)
@@ -209,7 +210,7 @@ def _diffusion() -> Target:
         numpyro.sample("seen", dist.Normal(path[4::5], 0.1), obs=seen)
 
     def nuts_model(seen: Array) -> None:
-        # Neighbors on a path are all but equal; its increments are nearly independent.
+        # Neighbors on a path are nearly equal, but its increments are nearly independent.
         increments = numpyro.sample("increments", dist.Normal(0, 1).expand([100]).to_event(1))
         numpyro.sample("seen", dist.Normal(_path(increments)[4::5], 0.1), obs=seen)
 
@@ -220,7 +221,7 @@ def _diffusion() -> Target:
 
 
 def _network(draws: Draws, x: Array) -> Array:
-    """Values at x (k,) of a network with one hidden layer: weights (..., 8) to (..., k)."""
+    """Values at x (k,) of a network with one hidden layer: weights (..., 8) -> (..., k)."""
     hidden = jnp.tanh(x[:, None] * draws["slopes"][..., None, :] + draws["shifts"][..., None, :])
     return (hidden * draws["heights"][..., None, :]).sum(-1) + draws["offset"][..., None]
 
@@ -241,7 +242,7 @@ def _bnn() -> Posterior:
         numpyro.sample("y", dist.Normal(_network(draws, x), 0.1), obs=y)
 
     target = Target("bnn", model, (jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)))
-    # Permuting hidden units changes the weights and nothing else: only the function is compared.
+    # Permuting hidden units changes the weights but not the function, so functions are compared.
     return Posterior(target, lambda draws: _network(draws, jnp.linspace(-2.5, 2.5, 21)), thinning=4)
 
 
@@ -275,11 +276,11 @@ POSTERIORS = (*_FACTORIES, "waveform")
 
 
 def make_posterior(name: str, data: Path | None = None) -> Posterior:
-    """Builds a posterior by name.
+    """Build a posterior by name.
 
     Args:
         name: one of ``POSTERIORS``.
-        data: path of ``waveform.mat`` or of its folder, for waveform alone.
+        data: path of ``waveform.mat`` or of its folder; only waveform needs it.
 
     Raises:
         ValueError: if the name is unknown, or the waveform data are not found.

@@ -1,4 +1,4 @@
-"""Reference draws of the posteriors, with the evidence that they can be trusted."""
+"""Reference draws of the posteriors, with their convergence diagnostics."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SMALLEST_ESS = 1_000
 
 
 class Sizes(NamedTuple):
-    """How much is drawn.
+    """Numbers of draws.
 
     Attributes:
-        num_draws: draws in each of the two sets a distance is taken between.
-        num_pairs: pairs of such sets that a distance is averaged over.
+        num_draws: draws in each of the two sets of a distance.
+        num_pairs: pairs of sets that a distance is averaged over.
         num_warmup: warm-up steps of NUTS.
     """
 
@@ -49,11 +49,11 @@ class Reference:
     """Draws from the true posterior, as the posterior summarizes them.
 
     Attributes:
-        truth: what guides are compared with, (num_pairs · num_draws, k).
-        other: as many independent draws, from other chains: the sampling floor.
+        truth: draws that guides are compared with, (num_pairs · num_draws, k).
+        other: as many independent draws from other chains, for the sampling floor.
         rhat: largest split R̂ over the coordinates; 1 for exact draws.
         ess: smallest effective sample size; the number of draws for exact ones.
-        seconds: what it took.
+        seconds: elapsed seconds of the sampling.
     """
 
     truth: Array
@@ -69,15 +69,15 @@ class Reference:
 
 
 def load_reference(posterior: Posterior, sizes: Sizes, folder: Path | None) -> Reference:
-    """Reference draws, computed or from the folder.
+    """Reference draws, loaded from the folder or computed.
 
     Args:
-        posterior: what to draw from.
-        sizes: how much.
-        folder: where draws are kept, one ``.npz`` for each posterior; None keeps nothing.
+        posterior: posterior to draw from.
+        sizes: numbers of draws.
+        folder: folder that keeps draws, one ``.npz`` for each posterior; None keeps nothing.
 
     Returns:
-        The reference, also where it is not to be trusted.
+        The reference; check ``trusted`` before use.
     """
     path = None
     if folder is not None:
@@ -93,7 +93,7 @@ def load_reference(posterior: Posterior, sizes: Sizes, folder: Path | None) -> R
     reference = Reference(truth, other, rhat, ess, seconds)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed, so that an interrupted run leaves no half of a file.
+        # Written under another name and renamed, so that no half-written file is left.
         partial = path.with_suffix(f".{os.getpid()}.npz")
         np.savez(partial, **vars(reference))
         partial.replace(path)
@@ -124,7 +124,7 @@ def _draw(posterior: Posterior, sizes: Sizes) -> tuple[Array, Array, float, floa
     chains = np.asarray(draws, np.float64).reshape(_NUM_CHAINS, total // _NUM_CHAINS, -1)
     rhat = float(np.max(split_gelman_rubin(chains)))
     ess = float(np.min(effective_sample_size(chains)))
-    truth, other = jnp.split(draws, 2)  # chains stay together: the floor shows what they differ by
+    truth, other = jnp.split(draws, 2)  # by chains, so that the floor includes their differences
     return random.permutation(truth_key, truth), random.permutation(other_key, other), rhat, ess
 
 

@@ -1,4 +1,4 @@
-"""Regressions and hierarchies as plain NumPyro models, with their data."""
+"""Regressions and hierarchical models in NumPyro, with their data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _diabetes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def linear() -> Target:
-    """Linear regression with unknown noise: the conjugate prior, so that draws are exact."""
+    """Linear regression with unknown noise and the conjugate prior, so that draws are exact."""
     features, response = _diabetes()
     num_rows, num_features = features.shape
 
@@ -48,7 +48,7 @@ def linear() -> Target:
     mean = np.linalg.solve(precision, features.T @ response)
     shape = 3 + num_rows / 2
     rate = 2 + (response @ response - mean @ precision @ mean) / 2
-    root = np.linalg.inv(np.linalg.cholesky(precision))  # rows of noise times it: variance P⁻¹
+    root = np.linalg.inv(np.linalg.cholesky(precision))  # noise @ root has covariance P⁻¹
 
     def exact(key: Array, num_draws: int) -> Array:
         variance_key, noise_key = random.split(key)
@@ -61,7 +61,7 @@ def linear() -> Target:
 
 
 def horseshoe() -> Target:
-    """Linear regression on the same data, weights under a horseshoe in its usual product form."""
+    """Linear regression on the same data with a horseshoe prior in its usual product form."""
     features, response = _diabetes()
 
     def model(features: Array, response: Array) -> None:
@@ -77,7 +77,7 @@ def horseshoe() -> Target:
 
 
 def poisson_mixed() -> Target:
-    """Poisson counts of 12 groups with an intercept each."""
+    """Poisson counts of 12 groups, each with its own intercept."""
     rng = np.random.default_rng(11)
     groups = np.repeat(np.arange(12), 5)
     x = rng.normal(size=60)
@@ -98,7 +98,7 @@ def poisson_mixed() -> Target:
 
 
 def negative_binomial() -> Target:
-    """Overdispersed counts: an intercept, four weights and the concentration."""
+    """Regression of overdispersed counts: an intercept, four weights and the concentration."""
     rng = np.random.default_rng(12)
     features = rng.normal(size=(100, 4))
     mean = np.exp(1 + features @ [0.5, -0.3, 0.2, 0.0])
@@ -149,7 +149,7 @@ def gaussian_process() -> Target:
         amplitude = numpyro.sample("amplitude", dist.LogNormal(0, 1))
         noise = numpyro.sample("noise", dist.LogNormal(-1, 1))
         squares = ((x[:, None] - x) / lengthscale) ** 2
-        # The jitter is part of the model, the same for all who sample it.
+        # The jitter is part of the model, so it is the same for all methods.
         covariance = amplitude**2 * jnp.exp(-squares / 2) + (noise**2 + 1e-4) * jnp.eye(len(x))
         zeros = jnp.zeros(len(x))
         numpyro.sample("y", dist.MultivariateNormal(zeros, covariance_matrix=covariance), obs=y)

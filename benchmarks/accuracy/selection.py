@@ -1,11 +1,11 @@
-"""The automatic choice of the regularization: error against hindsight, and time.
+"""Error and time of the automatic choice of the regularization parameter.
 
-    python -m benchmarks.accuracy.selection [--dims 2 8 32 64] [--samples 128] [--seeds 8]
+    python -m benchmarks.accuracy.selection [--dims 2 8 32 64] [--samples 128] [--seeds 8] [--quick]
 
-For each target, ``ScoreEstimator()`` is compared with the best member of the path it chooses
-from, the one with the least true error on average over the seeds. Errors are mean squared, per
-dimension, at 512 new draws. The last table is the time of an automatic fit over that of one with
-a given λ, both jitted and timed in turns within one process.
+For each target, ``ScoreEstimator()`` is compared with the best member of the path it chooses from:
+the one with the smallest true error on average over the seeds. Errors are mean squares per
+dimension at 512 new draws. The last table compares the time of an automatic fit with that of a fit
+with a given λ; both are jitted and timed alternately in one process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Target(NamedTuple):
 
     Attributes:
         draw: ``(key, n) -> (n, d)``.
-        log_density: of one point, up to a constant.
+        log_density: log density of one point, up to a constant.
     """
 
     draw: Callable[[Array, int], Array]
@@ -42,7 +42,7 @@ class Target(NamedTuple):
 
 
 def gaussian(dim: int) -> Target:
-    """The standard normal: nothing to gain over the base."""
+    """The standard normal, where the base score is the truth."""
     return Target(lambda key, n: random.normal(key, (n, dim)), lambda x: -0.5 * jnp.sum(x * x))
 
 
@@ -89,7 +89,7 @@ def mixture(dim: int) -> Target:
 
 
 def grid(dim: int) -> Target:
-    """As many normals as dimensions, at random corners of the unit cube."""
+    """A mixture of d normals at random corners of the unit cube."""
     corners = jnp.asarray(np.random.default_rng(1).integers(0, 2, (dim, dim)), jnp.float32)
 
     def draw(key: Array, n: int) -> Array:
@@ -113,7 +113,7 @@ TARGETS = {
 
 @jax.jit
 def _errors(samples: Array, points: Array, scores: Array) -> tuple[Array, Array]:
-    """Errors of every member of the path, (p,), the base first, and of the automatic choice."""
+    """Errors of every member of the path, (p,), base first, and of the automatic choice."""
 
     def error(regularizer: Regularizer) -> Array:
         estimator = ScoreEstimator(regularizer=regularizer)
@@ -145,7 +145,7 @@ def errors_of(
 
 
 def least_times(dim: int, num_samples: int, repetitions: int) -> np.ndarray:
-    """Seconds of an automatic fit and of one with λ = 1e-3, the least of all repetitions."""
+    """Seconds of an automatic fit and of one with λ = 1e-3: the minimum over the repetitions."""
     samples = random.normal(random.key(0), (num_samples, dim))
     functions = [
         partial(jax.jit(estimator.fit), samples)
@@ -154,24 +154,27 @@ def least_times(dim: int, num_samples: int, repetitions: int) -> np.ndarray:
     for function in functions:
         jax.block_until_ready(function())  # compilation
     times = np.empty((repetitions, 2))
-    # In turns, so that a change of the machine's speed or load meets both alike.
+    # Alternately, so that a change of the machine's speed or load affects both.
     for row in times:
         for k, function in enumerate(functions):
             start = time.perf_counter()
             jax.block_until_ready(function())
             row[k] = time.perf_counter() - start
-    # What disturbs a run makes it longer.
+    # Disturbances only make runs longer.
     return np.min(times, axis=0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark and prints its tables."""
+    """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 8, 32, 64])
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=8, help="0: times only")
-    parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--repetitions", type=int, default=30, help="timed fits of each kind")
+    parser.add_argument("--quick", action="store_true", help="one dimension, two seeds")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.dims, options.samples, options.seeds, options.repetitions = [2], 64, 2, 2
 
     ratios: dict[str, list[float]] = {name: [] for name in TARGETS}
     print("| target | d | n | base | best fixed | auto | ratio |\n|---|---|---|---|---|---|---|")

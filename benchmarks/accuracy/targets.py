@@ -1,8 +1,8 @@
-"""Posteriors to measure guides on: plain NumPyro models with exact draws or a NUTS reference.
+"""Posteriors to measure guides on: NumPyro models with exact draws or a NUTS reference.
 
 All draws are compared in *unconstrained* coordinates, one row per draw, in the order in which the
-model samples its latents. ``reference`` caches what it computes in the user's cache folder
-(``$XDG_CACHE_HOME/numpyro_kscore``), so that only the first run of a benchmark waits for NUTS.
+model samples its latents. ``reference`` caches NUTS draws in the user's cache folder
+(``$XDG_CACHE_HOME/numpyro_kscore``), so that only the first run of a benchmark waits for them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ Draws = dict[str, Array]
 
 @dataclass(frozen=True)
 class Target:
-    """A posterior and the way to draw from it.
+    """A posterior and a way to draw from it.
 
     Attributes:
-        name: as on the command line.
+        name: name on the command line.
         model: a NumPyro model.
-        args: the model's arguments (its data).
+        args: arguments of the model (its data).
         exact: ``(key, num_draws) -> (num_draws, dim)`` unconstrained draws; ``None`` where only
             NUTS is available.
-        nuts_model: the model NUTS runs on when ``exact`` is ``None``. It has the same posterior as
-            ``model`` but a geometry NUTS can trust.
-        from_nuts: maps one draw of ``nuts_model``'s sites to one of ``model``'s.
+        nuts_model: the model NUTS runs on when ``exact`` is ``None``: the same posterior as that of
+            ``model``, with a geometry that suits NUTS.
+        from_nuts: maps draws of the sites of ``nuts_model`` to those of ``model``.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Target:
     from_nuts: Callable[[Draws], Draws] = lambda draws: draws
 
     def unconstrained(self, draws: Draws) -> Array:
-        """Flattens constrained draws of the model's sites, leading axis n, to shape (n, dim)."""
+        """Unconstrained coordinates, (n, dim), of constrained draws of all sites, (n, ...) each."""
         columns = []
         for name, support in self.supports().items():
             values = biject_to(support).inv(draws[name])
@@ -67,7 +67,7 @@ class Target:
     def supports(self) -> dict[str, constraints.Constraint]:
         """The model's latent sites, in sampling order, with their supports."""
         seeded = numpyro.handlers.seed(self.model, random.key(0))
-        # ImproperUniform sites cannot be sampled: give every site an admissible value instead.
+        # ImproperUniform sites cannot be sampled, so every site gets an admissible value.
         seeded = numpyro.handlers.substitute(seeded, substitute_fn=numpyro.infer.init_to_feasible())
         trace = numpyro.handlers.trace(seeded).get_trace(*self.args)
         return {
@@ -127,8 +127,8 @@ def _x_shape() -> Target:
 
 
 def _student() -> Target:
-    """A linear image of two independent Student t(2): tails so heavy that no variance exists."""
-    # The literature leaves the mixing matrix open; this one gives a clear but not extreme slant.
+    """A linear image of two independent Student t(2), whose variances are infinite."""
+    # The literature does not specify the mixing matrix; this one gives a moderate slant.
     mixing = jnp.array([[1.0, 0.0], [0.8, 0.6]])
     independent = dist.StudentT(2.0).expand([2]).to_event(1)
     transform = dist.transforms.LowerCholeskyAffine(jnp.zeros(2), mixing)
@@ -136,7 +136,7 @@ def _student() -> Target:
 
 
 def _ring() -> Target:
-    """Density proportional to exp(-(|x| - 2)² / 2·0.25²): no Gaussian direction, a hole inside."""
+    """A ring: density proportional to exp(-(|x| - 2)² / (2·0.25²))."""
     radius, width = 2.0, 0.25
 
     def model() -> None:
@@ -147,7 +147,8 @@ def _ring() -> Target:
 
     def exact(key: Array, num_draws: int) -> Array:
         radius_key, angle_key = random.split(key)
-        # The area element makes the radius's density r·exp(...): invert its distribution function.
+        # The area element makes the density of the radius r·exp(...); its distribution function is
+        # inverted numerically.
         grid = np.linspace(0, radius + 8 * width, 20_001)
         density = grid * np.exp(-0.5 * ((grid - radius) / width) ** 2)
         cumulative = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
@@ -167,7 +168,7 @@ def _correlated_gaussian(dim: int, condition: float = 1e4) -> Target:
     generator = np.random.default_rng(dim)
     rotation, _ = np.linalg.qr(generator.normal(size=(dim, dim)))
     eigenvalues = np.geomspace(condition**-0.5, condition**0.5, dim)
-    # Factorized in float64: in float32 the smallest eigenvalues would be mostly rounding.
+    # Factorized in float64, because rounding would dominate the smallest eigenvalues in float32.
     scale_tril = np.linalg.cholesky(rotation * eigenvalues @ rotation.T)
     gaussian = dist.MultivariateNormal(jnp.zeros(dim), scale_tril=jnp.asarray(scale_tril))
     return _from_distribution(f"gaussian{dim}", gaussian)
@@ -238,7 +239,7 @@ _FACTORIES: dict[str, Callable[[], Target]] = {
     "gaussian30": lambda: _correlated_gaussian(30),
     "gaussian100": lambda: _correlated_gaussian(100),
     "eight_schools": lambda: Target("eight_schools", _eight_schools_non_centered),
-    # NUTS misses the neck of the centered funnel, so its reference comes from the other form.
+    # NUTS misses the neck of the centered funnel, so its reference uses the non-centered form.
     "eight_schools_centered": lambda: Target(
         "eight_schools_centered",
         _eight_schools_centered,
@@ -254,7 +255,7 @@ TARGETS = (*_FACTORIES, "waveform")
 
 
 def make_target(name: str, data: Path | None = None) -> Target:
-    """Builds a target by name.
+    """Build a target by name.
 
     Args:
         name: one of ``TARGETS``.
@@ -265,7 +266,7 @@ def make_target(name: str, data: Path | None = None) -> Target:
         The target.
 
     Raises:
-        ValueError: if the name is unknown, or the waveform data are not found or not as expected.
+        ValueError: if the name is unknown, or the waveform data are missing or have wrong shapes.
     """
     if name == "waveform":
         return _waveform(data)
@@ -278,7 +279,7 @@ def make_target(name: str, data: Path | None = None) -> Target:
 
 
 def reference(target: Target, key: Array, num_draws: int) -> Array:
-    """Draws from the true posterior: exact where a sampler exists, otherwise thinned NUTS.
+    """Draws from the true posterior: exact where a sampler exists, otherwise from thinned NUTS.
 
     Args:
         target: the posterior.
@@ -286,8 +287,8 @@ def reference(target: Target, key: Array, num_draws: int) -> Array:
         num_draws: number of draws.
 
     Returns:
-        Unconstrained draws in random order, shape (num_draws, dim): any two disjoint slices are two
-        samples of the posterior.
+        Unconstrained draws in random order, shape (num_draws, dim), so that disjoint slices are
+        independent samples of the posterior.
 
     Raises:
         RuntimeError: if NUTS did not converge (split R̂ above 1.01 in any coordinate).
@@ -298,7 +299,7 @@ def reference(target: Target, key: Array, num_draws: int) -> Array:
     if not path.exists():
         draws = np.asarray(_nuts(target, key, num_draws))
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed, so that an interrupted run leaves no half-written cache.
+        # Written under another name and renamed, so that no half-written file is left.
         partial = path.with_suffix(f".{os.getpid()}.npy")
         np.save(partial, draws)
         partial.replace(path)

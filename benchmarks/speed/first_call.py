@@ -1,17 +1,16 @@
-"""The first step of inference in a new process: what a user waits for before anything moves.
+"""Time of the first step of inference in a new process, which is mostly compilation.
 
-    python -m benchmarks.speed.first_call [--csv FILE] [--repetitions 3]
+    python -m benchmarks.speed.first_call [--csv FILE] [--repetitions 3] [--quick]
 
-Eight schools, in processes of their own: ``svi.init`` and the compiled first update, for
-``AutoImplicit`` with ``ImplicitELBO`` and for NumPyro's own guides with ``Trace_ELBO`` and as many
-particles. Seconds are the least of the repetitions, imports not counted; compilations are those of
-XLA, most of them single operations that NumPyro runs outside a compiled program. ``again`` is the
-same in a process that finds everything in a persistent compilation cache.
+Each process runs eight schools: ``svi.init`` and the compiled first update, for
+``AutoImplicit`` with ``ImplicitELBO`` and for NumPyro's own guides with ``Trace_ELBO`` and the same
+number of particles. Seconds are the minimum over the repetitions, without imports. Compilations are
+those of XLA; most are single operations that NumPyro runs outside a compiled program. ``again`` is
+the time of a process that finds all programs in a persistent compilation cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,18 +18,28 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoBNAFNormal, AutoIAFNormal, AutoNormal
 
-from benchmarks.speed.measuring import Row, counted_compilations, write_table
-from examples.start.quickstart import schools
+from benchmarks.speed.measuring import Row, counted_compilations, make_parser, write_table
 from numpyro_kscore import AutoImplicit, ImplicitELBO
+
+
+def schools(effects: jax.Array, errors: jax.Array) -> None:
+    """Eight schools, centered."""
+    mu = numpyro.sample("mu", dist.Normal(0, 5))
+    tau = numpyro.sample("tau", dist.HalfCauchy(5))
+    with numpyro.plate("schools", len(effects)):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("effects", dist.Normal(theta, errors), obs=effects)
+
 
 GUIDES: dict[str, Callable[[Callable[..., None]], tuple[object, object]]] = {
     "AutoImplicit, ImplicitELBO": lambda model: (AutoImplicit(model), ImplicitELBO()),
@@ -41,7 +50,7 @@ GUIDES: dict[str, Callable[[Callable[..., None]], tuple[object, object]]] = {
 
 
 def measure(name: str) -> Row:
-    """One cold start, in this process."""
+    """One cold start in this process."""
     effects = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
     errors = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
     with counted_compilations() as compiled:
@@ -62,7 +71,7 @@ def measure(name: str) -> Row:
 
 
 def in_new_processes(name: str, repetitions: int) -> Row:
-    """The least of several new processes, without a persistent cache and with a full one."""
+    """Minimum over several new processes, without a persistent cache and with a full one."""
     environment = dict(os.environ)
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     cold = _least(name, repetitions, environment)
@@ -87,16 +96,18 @@ def _least(name: str, repetitions: int, environment: dict[str, str]) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the rows, and writes them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
-    parser.add_argument("--repetitions", type=int, default=3)
+    """Run the benchmark, print the rows and write them."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--repetitions", type=int, default=3, help="processes behind a minimum")
     parser.add_argument("--measure", choices=GUIDES, help="one cold start here, as JSON")
     options = parser.parse_args(arguments)
     if options.measure:
         print(json.dumps(measure(options.measure)))
         return
-    write_table(options.csv, [in_new_processes(name, options.repetitions) for name in GUIDES])
+    names, repetitions = list(GUIDES), options.repetitions
+    if options.quick:
+        names, repetitions = names[:2], 1
+    write_table(options.csv, [in_new_processes(name, repetitions) for name in names])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Products with the Gram operator, as ratios within one run.
+"""Speed of products with the Gram operator, against three other ways to compute them.
 
     python -m benchmarks.speed.gram [--csv FILE] [--quick]
 
-Each row compares this library's product ``K v / n`` of a curl-free IMQ kernel, repeated in one
-compiled loop as a solver repeats it, with the three bare matrix products it is made of, with the
-same product written with an array of shape (n, n, d), and where pykeops is installed with KeOps's
-tiled reduction. Where d > n it is 100 steps of the ν-method, as fits do them, against 100
-products of the (n, n, d) form, without a base: a Gaussian one costs O(d³).
+Each row times this library's product ``K v / n`` of a curl-free IMQ kernel, repeated in one
+compiled loop as a solver repeats it. It is compared with the three bare matrix products it consists
+of, with the same product written with an array of shape (n, n, d), and, if pykeops is installed,
+with KeOps's tiled reduction. For d > n a row compares 100 steps of the ν-method, as a fit takes
+them, with 100 products of the (n, n, d) form; the fit has no base score, because a Gaussian base
+costs O(d³). Ratios within one run are more reliable than the times.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ SIZES = (
     *((1024, 16), (1024, 32), (2048, 16), (8192, 16), (8192, 64)),
 )
 SPAN_SIZES = ((64, 784), (64, 12288))
-# The (n, n, d) form beyond this many entries does not fit ordinary memory.
+QUICK_SIZES = ((64, 8), (512, 16), (4096, 4))  # the last one streams tiles
+# Above this number of entries, the (n, n, d) form does not fit into ordinary memory.
 MOST_ENTRIES = 2**28
-# Operations in one timed loop: long enough that the call itself does not count.
+# Operations in one timed loop: enough that the time of the call itself is negligible.
 LOOP_OPERATIONS = 1e9
 
 
 def plain_product(points: Array, v: Array) -> Array:
-    """The same product with an array of all differences."""
+    """The same product computed from an array of all differences."""
     kernel = CurlFree()
     r = points[:, None, :] - points[None, :, :]
     s = jnp.sum(r * r, axis=-1)
@@ -58,13 +60,13 @@ def plain_product(points: Array, v: Array) -> Array:
 
 
 def bare_products(operands: tuple[Array, Array], v: Array) -> Array:
-    """Three matrix products of the same shapes, and nothing else: (d, n) -> (d, n)."""
+    """Only the three matrix products, with the same shapes: (d, n) -> (d, n)."""
     x, square = operands
     return v @ square + x @ (v.T @ x)
 
 
 def keops_product(points: Array, v: Array) -> Callable[[], Any] | None:
-    """The same product by KeOps on CPU, or None without pykeops."""
+    """A function that computes the same product with KeOps on the CPU; None without pykeops."""
     if importlib.util.find_spec("pykeops") is None:
         return None
     from pykeops.numpy import LazyTensor
@@ -82,13 +84,13 @@ def keops_product(points: Array, v: Array) -> Callable[[], Any] | None:
 
 
 def problem(n: int, dim: int) -> tuple[Array, Array]:
-    """Points in units of their typical distance, and a vector."""
+    """Points in units of their typical distance and a vector, both (n, d)."""
     x_key, v_key = random.split(random.key(n + dim))
     return random.normal(x_key, (n, dim)) / (2 * dim) ** 0.5, random.normal(v_key, (n, dim))
 
 
 def product_row(n: int, dim: int, budget: float) -> Row:
-    """Times of one product."""
+    """Times of one product and its alternatives."""
     points, v = problem(n, dim)
     s = squared_distances(points, points, jnp.asarray(False)) if is_cached(n) else None
     gram = jax.jit(lambda x, s: make_gram(CurlFree(), x, s, jnp.ones(()), x.shape[1], False))(
@@ -124,7 +126,7 @@ def product_row(n: int, dim: int, budget: float) -> Row:
 
 
 def span_row(n: int, dim: int, budget: float) -> Row:
-    """100 steps of the ν-method where d > n, against the (n, n, d) form's 100 products."""
+    """100 steps of the ν-method for d > n, against 100 products of the (n, n, d) form."""
     points, v = problem(n, dim)
     estimator = ScoreEstimator(
         regularizer=NuMethod(100),
@@ -150,16 +152,17 @@ def span_row(n: int, dim: int, budget: float) -> Row:
     }
 
 
-def rows(budget: float) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Row]:
     """All rows of the benchmark."""
-    for n, dim in SIZES:
+    budget = 0.3 if quick else 2.0
+    for n, dim in QUICK_SIZES if quick else SIZES:
         yield product_row(n, dim, budget)
-    for n, dim in SPAN_SIZES:
+    for n, dim in SPAN_SIZES[:1] if quick else SPAN_SIZES:
         yield span_row(n, dim, budget)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the rows, and writes them."""
+    """Run the benchmark, print the rows and write them."""
     run_table(__doc__, rows, arguments)
 
 

@@ -1,16 +1,16 @@
-"""How a fit grows with the number of samples and their dimension: time, memory, compilation.
+"""Growth of a fit's time, memory and compilation with the number and dimension of samples.
 
     python -m benchmarks.speed.growth [--csv FILE] [--figure FILE] [--quick]
 
-The fit is the whole of ``ScoreEstimator`` with 50 ν-steps: whitening, bandwidth, base score, the
-solve, values at the samples. Memory is what the compiled program needs beside its input and
-output: that of the matrix of pairs up to about 2900 samples, of tiles beyond. Exponents are slopes
-of a least-squares line through the logarithms of the last four sizes, and stand in the figure.
+A fit is everything ``ScoreEstimator`` does with 50 ν-steps: whitening, bandwidth, base score,
+solve, values at the samples. Memory is that of the compiled program without its input and output;
+it is dominated by the matrix of pairs up to about 2900 samples and by tiles above. Exponents, also
+shown in the figure, are slopes of a least-squares line through the logarithms of the last four
+sizes.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from jax import random
 from benchmarks.speed.measuring import (
     Row,
     compile_seconds,
+    make_parser,
     minimum_seconds,
     temporary_megabytes,
     write_table,
@@ -33,13 +34,15 @@ SAMPLES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 DIMENSIONS = (2, 4, 8, 16, 32, 64, 128, 256)
 FIXED_DIM, FIXED_SAMPLES = 16, 512
 FITTED = 4
-# Beyond as many samples as the subset has, and where a full fit takes many seconds.
+# More samples than the subset has, up to sizes where a full fit takes many seconds.
 SUBSET = 2048
 SUBSET_SAMPLES = (4096, 16384, 65536, 262144)
+# Sizes of a quick run: the smallest of each series.
+QUICK = {"samples": 5, "dimension": 5, "subset": 2}
 
 
 def fit_row(what: str, n: int, dim: int, estimator: ScoreEstimator, budget: float) -> Row:
-    """One fit."""
+    """Time, memory and compilation of one fit."""
     x = random.normal(random.key(n + dim), (n, dim))
 
     def fit(x: object) -> object:
@@ -56,20 +59,22 @@ def fit_row(what: str, n: int, dim: int, estimator: ScoreEstimator, budget: floa
     }
 
 
-def rows(budget: float = 1.0) -> Iterator[Row]:
+def rows(quick: bool = False) -> Iterator[Row]:
     """All rows of the benchmark."""
+    budget = 0.1 if quick else 1.0
+    count = QUICK if quick else dict.fromkeys(QUICK)
     full = ScoreEstimator(regularizer=NuMethod(50))
     some = ScoreEstimator(regularizer=NuMethod(50), subset=Subset(SUBSET))
-    for n in SAMPLES:
+    for n in SAMPLES[: count["samples"]]:
         yield fit_row("samples", n, FIXED_DIM, full, budget)
-    for dim in DIMENSIONS:
+    for dim in DIMENSIONS[: count["dimension"]]:
         yield fit_row("dimension", FIXED_SAMPLES, dim, full, budget)
-    for n in SUBSET_SAMPLES:
+    for n in SUBSET_SAMPLES[: count["subset"]]:
         yield fit_row(f"samples, subset of {SUBSET}", n, FIXED_DIM, some, budget)
 
 
 def exponents(table: Sequence[Row]) -> dict[str, float]:
-    """Growth of time in every series, from its last four sizes."""
+    """Exponent of time in every series, from its last four sizes."""
     found = {}
     for what in dict.fromkeys(row["what"] for row in table):
         series = [row for row in table if row["what"] == what][-FITTED:]
@@ -80,10 +85,10 @@ def exponents(table: Sequence[Row]) -> dict[str, float]:
 
 
 def plot(table: Sequence[Row], path: Path) -> None:
-    """Time and memory against samples and dimension, both axes logarithmic."""
+    """Plot time and memory against samples and dimension, on logarithmic axes."""
     slopes = exponents(table)
     figure, panels = plt.subplots(2, 2, figsize=(9, 6.5), sharey="row", layout="constrained")
-    labels = {"ms": "ms a fit", "MB": "MB beside input and output"}
+    labels = {"ms": "ms a fit", "MB": "MB without input and output"}
     for what in dict.fromkeys(row["what"] for row in table):
         series = [row for row in table if row["what"] == what]
         axis = int(what == "dimension")
@@ -108,13 +113,11 @@ def plot(table: Sequence[Row], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the rows, and writes them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
+    """Run the benchmark, print the rows and write them."""
+    parser = make_parser(__doc__)
     parser.add_argument("--figure", type=Path, help="picture to write")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args(arguments)
-    table = list(rows(0.1 if options.quick else 1.0))
+    table = list(rows(options.quick))
     write_table(options.csv, table)
     for what, slope in exponents(table).items():
         print(f"exponent of time in {what}: {slope:.2f}")

@@ -1,4 +1,4 @@
-"""How benchmarks of speed measure: times in turns, memory of compiled programs, compilations."""
+"""Measurements for the speed benchmarks: alternating times, memory, compilations; and tables."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 def minimum_seconds(
     functions: dict[str, Callable[[], Any]], budget: float = 2.0, fewest: int = 3
 ) -> dict[str, float]:
-    """Smallest time of each function, called in turns.
+    """Smallest time of each function, in seconds.
 
-    In turns, so that a change of the machine's speed or load meets all alike: ratios between
-    them hold better than any of the times.
+    The functions are called alternately, so that a change of the machine's speed or load affects
+    all of them: ratios between the times are more reliable than the times.
 
     Args:
-        functions: what to time; the first call of each, with its compilation, does not count.
-        budget: seconds for the slowest of them together.
-        fewest: rounds at least.
+        functions: functions to time; the first call of each compiles and does not count.
+        budget: seconds per function.
+        fewest: smallest number of rounds.
     """
 
     def seconds(function: Callable[[], Any]) -> float:
@@ -40,7 +40,8 @@ def minimum_seconds(
     for function in functions.values():
         jax.block_until_ready(function())
     best = {name: seconds(function) for name, function in functions.items()}
-    # As much time for the fast ones as for the slow, within reason: the least of few is too long.
+    # Fast functions get as much time as slow ones, up to 50 calls a round: the minimum of a few
+    # calls would be too large.
     calls = {name: int(min(50, max(1, max(best.values()) / t))) for name, t in best.items()}
     done, start = 0, time.perf_counter()
     while done < fewest or time.perf_counter() - start < budget * len(functions):
@@ -53,12 +54,12 @@ def minimum_seconds(
 
 
 def iterated(step: Callable[[Any, Array], Array], count: int) -> Callable[[Any, Array], Array]:
-    """``count`` steps in one compiled loop: a call costs as much as several small products."""
+    """``count`` steps in one compiled loop, because one call costs as much as a small product."""
 
     @jax.jit
     def run(operands: Any, v: Array) -> Array:
         def body(v: Array, _: None) -> tuple[Array, None]:
-            # The next step needs this one, and values stay of order one.
+            # Each step depends on the one before, and values stay of order one.
             return 0.5 * v + 1e-3 * step(operands, v), None
 
         return lax.scan(body, v, length=count)[0]
@@ -67,13 +68,13 @@ def iterated(step: Callable[[Any, Array], Array], count: int) -> Callable[[Any, 
 
 
 def temporary_megabytes(function: Callable[..., Any], *args: Any) -> float:
-    """What a compiled program needs beside its input and output, in MB."""
+    """Memory of a compiled program in MB, without its input and output."""
     compiled = jax.jit(function).lower(*args).compile()
     return float(compiled.memory_analysis().temp_size_in_bytes) / 1e6
 
 
 def compile_seconds(function: Callable[..., Any], *args: Any) -> float:
-    """Time to trace and compile, as if for the first time."""
+    """Seconds to trace and compile with empty caches."""
     jax.clear_caches()
     start = time.perf_counter()
     jax.jit(function).lower(*args).compile()
@@ -82,7 +83,7 @@ def compile_seconds(function: Callable[..., Any], *args: Any) -> float:
 
 @contextmanager
 def counted_compilations() -> Iterator[list[float]]:
-    """The seconds of every compilation within."""
+    """Collect the seconds of every compilation inside the ``with`` block."""
     found: list[float] = []
 
     def listen(event: str, seconds: float, **_: Any) -> None:
@@ -97,14 +98,14 @@ def counted_compilations() -> Iterator[list[float]]:
 
 
 def rounded(value: Any) -> Any:
-    """Numbers to three digits; the rest as it is."""
+    """A number with three digits as text, "" for NaN; any other value unchanged."""
     if isinstance(value, float):
         return "" if value != value else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
     return value
 
 
 def write_table(path: Path | None, rows: Sequence[Row], shown: Sequence[Row] | None = None) -> None:
-    """Print rows, or those of them that are new, and write all as CSV if there is a path."""
+    """Print the rows, or only those in ``shown``; write all of them as CSV if a path is given."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
 
     def cells(row: Row) -> list[Any]:
@@ -119,17 +120,25 @@ def write_table(path: Path | None, rows: Sequence[Row], shown: Sequence[Row] | N
 
 
 def run_table(
-    description: str | None, rows: Callable[[float], Iterable[Row]], arguments: Sequence[str] | None
+    description: str | None, rows: Callable[[bool], Iterable[Row]], arguments: Sequence[str] | None
 ) -> None:
-    """The command line of a benchmark that is one table of times.
+    """Run a benchmark that is one table.
 
     Args:
-        description: the module's, whose first paragraph is shown as help.
-        rows: from seconds for each comparison to the table.
-        arguments: of the command line.
+        description: the module's docstring; its first paragraph is the help text.
+        rows: makes the table; its argument says whether a quick one is wanted.
+        arguments: command line; None takes the program's.
     """
+    parser = make_parser(description)
+    options = parser.parse_args(arguments)
+    write_table(options.csv, list(rows(options.quick)))
+
+
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that every speed benchmark has; the help text is the first paragraph."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     parser.add_argument("--csv", type=Path, help="file to write the rows to")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    options = parser.parse_args(arguments)
-    write_table(options.csv, list(rows(0.3 if options.quick else 2.0)))
+    parser.add_argument(
+        "--quick", action="store_true", help="few small sizes and repetitions, to see it run"
+    )
+    return parser

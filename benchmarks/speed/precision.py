@@ -1,18 +1,16 @@
-"""What coarse matrix products do to an estimate, with their rounding imitated on any machine.
+"""Error of an estimate from coarse matrix products, whose rounding is emulated on any machine.
 
-    python -m benchmarks.speed.precision [--csv FILE]
+    python -m benchmarks.speed.precision [--csv FILE] [--quick]
 
-The operands of every product of a Krylov space with the Gram operator are rounded to the mantissa
-of the hardware's coarse formats, ten bits for tensorfloat32 and seven for bfloat16, and multiplied
-in float32, as that hardware does. Errors are relative to the estimate in float32; the last column
-is the statistical error of that estimate on the same scale.
+A Krylov space takes products with the Gram operator. Here the operands of these products are
+rounded to the mantissa of a coarse hardware format, ten bits for tensorfloat32 and seven for
+bfloat16, and multiplied in float32, as that hardware does. Errors are relative to the estimate in
+float32; the last column is the statistical error of that estimate on the same scale.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from unittest import mock
 
 import jax
@@ -20,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from benchmarks.speed.large_n import bananas, score_of_bananas
-from benchmarks.speed.measuring import Row, write_table
+from benchmarks.speed.measuring import Row, run_table
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.kernels._gram import Gram
 from numpyro_kscore.regularizers import NuMethod
@@ -32,14 +30,14 @@ FLOAT32_BITS = 23
 
 
 def shortened(a: Array, bits: int) -> Array:
-    """``a`` rounded to so many bits of mantissa."""
+    """``a`` rounded to ``bits`` bits of mantissa."""
     unit = 1 << (FLOAT32_BITS - bits)
     whole = lax.bitcast_convert_type(a, jnp.int32)
     return lax.bitcast_convert_type((whole + unit // 2) & -unit, jnp.float32)
 
 
 def coarse(bits: int) -> Callable[[Gram, Array], Array]:
-    """The product of a Gram operator with rounded operands, where it may be coarse."""
+    """``Gram._product`` with rounded operands, unless the operator asks for float32."""
     exact = Gram._product
 
     def product(a: Array, b: Array) -> Array:
@@ -58,15 +56,15 @@ def coarse(bits: int) -> Callable[[Gram, Array], Array]:
 
 
 def relative(a: Array, b: Array) -> float:
-    """Norm of the difference over that of b."""
+    """Norm of the difference divided by the norm of b."""
     return float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b))
 
 
-def rows() -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Row]:
     """All rows of the benchmark."""
-    for n, dim in SIZES:
+    for n, dim in SIZES[:2] if quick else SIZES:
         x = bananas(random.key(0), n, dim)
-        for num_steps in NUM_STEPS:
+        for num_steps in NUM_STEPS[:1] if quick else NUM_STEPS:
             estimator = ScoreEstimator(regularizer=NuMethod(num_steps))
             exact = estimator.at_samples(x).scores
             row: Row = {"n": n, "d": dim, "ν-steps": num_steps}
@@ -80,11 +78,8 @@ def rows() -> Iterator[Row]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the rows, and writes them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
-    options = parser.parse_args(arguments)
-    write_table(options.csv, list(rows()))
+    """Run the benchmark, print the rows and write them."""
+    run_table(__doc__, rows, arguments)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Whole solves: one Krylov space against the published iterations and dense factorizations.
+"""Speed of whole solves: one Krylov space against iterations and dense factorizations.
 
     python -m benchmarks.speed.solving [--csv FILE] [--quick]
 
-* 100 steps of the ν-method: a Krylov space against the recursion, each product of which is this
-  library's own.
+* 100 steps of the ν-method: a Krylov space against the recursion. Both use this library's product
+  with the Gram operator.
 * KEF: conjugate gradients and a Krylov space against a Cholesky factorization of the (n d, n d)
   matrix, formed from its blocks or by automatic differentiation of the kernel (a Hessian for each
   pair).
 * A path of nine λ from one Krylov space, against one λ.
 
-The estimates that are compared solve the same problem: the largest difference between them,
-relative to the slow one, stands beside the times.
+Both sides of a comparison solve the same problem. The table has the largest difference between
+their estimates, relative to the largest entry of the slow one.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ from numpyro_kscore.solvers import ConjugateGradient, Krylov, Recursion
 
 NU_SIZES = ((64, 20), (512, 16), (512, 128))
 KEF_SIZES = ((512, 16), (64, 128))
+QUICK_KEF_SIZES = ((64, 16),)
 PATH_SIZES = ((128, 16), (512, 16), (512, 128))
 LAM = 1e-3
-# Eight decades around it.
+# Nine values over eight decades around it.
 PATH = LAM * 10.0 ** jnp.arange(-4, 5)
 
 
 def draws(n: int, dim: int) -> Array:
-    """A standard normal: at small n d no easier than anything else."""
+    """Standard normal draws, (n, d): for small n d they are no easier than others."""
     return random.normal(random.key(n + dim), (n, dim))
 
 
 def typical(dim: int) -> float:
-    """About the median distance of draws."""
+    """Approximate median distance between draws."""
     return float((2 * dim) ** 0.5)
 
 
 def plain(regularizer: Any, solver: Any, dim: int) -> ScoreEstimator:
-    """An estimator with nothing around the solve: no whitening, no base, a given bandwidth."""
+    """An estimator that only solves: no whitening, no base score, a fixed bandwidth."""
     return ScoreEstimator(
         regularizer=regularizer,
         solver=solver,
@@ -70,7 +71,7 @@ def difference(fast: Array, slow: Array) -> float:
 
 
 def compare(functions: dict[str, Callable[[], Array]], budget: float) -> Row:
-    """Times of a fast and a slow way to one estimate: the first and the second entry."""
+    """Times of a fast and a slow way to compute one estimate, in this order."""
     times = minimum_seconds(functions, budget, fewest=2)
     fast, slow = functions
     return {
@@ -82,7 +83,7 @@ def compare(functions: dict[str, Callable[[], Array]], budget: float) -> Row:
 
 
 def nu_row(n: int, dim: int, budget: float) -> Row:
-    """A Krylov space against 100 steps of the recursion."""
+    """One Krylov space against 100 steps of the recursion."""
     x = draws(n, dim)
     krylov, recursion = (plain(NuMethod(100), solver, dim) for solver in (Krylov(), Recursion()))
     functions = {
@@ -93,19 +94,19 @@ def nu_row(n: int, dim: int, budget: float) -> Row:
 
 
 def zeta(x: Array, dim: int) -> Array:
-    """The divergence term at unit bandwidth, with all differences."""
+    """The divergence term at unit bandwidth, from an array of all differences."""
     r = x[:, None, :] - x[None, :, :]
     weights = CurlFree().field_weights(jnp.sum(r * r, axis=-1), dim)
     return jnp.mean(weights.zeta[..., None] * r, axis=1)
 
 
 def blocks(x: Array) -> Array:
-    """K(x_i, x_j), (n, n, d, d), from its formula."""
+    """Blocks K(x_i, x_j), (n, n, d, d), from their formula."""
     return jax.vmap(lambda a: jax.vmap(lambda b: CurlFree()(a, b))(x))(x)
 
 
 def hessians(x: Array) -> Array:
-    """The same, by automatic differentiation of the radial profile."""
+    """The same blocks by automatic differentiation of the radial profile."""
 
     def potential(a: Array, b: Array) -> Array:
         return IMQ()(jnp.sum((a - b) ** 2))
@@ -140,7 +141,7 @@ def kef_rows(n: int, dim: int, budget: float) -> Iterator[Row]:
 
 
 def path_row(n: int, dim: int, budget: float) -> Row:
-    """Nine λ in one call against one; and how often λ is compiled."""
+    """Nine λ in one call against one λ, and the compilations that nine other λ need."""
     x = draws(n, dim)
     estimator = plain(Tikhonov(LAM), Krylov(32), dim)
 
@@ -165,18 +166,19 @@ def path_row(n: int, dim: int, budget: float) -> Row:
     }
 
 
-def rows(budget: float) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[Row]:
     """All rows of the benchmark."""
-    for size in NU_SIZES:
+    budget = 0.3 if quick else 2.0
+    for size in NU_SIZES[:2] if quick else NU_SIZES:
         yield nu_row(*size, budget)
-    for size in KEF_SIZES:
+    for size in QUICK_KEF_SIZES if quick else KEF_SIZES:
         yield from kef_rows(*size, budget)
-    for size in PATH_SIZES:
+    for size in PATH_SIZES[:1] if quick else PATH_SIZES:
         yield path_row(*size, budget)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark, prints the rows, and writes them."""
+    """Run the benchmark, print the rows and write them."""
     run_table(__doc__, rows, arguments)
 
 

@@ -1,20 +1,19 @@
 """Time of one SVI step: ``ImplicitELBO`` against ``Trace_ELBO`` with a guide of the same shape.
 
-    python -m benchmarks.speed.step_time [--dim 20] [--particles 64] [--repetitions 40] [--csv FILE]
+    python -m benchmarks.speed.step_time [--dim 20] [--particles 64] [--repetitions 40]
+        [--csv FILE] [--quick]
 
 Both guides push the same noise through the same residual network; the explicit one adds Gaussian
-noise to its output, so that ``Trace_ELBO`` has a density to work with. Both steps are timed in one
-process, in turns, as a ``lax.scan`` of 200 steps (what ``svi.run(..., progress_bar=False)`` does)
-and as single jitted calls of ``svi.update``.
+noise to its output, so that ``Trace_ELBO`` has a density to work with. Both steps are timed
+alternately in one process: as a ``lax.scan`` of 200 steps, which is what
+``svi.run(..., progress_bar=False)`` runs, and as single jitted calls of ``svi.update``.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ from jax import Array, lax, random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
-from benchmarks.speed.measuring import write_table
+from benchmarks.speed.measuring import make_parser, write_table
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 
 STEPS_PER_SCAN = 200
@@ -36,12 +35,12 @@ STEPS_PER_SCAN = 200
 class ExplicitTwin(AutoImplicit):
     """``AutoImplicit``'s network followed by a Normal, so that q(z | noise) has a density.
 
-    The noise stays an auxiliary site: ``Trace_ELBO`` then bounds the evidence from the joint
-    density of noise and latents, which is all a comparison of step times needs.
+    The noise stays an auxiliary site, so ``Trace_ELBO`` uses the joint density of noise and
+    latents. That is all a comparison of step times needs.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Draws the model's latents, which must be one unconstrained vector site."""
+        """Draw the model's latents, which must be one unconstrained vector site."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         loc = self._sample_latent(*args, **kwargs)
@@ -53,7 +52,7 @@ class ExplicitTwin(AutoImplicit):
 
 
 def gaussian(dim: int) -> None:
-    """A model that costs next to nothing: the hardest case for the entropy's share."""
+    """A model that costs almost nothing, so that the entropy dominates the time of a step."""
     numpyro.sample("z", dist.Normal(0, 1).expand([dim]).to_event(1))
 
 
@@ -66,7 +65,7 @@ def logistic_regression(features: Array, labels: Array) -> None:
 def compare(
     model: Callable[..., None], args: tuple[Any, ...], num_particles: int, repetitions: int
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Times both steps on one model.
+    """Time both steps on one model.
 
     Args:
         model: a model with one unconstrained vector site.
@@ -105,7 +104,7 @@ def _alternate(
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         jax.block_until_ready(function())  # compilation
-    # In turns, so that a change of the machine's speed or load meets both alike.
+    # Alternately, so that a change of the machine's speed or load affects both.
     for _ in range(repetitions):
         for name, function in functions.items():
             start = time.perf_counter()
@@ -115,13 +114,14 @@ def _alternate(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the benchmark and prints one line per model and mode."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--dim", type=int, default=20)
-    parser.add_argument("--particles", type=int, default=64)
-    parser.add_argument("--repetitions", type=int, default=40)
-    parser.add_argument("--csv", type=Path, help="file to write the rows to")
+    """Run the benchmark and print one line per model and mode."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--dim", type=int, default=20, help="dimension of the latents")
+    parser.add_argument("--particles", type=int, default=64, help="particles of both objectives")
+    parser.add_argument("--repetitions", type=int, default=40, help="timed scans")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.repetitions = 5
 
     features = random.normal(random.key(1), (200, options.dim))
     labels = (random.uniform(random.key(2), (200,)) < jax.nn.sigmoid(features[:, 0])).astype(int)

@@ -1,12 +1,14 @@
-"""How much the codes of trained Wasserstein autoencoders tell of their images.
+"""Information about images in the codes of trained Wasserstein autoencoders.
 
     python -m benchmarks.wae.information --data FOLDER --cache FOLDER --csv FILE
         [--estimators default nu kef-cg ssge] [--latent-dims 128] [--seeds 0]
+    python -m benchmarks.wae.information --quick
 
-The encoders are those of the training states that ``benchmarks.wae.table`` left in the cache
-folder. The mean of KL(q(z|x) || p(z)) over test images is the information in a code plus the
-divergence of all codes together from the prior. The objective asks for the second alone; a
-likelihood pays for both.
+The encoders come from the training states that ``benchmarks.wae.table`` leaves in the cache folder.
+The mean of KL(q(z|x) || p(z)) over test images is the sum of two terms: the information in a code,
+and the divergence of the aggregate of all codes from the prior. The objective penalizes only the
+second; a likelihood penalizes both. ``--quick`` trains a small autoencoder on scikit-learn's digits
+instead.
 """
 
 import argparse
@@ -17,8 +19,8 @@ import jax
 import numpyro.distributions as dist
 from jax import random
 
-from benchmarks.wae.table import load_trained, markdown_line
-from examples.common.tables import Row, fill
+from benchmarks.wae.states import QUICK, load_trained, quick_states
+from examples.common.tables import Row, fill, markdown_line
 from examples.wae.data import Images, load_images
 from examples.wae.metrics import held_out_batch
 from examples.wae.training import ESTIMATORS, reconstruction_cost
@@ -28,7 +30,7 @@ NUM_IMAGES = 5_000
 
 
 def compute(images: Images, cache: Path, cell: Row) -> Row:
-    """The figures of one encoder on test images."""
+    """Figures of one encoder on test images."""
     autoencoder, params, epochs = load_trained(cache, cell, images.shape)
     x = held_out_batch(images, NUM_IMAGES)
     mean, sd = autoencoder.encode(params, x)
@@ -55,16 +57,23 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures the figures and prints them in Markdown."""
+    """Measure the figures and print them in Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's idx files")
-    parser.add_argument("--cache", type=Path, required=True, help="folder of training states")
-    parser.add_argument("--csv", type=Path, required=True, help="table to write and go on from")
+    parser.add_argument("--data", type=Path, help="folder of MNIST's idx files")
+    parser.add_argument("--cache", type=Path, help="folder of training states")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, metavar="NAME",
                         default=["default", "nu", "kef-cg", "ssge"])  # fmt: skip
     parser.add_argument("--latent-dims", nargs="+", type=int, default=[128])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--quick", action="store_true", help="one small autoencoder, no data")
     options = parser.parse_args(arguments)
+    if options.quick:
+        with quick_states() as (images, cache):
+            print(*table([QUICK | compute(images, cache, QUICK)]), sep="\n")
+        return
+    if options.data is None or options.cache is None or options.csv is None:
+        parser.error("expected --data FOLDER, --cache FOLDER and --csv FILE; or --quick")
     images = load_images("mnist", options.data)
     cells = [
         {

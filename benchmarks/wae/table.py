@@ -4,17 +4,19 @@
         [--estimators nu ssge ...] [--latent-dims 8 128] [--epochs 20 1000] [--seeds 0 1 2]
     python -m benchmarks.wae.table --data FOLDER --csv FILE --times
     python -m benchmarks.wae.table --csv FILE --print
+    python -m benchmarks.wae.table --quick [--times]
 
-Networks, optimizer, batches and binarization are the paper's; nothing is searched over, and the
-number each estimator is given stands beside its result. Training states are in the cache folder
-and go on where they were, also for more epochs; a row is in the CSV file as soon as it is known.
+Networks, optimizer, batches and binarization are those of the paper. Nothing is searched over; the
+table names the number that each estimator is given. Training resumes from the states in the cache
+folder, also for more epochs, and every row is written to the CSV file as soon as it is computed.
 
 NLL is that of the Bernoulli decoder on the first test images, binarized once, by annealed
-importance sampling. All rows of one table see the same images and the same random numbers, so
-differences between them are known far better than each by itself.
+importance sampling. All rows of one table use the same images and random numbers, so differences
+between rows are more precise than the values.
 
-``--times`` measures seconds an epoch of all estimators in turn, in one process, beside the same
-autoencoder trained without any score term.
+``--times`` measures seconds per epoch of all estimators alternately in one process, against the
+same autoencoder trained without a score term. ``--quick`` needs no data: it trains one epoch on a
+few of scikit-learn's digits.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -31,7 +34,8 @@ import optax
 from jax import Array, random
 from tqdm import tqdm
 
-from examples.common.tables import Row, fill
+from benchmarks.wae.states import quick_images, train_state
+from examples.common.tables import Row, fill, markdown_line
 from examples.wae.ais import Annealing
 from examples.wae.data import Images, load_images
 from examples.wae.metrics import measure_aggregate, measure_likelihood
@@ -41,9 +45,7 @@ from examples.wae.training import (
     Settings,
     compile_epoch,
     reconstruction_cost,
-    train,
 )
-from numpyro_kscore._fit.checkpoint import load_checkpoint
 
 COLUMNS = (
     "nll", "nll_error", "mean", "sd", "distance", "distance_floor", "mmd", "cost", "acceptance",
@@ -51,7 +53,7 @@ COLUMNS = (
 )  # fmt: skip
 TIME_COLUMNS = ("ms_a_step", "seconds_an_epoch", "ratio", "cores")
 PLAIN = "no score term"
-MNIST_STEPS = 60_000 // 64  # of an epoch
+MNIST_STEPS = 60_000 // 64  # per epoch
 # NLL at latent 8, 32, 64 and 128, and seconds an epoch at 128 on a TITAN X, as published.
 PUBLISHED = {
     "stein": (97.15, 92.10, 101.60, 114.41, 4.2), "ssge": (97.24, 92.24, 101.92, 114.57, 9.2),
@@ -63,32 +65,9 @@ PUBLISHED = {
 PUBLISHED_DIMS = (8, 32, 64, 128)
 
 
-def state_file(cell: Row) -> str:
-    """Name of the training state of a row in the cache folder."""
-    return f"{cell['estimator']}-{cell['value']:g}-{cell['latent_dim']}-{cell['seed']}.npz"
-
-
-def load_trained(
-    cache: Path, cell: Row, shape: tuple[int, int, int]
-) -> tuple[Autoencoder, dict[str, Any], int]:
-    """The autoencoder of a row, its parameters in the cache folder, and epochs it has trained."""
-    settings = Settings(cell["estimator"], cell["value"], cell["latent_dim"], seed=cell["seed"])
-    autoencoder = Autoencoder(settings, shape)
-    state, _, series = load_checkpoint(cache / state_file(cell), autoencoder.init())
-    return autoencoder, autoencoder.svi.get_params(state), series.shape[1]
-
-
 def compute(images: Images, cache: Path, cell: Row) -> Row:
-    """One row: train to the given epoch, then measure."""
-    settings = Settings(cell["estimator"], cell["value"], cell["latent_dim"], seed=cell["seed"])
-    autoencoder = Autoencoder(settings, images.shape)
-    name = state_file(cell)
-    trained = train(autoencoder, images, cell["epochs"], cache / name)
-    if len(trained.losses) > cell["epochs"]:
-        raise ValueError(
-            f"{cache / name}: expected a run of at most {cell['epochs']} epochs; got one of "
-            f"{len(trained.losses)}. Ask for fewer epochs first, or give another folder"
-        )
+    """One row: train to the given number of epochs, then measure."""
+    autoencoder, trained = train_state(images, cache, cell, cell["epochs"])
     annealing = Annealing(cell["temperatures"])
     found = measure_likelihood(
         autoencoder, trained.params, images, cell["images"], annealing, progress=True
@@ -107,7 +86,7 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
 
 
 def without_score_term(images: Images, latent_dim: int) -> tuple[Callable[..., Any], Any]:
-    """One epoch, and its state, of the autoencoder with no prior: as plain as JAX has it."""
+    """One epoch of the autoencoder without a prior, in plain JAX, and its first state."""
     autoencoder = Autoencoder(Settings(latent_dim=latent_dim), images.shape)
     params = autoencoder.svi.get_params(autoencoder.init())
     optimizer = optax.adam(1e-4, b1=0.5)
@@ -124,20 +103,20 @@ def without_score_term(images: Images, latent_dim: int) -> tuple[Callable[..., A
         updates, moments = optimizer.update(gradient, moments)
         return (optax.apply_updates(params, updates), moments, key), value
 
-    # New arrays: those of the parameters may be shared, and a donated one is gone.
+    # Copies, because arrays of the parameters may be shared and the epoch donates its input.
     state = jax.tree.map(lambda a: a.copy(), (params, optimizer.init(params), random.key(0)))
     return compile_epoch(update, images, 64), state
 
 
 def measure_times(images: Images, estimators: Sequence[str], latent_dim: int) -> list[Row]:
-    """Time of a step with each estimator and with none, each the least of several epochs."""
+    """Time of a step with each estimator and with none: the minimum over several epochs."""
     runs = {PLAIN: without_score_term(images, latent_dim)}
     for name in estimators:
         autoencoder = Autoencoder(Settings(name, latent_dim=latent_dim), images.shape)
         runs[name] = (autoencoder.make_epoch(images), autoencoder.init())
     least = dict.fromkeys(runs, np.inf)
     steps = len(images.train) // 64
-    # In turn, so that whatever else the machine does meets all alike.
+    # Alternately, so that other load on the machine affects all of them.
     for repetition in tqdm(range(6)):
         for name, (epoch, state) in runs.items():
             start = time.perf_counter()
@@ -161,7 +140,7 @@ def measure_times(images: Images, estimators: Sequence[str], latent_dim: int) ->
 
 
 def difference(row: Row, other: Row) -> str:
-    """NLL less that of another row on the same images, with its standard error."""
+    """NLL minus that of another row on the same images, with its standard error."""
     first, second = (np.array(str(r["nll_of_each"]).split(), float) for r in (row, other))
     apart = first - second
     return f"{apart.mean():+.1f} ± {apart.std(ddof=1) / np.sqrt(len(apart)):.1f}"
@@ -203,13 +182,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def markdown_line(entries: Sequence[Any]) -> str:
-    """One line of a table."""
-    return f"| {' | '.join(str(entry) for entry in entries)} |"
-
-
 def times_table(rows: Sequence[Row]) -> list[str]:
-    """Times in Markdown, with the published ones at latent 128."""
+    """Times in Markdown, with the published ones at latent dimension 128."""
     names = ("latent", "estimator", "s / epoch", "ratio to plain", "cores", "published, TITAN X")
     lines = [markdown_line(names), "|---" * len(names) + "|"]
     for row in rows:
@@ -221,12 +195,12 @@ def times_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, or measures times, and prints them in Markdown."""
+def make_parser() -> argparse.ArgumentParser:
+    """The options of the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data", type=Path, help="folder of MNIST's idx files")
     parser.add_argument("--cache", type=Path, help="folder for training states")
-    parser.add_argument("--csv", type=Path, required=True, help="table to write and go on from")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, metavar="NAME",
                         default=["default", "nu", "kef-cg", "ssge", "stein", "ssm"])  # fmt: skip
     parser.add_argument("--value", type=float, help="number for the estimator, for a search")
@@ -234,34 +208,63 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", nargs="+", type=int, default=[1000])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--images", type=int, default=100, help="test images behind an NLL")
-    parser.add_argument("--temperatures", type=int, default=1000)
-    parser.add_argument("--limit", type=int, help="the most training images, to see it run")
+    parser.add_argument("--temperatures", type=int, default=1000, help="of the annealing")
+    parser.add_argument("--limit", type=int, help="largest number of training images")
     parser.add_argument("--times", action="store_true", help="measure times instead")
     parser.add_argument("--print", action="store_true", help="print the table and do nothing else")
+    parser.add_argument(
+        "--quick", action="store_true", help="one small run on scikit-learn's digits"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the table, or measure times, and print them in Markdown."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.estimators, options.latent_dims, options.epochs = ["default", "stein"], [2], [1]
+        options.images, options.temperatures = 4, 20
+    elif options.csv is None:
+        parser.error("expected --csv FILE, or --quick")
+    elif not options.print and (
+        options.data is None or (options.cache is None and not options.times)
+    ):
+        parser.error("expected --data FOLDER and, without --times, --cache FOLDER; or --quick")
 
     if options.print:
         with options.csv.open(newline="") as file:
             rows: list[Row] = [dict(row) for row in csv.DictReader(file)]
         print(*(times_table(rows) if "ratio" in rows[0] else table(_typed(rows))), sep="\n")
         return
-    if options.data is None or (options.cache is None and not options.times):
-        parser.error("--data and, but for --times, --cache are needed")
-    images = load_images("mnist", options.data, options.limit)
+    images = quick_images() if options.quick else load_images("mnist", options.data, options.limit)
     if options.times:
-        rows = [
-            row
-            for dim in options.latent_dims
-            for row in measure_times(images, options.estimators, dim)
-        ]
+        print(*times_table(write_times(options, images)), sep="\n")
+        return
+    with TemporaryDirectory() as folder:
+        cache = options.cache or Path(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        compute_cell = lambda **cell: compute(images, cache, cell)  # noqa: E731
+        rows = fill(make_cells(options), compute_cell, COLUMNS, options.csv)
+    print(*table(rows), sep="\n")
+
+
+def write_times(options: argparse.Namespace, images: Images) -> list[Row]:
+    """Times for all latent dimensions, written to the CSV file."""
+    rows = [
+        row for dim in options.latent_dims for row in measure_times(images, options.estimators, dim)
+    ]
+    if options.csv:
         with options.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, ["estimator", "latent_dim", *TIME_COLUMNS])
             writer.writeheader()
             writer.writerows(rows)
-        print(*times_table(rows), sep="\n")
-        return
-    options.cache.mkdir(parents=True, exist_ok=True)
-    cells = [
+    return rows
+
+
+def make_cells(options: argparse.Namespace) -> list[Row]:
+    """Settings of all rows."""
+    return [
         {
             "estimator": name,
             "value": ESTIMATORS[name][2] if options.value is None else options.value,
@@ -276,12 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in options.seeds
         for name in options.estimators
     ]
-    rows = fill(cells, lambda **cell: compute(images, options.cache, cell), COLUMNS, options.csv)
-    print(*table(rows), sep="\n")
 
 
 def _typed(rows: Sequence[Row]) -> list[Row]:
-    """Numbers from the text of a CSV file."""
+    """Rows with numbers instead of the text of a CSV file."""
     whole = ("latent_dim", "epochs", "seed", "images", "temperatures")
     text = ("estimator", "nll_of_each")
     return [

@@ -1,4 +1,4 @@
-"""Compiled programs that outlive a process."""
+"""A cache of compiled programs that several processes use, one after another."""
 
 import os
 from pathlib import Path
@@ -7,17 +7,17 @@ import jax
 
 
 def keep_compiled() -> Path:
-    """Keep what XLA compiles, for the next run with the same versions and settings.
+    """Keep compiled programs for the next run with the same versions and settings.
 
-    In the folder that ``JAX_COMPILATION_CACHE_DIR`` names, or one of the user's caches. Nothing
-    there is needed: it may be deleted at any time.
+    Returns the folder: the one that ``JAX_COMPILATION_CACHE_DIR`` names, otherwise one in the
+    user's cache folder. It can be deleted at any time.
     """
     chosen = jax.config.jax_compilation_cache_dir
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(chosen) if chosen else caches / "numpyro_kscore" / "compiled"
     if not chosen:
-        # NumPyro runs a model operation by operation before anything is compiled as a whole, so
-        # small programs count, too.
+        # NumPyro runs a model operation by operation before it compiles the whole, so caching
+        # small programs saves time, too.
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,7 +1,7 @@
-"""Tables that survive an interruption: each row is in a CSV file as soon as it is known.
+"""Tables that can be resumed: each row is written to a CSV file as soon as it is computed.
 
-A *cell* is a dictionary of settings, which name it. :func:`fill` computes what the file does not
-hold yet, so that a script that was stopped goes on where it was.
+A *cell* is a dictionary of settings, which identify the row. :func:`fill` computes the rows that
+the file does not hold yet, so an interrupted script continues where it stopped.
 """
 
 import csv
@@ -17,10 +17,10 @@ Row = dict[str, Any]
 
 
 def make_parser(description: str, quick: str = "few samples, to see it run") -> ArgumentParser:
-    """The options every table has; ``quick`` says what that option makes of it."""
+    """Command-line options that every table has; ``quick`` is the help of ``--quick``."""
     parser = ArgumentParser(description=description)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--figure", type=Path, help="picture to write")
     parser.add_argument("--quick", action="store_true", help=quick)
     return parser
@@ -29,13 +29,13 @@ def make_parser(description: str, quick: str = "few samples, to see it run") -> 
 def fill(
     cells: Sequence[Row], compute: Callable[..., Row], columns: Sequence[str], path: Path | None
 ) -> list[Row]:
-    """The rows of all cells: settings, and the results of ``compute(**cell)``.
+    """Rows of all cells: the settings and the results of ``compute(**cell)``.
 
     Args:
         cells: settings of each row, all with the same names.
         compute: returns the results, numbers, under the names in ``columns``.
         columns: names of the results.
-        path: the CSV file; None keeps nothing. Rows of other cells in it stay.
+        path: CSV file; None writes nothing. Rows of other cells in the file are kept.
 
     Raises:
         ValueError: if the file holds another table.
@@ -55,7 +55,7 @@ def fill(
 
 
 def read(path: Path | None, names: Sequence[str]) -> list[Row]:
-    """The rows of a file, none if there is no file yet."""
+    """Rows of a file; an empty list if the file does not exist yet."""
     if path is None or not path.exists():
         return []
     with path.open(newline="") as file:
@@ -69,7 +69,7 @@ def read(path: Path | None, names: Sequence[str]) -> list[Row]:
 
 
 def write(path: Path | None, names: Sequence[str], rows: Sequence[Row]) -> None:
-    """Replaces the file at once, so that there is no moment without one."""
+    """Replace the file in one step, so that an interruption never leaves half a file."""
     if path is None:
         return
     text = io.StringIO(newline="")
@@ -79,6 +79,11 @@ def write(path: Path | None, names: Sequence[str], rows: Sequence[Row]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(text.getvalue(), newline="")
     part.replace(path)
+
+
+def markdown_line(entries: Sequence[Any]) -> str:
+    """One line of a Markdown table."""
+    return f"| {' | '.join(str(entry) for entry in entries)} |"
 
 
 def _name(row: Row, settings: Row) -> tuple[str, ...]:

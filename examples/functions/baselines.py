@@ -1,4 +1,4 @@
-"""What functional networks are compared to: posteriors over weights, ensembles, dropout, a GP."""
+"""Baselines for functional networks: posteriors over weights, ensembles, dropout and a GP."""
 
 import time
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from examples.functions.fit import DRAWS, Fitted, Settings, learned_noise, run
 from examples.functions.gp import LEAST_NOISE, Hyperparameters, exact_posterior
 from examples.functions.networks import initial_weights, perceptron
 
-# Rows that the exact Gaussian process is conditioned on; a larger set is thinned at random.
+# Largest number of rows that the exact Gaussian process is conditioned on: the first ones.
 MOST_ROWS = 3000
 
 
 def weight_model(settings: Settings, x: Array, y: Array, noise: Array) -> None:
-    """A network with standard normal weights, scaled by the inputs of their unit."""
+    """A network with standard normal weights, scaled by the number of inputs of their unit."""
     widths = (x.shape[1], *settings.hidden, 1)
     weights = []
     for i, (size, width) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
@@ -49,7 +49,7 @@ def weight_space(
     guide_class: Any,
     loss: Any,
 ) -> Fitted:
-    """A Bayesian neural network with a posterior over weights, by an automatic guide."""
+    """A Bayesian neural network with a posterior over weights from an automatic guide."""
     start = time.process_time()
     model = partial(weight_model, settings)
     guide = guide_class(model)
@@ -73,7 +73,7 @@ def gaussian_process(
     """The exact Gaussian process, conditioned on at most 3000 rows."""
     start = time.process_time()
     x, y = x[:MOST_ROWS], y[:MOST_ROWS]
-    # Equally likely values stand for a Gaussian: no noise of draws.
+    # Quantiles of a Gaussian instead of draws, so that there is no sampling noise.
     levels = jnp.asarray(ndtri((np.arange(DRAWS) + 0.5) / DRAWS), x.dtype)
 
     @jax.jit
@@ -95,11 +95,11 @@ def point_networks(
     members: int,
     rate: float,
 ) -> Fitted:
-    """Networks fitted by maximum likelihood, a deep ensemble; or one with dropout."""
+    """Networks fitted by maximum likelihood: a deep ensemble, or one network with dropout."""
     start = time.process_time()
     widths = (x.shape[1], *settings.hidden, 1)
     num_steps, size = settings.num_steps, min(settings.batch_size, len(y))
-    # Decay as of a standard normal prior would be 1/N; it is the usual small one.
+    # The usual small weight decay; that of a standard normal prior would be 1/N.
     optimizer = optax.adamw(
         optax.cosine_decay_schedule(settings.step_size, num_steps), weight_decay=1e-4
     )
@@ -144,6 +144,8 @@ def point_networks(
 
 
 def automatic(loss: Callable[[], Any], guide_class: Any, longer: int = 1) -> Callable[..., Fitted]:
+    """:func:`weight_space` with a guide, a loss and ``longer`` times as many steps."""
+
     def run_longer(
         x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
     ) -> Fitted:

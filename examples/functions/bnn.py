@@ -1,17 +1,15 @@
-"""Functional Bayesian neural networks: the prior is one of functions, not of weights.
+"""Functional Bayesian neural networks: the prior is a distribution of functions, not of weights.
 
-    python examples/functions/bnn.py                            # scikit-learn's diabetes data
+    python -m examples.functions.bnn                             # scikit-learn's diabetes data
     python -m examples.functions.bnn --toys --figure toys.png
     python -m examples.functions.bnn --data yacht.txt concrete.txt --seeds 10 --csv uci.csv
 
-A network with random weights is a random function. Its values at a finite set of inputs have no
-density that can be evaluated, but a Gaussian process or a simulator can be their prior all the
-same: the score of the values is estimated. Beside it stand networks with a posterior over weights,
-the exact Gaussian process, a deep ensemble and MC dropout. Rows that are in the CSV file are not
-computed again.
+A network with random weights is a random function. The density of its values at a finite set of
+inputs cannot be evaluated, but their score can be estimated, so a Gaussian process or a simulator
+can be their prior. The script compares this with networks with a posterior over weights, the exact
+Gaussian process, a deep ensemble and MC dropout. Rows in the CSV file are not computed again.
 """
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +19,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-
-if not __package__:
-    # Run by its path: ``examples`` is then not on Python's.
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from examples.common.tables import Row, fill
 from examples.functions import toys
@@ -43,15 +37,16 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--data", nargs="+", default=["diabetes"], help="files of numbers with "
                         "the target last, openml:ID, or diabetes")  # fmt: skip
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=1, help="how many splits")
-    parser.add_argument("--steps", type=int, help="3000 or 12 000 for toys, 3000 for diabetes, "
-                        "else 20 000")  # fmt: skip
-    parser.add_argument("--step-size", type=float, default=3e-3, help="of Adam, the first")
-    parser.add_argument("--batch", type=int, default=20, help="rows a step")
-    parser.add_argument("--points", type=int, default=5, help="other inputs a step")
-    parser.add_argument("--particles", type=int, default=100, help="functions a step")
-    parser.add_argument("--csv", type=Path, help="table to write, and to go on from")
+    parser.add_argument("--seeds", type=int, default=1, help="number of splits")
+    parser.add_argument("--steps", type=int, help="default: 3000 or 12 000 for toys, 3000 for "
+                        "diabetes, 20 000 otherwise")  # fmt: skip
+    parser.add_argument("--step-size", type=float, default=3e-3, help="first step size of Adam")
+    parser.add_argument("--batch", type=int, default=20, help="rows per step")
+    parser.add_argument("--points", type=int, default=5, help="other inputs per step")
+    parser.add_argument("--particles", type=int, default=100, help="functions per step")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--figure", type=Path, default=Path("functional_bnn.png"))
+    parser.add_argument("--quick", action="store_true", help="20 steps, to see it run")
     return parser
 
 
@@ -73,7 +68,7 @@ def regress(options: Namespace) -> list[Row]:
         settings = Settings(steps, rest["step_size"], rest["batch"], **sizes)
         return measure_fit(fit(method, parts.x, parts.y, settings, seed, given), parts)
 
-    # One split after another: the methods of one share its Gaussian process.
+    # Splits come one after another, and the methods of one split use the same Gaussian process.
     @lru_cache(maxsize=1)
     def prepared(data: str, seed: int) -> tuple[Split, Any]:
         parts = split(*tables[data], seed)
@@ -83,7 +78,7 @@ def regress(options: Namespace) -> list[Row]:
 
 
 def print_table(rows: list[Row]) -> None:
-    """Means over seeds, with the standard error where there are several."""
+    """Print means over seeds, with standard errors if there are several."""
     header = ("RMSE", "log likelihood", "calibration", "entropy rise", "seconds")
     for name in dict.fromkeys(row["data"] for row in rows):
         seeds = len({row["seed"] for row in rows if row["data"] == name})
@@ -100,13 +95,14 @@ def print_table(rows: list[Row]) -> None:
                 line += f"{text:>17}"
             print(f"{method:24}{line}")
     print(
-        "\nCalibration: mean distance of the share of targets below a predicted quantile from its "
-        "level.\nEntropy rise: of predictions, in nats, where inputs are three times as far out."
+        "\nCalibration: mean distance between the fraction of targets below a predicted quantile "
+        "and its level.\nEntropy rise: that of predictions, in nats, at inputs three times as far "
+        "from the center."
     )
 
 
 def plot_table(rows: list[Row], path: Path) -> None:
-    """RMSE and log likelihood of every method, a panel for each data set."""
+    """Plot RMSE and log likelihood of every method, one column for each data set."""
     names = list(dict.fromkeys(row["data"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure, panels = plt.subplots(
@@ -125,7 +121,7 @@ def plot_table(rows: list[Row], path: Path) -> None:
 
 
 def solve_toys(options: Namespace) -> None:
-    """Fits all toys, prints how far they are from what is exact, and draws them."""
+    """Fit the toys, print their differences from the exact posteriors and draw them."""
     solved = {}
     chosen = options.toys or toys.TOYS
     print(f"{'':12}{'mean, error in sd':>24}{'sd, ratio to the exact':>40}{'seconds':>10}")
@@ -145,7 +141,7 @@ def solve_toys(options: Namespace) -> None:
         sampled = toys.solve_sampled(name, with_steps(settings, options), steps)
         solved[name] = sampled.learned
         print(f"\n{name}: prior learned in {sampled.seconds:.0f} s, held-out loss "
-              f"{sampled.info.held_out:.3f}, of its Gaussian {sampled.info.gaussian:.3f}; "
+              f"{sampled.info.held_out:.3f}, that of its Gaussian {sampled.info.gaussian:.3f}; "
               f"fit {sampled.learned.seconds:.0f} s")  # fmt: skip
         for label, row in toys.describe(sampled).items():
             print(f"  {label:40}" + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
@@ -157,9 +153,11 @@ def with_steps(settings: Settings, options: Namespace) -> Settings:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fits, prints tables and draws figures."""
+    """Fit, print tables and draw figures."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.steps = 20
     plt.switch_backend("agg")
     if options.toys is not None:
         solve_toys(options)

@@ -1,4 +1,4 @@
-"""Regression data: local files, OpenML, or scikit-learn's diabetes data; splits by seed."""
+"""Regression data from local files, OpenML or scikit-learn, with random splits."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Split(NamedTuple):
         y: training targets, (N,).
         x_test: test inputs.
         y_test: test targets.
-        unit: standard deviation of the training targets before.
+        unit: standard deviation of the training targets before standardization.
     """
 
     x: np.ndarray
@@ -35,7 +35,7 @@ def load(name: str) -> tuple[str, np.ndarray, np.ndarray]:
             blanks, commas or tabs; or ``openml:ID``.
 
     Raises:
-        ValueError: for a file that is no table of numbers.
+        ValueError: if a file is not a table of numbers.
     """
     if name == "diabetes":
         data = load_diabetes()
@@ -55,7 +55,7 @@ def load(name: str) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def split(x: np.ndarray, y: np.ndarray, seed: int) -> Split:
-    """Nine tenths to train on and one to test, standardized by the former."""
+    """Nine tenths of the rows for training and one for tests, standardized by the training rows."""
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.1, random_state=seed)
     inputs = StandardScaler().fit(x_train)
     target = StandardScaler().fit(y_train[:, None])

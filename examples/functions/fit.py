@@ -1,4 +1,4 @@
-"""Functional networks: the data's rows and a few other inputs a step, a prior of functions."""
+"""Fits of functional networks: each step uses rows of the data and a few other inputs."""
 
 import time
 from collections.abc import Callable
@@ -20,23 +20,23 @@ from examples.functions.networks import RandomFunction
 from numpyro_kscore import ImplicitELBO
 from numpyro_kscore.functions import measure
 
-# Functions behind a prediction.
+# Number of functions behind a prediction.
 DRAWS = 500
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a fit.
+    """Settings of a fit.
 
     Attributes:
-        num_steps: of Adam, with a step size that falls to zero along a cosine.
-        step_size: the first.
-        batch_size: rows of the data a step.
+        num_steps: steps of Adam, whose step size falls to zero along a cosine.
+        step_size: first step size.
+        batch_size: rows of the data per step.
         num_points: further points of a measurement set.
-        num_particles: functions a step.
-        hidden: widths of hidden layers.
-        activation: of hidden units.
-        frequency: how much larger the first layer's weights start.
+        num_particles: functions per step.
+        hidden: widths of the hidden layers.
+        activation: activation of the hidden units.
+        frequency: factor on the initial weights of the first layer.
     """
 
     num_steps: int = 20_000
@@ -50,12 +50,12 @@ class Settings:
 
 
 class Fitted(NamedTuple):
-    """Random functions.
+    """A fitted distribution of functions.
 
     Attributes:
-        draw: inputs (m, d) -> values of functions at them, (S, m).
+        draw: inputs (m, d) -> values of S functions there, (S, m).
         noise: standard deviation of observations.
-        seconds: of processor time that the fit took.
+        seconds: processor seconds of the fit.
     """
 
     draw: Callable[[Any], Array]
@@ -68,7 +68,7 @@ Prior = Callable[[Any, Array], dist.Distribution]
 
 
 def uniform_pool(key: Array, x: Array, count: int = 4000, margin: float = 0.1) -> Array:
-    """Inputs spread evenly over the box of the data and a margin around it."""
+    """Inputs uniformly distributed over the box of the data and a margin around it, (count, d)."""
     low, high = jnp.min(x, axis=0), jnp.max(x, axis=0)
     wider = margin * (high - low)
     return random.uniform(key, (count, x.shape[1]), minval=low - wider, maxval=high + wider)
@@ -89,12 +89,12 @@ def run(
     optimizer = optax.adam(optax.cosine_decay_schedule(settings.step_size, settings.num_steps))
     svi = SVI(model, guide, optimizer, loss)
     result = svi.run(key, settings.num_steps, *args, progress_bar=False, stable_update=True)
-    # What is timed is the fit, not its start.
+    # Wait for the result, so that the whole fit is timed.
     return jax.block_until_ready(result)
 
 
 def learned_noise(start: Any, least: Any) -> Array:
-    """The noise of observations: the least there may be, and a parameter of the model."""
+    """Standard deviation of observations: a lower limit plus a positive parameter of the model."""
     extra = jnp.maximum(jnp.asarray(start) - least, 0.01)
     return least + numpyro.param("extra_noise", extra, constraint=constraints.positive)
 
@@ -115,22 +115,22 @@ def functional(
     ratio: float = 1.0,
     num_draws: int = DRAWS,
 ) -> tuple[Fitted, Any]:
-    """A functional Bayesian neural network, and what SVI returned.
+    """A fitted functional Bayesian neural network, and the result of SVI.
 
     Args:
         x: inputs, (N, d).
         y: targets, (N,).
         prior: the prior of function values at points.
-        prior_args: what it needs beside the points.
-        noise: standard deviation of observations, or the least there may be.
-        settings: of the fit.
+        prior_args: its first argument.
+        noise: standard deviation of observations, or its lower limit if it is learned.
+        settings: settings of the fit.
         key: random key.
         pool: further inputs, (K, d).
         function: the random function, called inside the guide.
         jitter: standard deviation of the white noise in function values.
         learn_noise: whether the noise is a parameter.
-        ratio: how many times the divergence at a measurement set is counted, beside a log
-            likelihood that counts for all data.
+        ratio: factor on the divergence at a measurement set, relative to the log likelihood of all
+            data.
         num_draws: functions behind predictions.
     """
     start = time.process_time()
@@ -140,7 +140,7 @@ def functional(
         at = measure(x, batch_size, pool, num_points)
         f = numpyro.sample("f", prior(prior_args, at.points))
         sd = learned_noise(noise, noise) if learn_noise else noise
-        # The whole objective divided by the ratio, so that step sizes mean the same for all.
+        # The objective is divided by the ratio, so that one step size suits all ratios.
         with handlers.scale(scale=1 / ratio), at.data:
             numpyro.sample("y", dist.Normal(at.of_data(f), sd), obs=y[at.rows])
 
@@ -164,7 +164,7 @@ def functional(
 def functional_network(
     x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
 ) -> Fitted:
-    """With the Gaussian process as its prior, and Gaussian weights as its noise."""
+    """A functional network with Gaussian weights and the Gaussian process as its prior."""
     start = time.process_time()
     function = RandomFunction("gaussian", settings.hidden, settings.activation, settings.frequency)
     pool = uniform_pool(random.key(2), x)

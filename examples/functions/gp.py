@@ -1,4 +1,4 @@
-"""Gaussian processes by tinygp: hyper-parameters by marginal likelihood, and exact posteriors."""
+"""Gaussian processes with tinygp: hyperparameters by marginal likelihood, exact posteriors."""
 
 from functools import partial
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from jax import Array, lax
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from tinygp import GaussianProcess, kernels, transforms
 
-# The least noise of observations, in standardized units.
+# Lower limit of the noise of observations, in standardized units.
 LEAST_NOISE = 0.05
-# White noise in function values, so that those at neighboring inputs have a density in float32.
+# White noise in function values, so that their covariance is not singular in float32.
 JITTER = 0.03
 
 
 class Hyperparameters(NamedTuple):
-    """Of a squared exponential with a length scale for each input."""
+    """Hyperparameters of a squared exponential kernel with a length scale for each input."""
 
     log_amplitude: Array
     log_scales: Array
@@ -36,7 +36,7 @@ class Hyperparameters(NamedTuple):
         return jnp.exp(2 * self.log_amplitude) * shape
 
     def prior(self, points: Array, jitter: float = JITTER) -> dist.Distribution:
-        """Function values at points (m, d), with the jitter."""
+        """Distribution of function values at points (m, d), with the jitter."""
         process = GaussianProcess(self.kernel(), points, diag=jitter**2)
         return process.numpyro_dist()
 
@@ -44,16 +44,16 @@ class Hyperparameters(NamedTuple):
 def fit_hyperparameters(
     x: Array, y: Array, num_steps: int = 400, most_rows: int = 800
 ) -> Hyperparameters:
-    """Maximize the marginal likelihood of (at most some of) the data, by Adam."""
+    """Maximize the marginal likelihood of at most ``most_rows`` rows with Adam."""
     x, y = x[:most_rows], y[:most_rows]
-    # Distances grow with the dimension, and length scales with them.
+    # Initial length scales grow with the dimension, as distances do.
     scales = jnp.full(x.shape[1], 0.5 * jnp.log(x.shape[1]))
     start = Hyperparameters(jnp.zeros(()), scales, jnp.full((), -1.5))
 
     return _maximize(start, x, y, num_steps)
 
 
-# Compiled once for all fits to as many rows: the methods of a table ask for it one after another.
+# Compiled once for all fits to the same number of rows.
 @partial(jax.jit, static_argnums=3)
 def _maximize(start: Hyperparameters, x: Array, y: Array, num_steps: int) -> Hyperparameters:
     def loss(values: Hyperparameters) -> Array:
@@ -90,11 +90,11 @@ def information_ratio(
     num_sets: int = 16,
     seed: int = 0,
 ) -> float:
-    """How many times more the data tell of all their function values than of a set's.
+    """Ratio of the information about all function values to that about a measurement set's.
 
-    The KL divergence of the exact posterior from the prior at the inputs of all data, over its
-    mean at measurement sets. Divergences of neighboring values do not add up, so this is less
-    than N/B; it tends to 1 as sets come to determine the function.
+    This is the KL divergence of the exact posterior from the prior at the inputs of all data,
+    divided by its mean at measurement sets. Divergences of neighboring values do not add up, so it
+    is below N/B; it tends to 1 if a set determines the function.
 
     Args:
         found: the Gaussian process.
@@ -104,10 +104,10 @@ def information_ratio(
         batch_size: B, rows of the data in a set.
         num_points: points of the pool in a set.
         jitter: standard deviation of the white noise in the values of a set.
-        num_sets: how many are averaged over.
-        seed: of the sets.
+        num_sets: measurement sets that are averaged over.
+        seed: seed of the sets.
 
-    Cost: O(N³), in float64: the covariance of neighbors is singular in float32.
+    Cost: O(N³) in float64, because the covariance of neighbors is singular in float32.
     """
     rng = np.random.default_rng(seed)
     variance, kernel = float(found.noise) ** 2, found.kernel()
@@ -116,8 +116,8 @@ def information_ratio(
     root = cholesky(joint, lower=True, overwrite_a=True, check_finite=False)
     weights = cho_solve((root, True), targets)
     inverse = solve_triangular(root, np.eye(len(x)), lower=True, overwrite_b=True)
-    # With K the prior's covariance, A = K + σ², μ = K A⁻¹ y: the posterior's is σ² K A⁻¹, so K
-    # need not be inverted.
+    # With prior covariance K and A = K + σ², the posterior has mean K A⁻¹ y and covariance
+    # σ² K A⁻¹, so K need not be inverted.
     of_all = 0.5 * (
         variance * np.sum(inverse**2)
         - len(x)

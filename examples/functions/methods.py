@@ -1,4 +1,4 @@
-"""Six ways to regress, under one roof: data in, random functions and a noise level out."""
+"""Six regression methods with one interface: data -> random functions and a noise level."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from examples.functions.fit import Fitted, Settings, functional_network
 from examples.functions.gp import Hyperparameters, fit_hyperparameters
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 
-# Independent Gaussian weights come to rest later than functions do; their steps are cheap.
+# Factor on the number of steps: independent Gaussian weights converge later, in cheaper steps.
 WEIGHT_STEPS = 3
 
 METHODS: dict[str, Callable[..., Fitted]] = {
@@ -29,7 +29,7 @@ METHODS: dict[str, Callable[..., Fitted]] = {
 
 
 def hyperparameters(x: np.ndarray, y: np.ndarray) -> tuple[Hyperparameters, float]:
-    """Those of the Gaussian process, for all methods of a split, and seconds of processor time."""
+    """Hyperparameters for all methods of a split, and processor seconds of their fit."""
     start = time.process_time()
     found = fit_hyperparameters(jnp.asarray(x), jnp.asarray(y))
     found.noise.block_until_ready()
@@ -44,7 +44,7 @@ def fit(
     seed: int,
     given: tuple[Hyperparameters, float],
 ) -> Fitted:
-    """One method; where it needs the Gaussian process, its time is part of the fit's."""
+    """Fit one method; its seconds include the Gaussian process if the method needs that."""
     found, seconds = given
     fitted = METHODS[method](jnp.asarray(x), jnp.asarray(y), found, settings, random.key(seed))
     if method.startswith(("functional", "Gauss")):

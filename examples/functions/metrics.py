@@ -1,4 +1,4 @@
-"""How good predictions are that come as random functions and a noise level."""
+"""Quality of predictions that are given as random functions and a noise level."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.scipy.stats import norm
 from examples.functions.data import Split
 from examples.functions.fit import Fitted
 
-# Test inputs so many times further from the center are out of the distribution.
+# Factor on test inputs that moves them out of the distribution.
 FAR = 3.0
 LEVELS = np.linspace(0.05, 0.95, 19)
 
@@ -25,19 +25,19 @@ def log_likelihood(draws: Array, noise: float, y: Array) -> Array:
 
 
 def calibration_error(draws: Array, noise: float, y: Array) -> float:
-    """Mean distance of the share of targets below predicted quantiles from their level."""
+    """Mean distance between the fraction of targets below a predicted quantile and its level."""
     ranks = np.asarray(jnp.mean(norm.cdf(y, draws, noise), axis=0))
     return float(np.mean([abs(np.mean(ranks <= level) - level) for level in LEVELS]))
 
 
 def entropy(draws: Array, noise: float) -> float:
-    """Mean entropy of the Gaussians with the predictions' variances, in nats."""
+    """Mean entropy, in nats, of Gaussians with the variances of the predictions."""
     variance = jnp.var(draws, axis=0) + noise**2
     return float(jnp.mean(0.5 * jnp.log(2 * jnp.pi * jnp.e * variance)))
 
 
 def measure_fit(fitted: Fitted, data: Split) -> dict[str, Any]:
-    """The columns of the table; error and likelihood in the target's own units."""
+    """The columns of the table; error and likelihood in the units of the target."""
     draws = fitted.draw(jnp.asarray(data.x_test))
     y = jnp.asarray(data.y_test)
     far = fitted.draw(jnp.asarray(FAR * data.x_test))

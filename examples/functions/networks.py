@@ -1,8 +1,8 @@
-"""Random functions: a perceptron whose weights are drawn anew for every function.
+"""Random functions: perceptrons with random weights.
 
-Four laws of the weights, none of which gives the function's values a density that can be evaluated:
-independent Gaussians, dropout, a hypernetwork that makes them of a little noise, and an ensemble of
-which one member is drawn.
+The weights have one of four distributions: independent Gaussians, dropout, a hypernetwork that
+computes them from low-dimensional noise, or an ensemble of which one member is drawn. With none of
+them can the density of the function's values be evaluated.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ Weights = list[tuple[Array, Array]]
 
 
 def perceptron(weights: Weights, x: Array, activation: Callable[[Array], Array]) -> Array:
-    """Values at inputs (m, d) of the network with these weights, (m,)."""
+    """Values of the network at inputs (m, d) -> (m,)."""
     for kernel, bias in weights[:-1]:
         x = activation(x @ kernel + bias)
     kernel, bias = weights[-1]
@@ -29,12 +29,15 @@ def perceptron(weights: Weights, x: Array, activation: Callable[[Array], Array])
 
 
 def spreads(widths: Sequence[int], frequency: float) -> list[float]:
-    """Standard deviations of each layer's weights at the start, plain numbers."""
+    """Standard deviations of the initial weights of each layer."""
     return [(frequency if i == 0 else 1.0) / size**0.5 for i, size in enumerate(widths[:-1])]
 
 
 def initial_weights(key: Array, widths: Sequence[int], frequency: float) -> Weights:
-    """Weights of variance 1/inputs; the first layer's ``frequency`` times as large, spread out."""
+    """Weights with variance 1/inputs; those of the first layer are ``frequency`` times as large.
+
+    Biases of the first layer are uniform, those of the others zero.
+    """
     weights = []
     for depth, spread in enumerate(spreads(widths, frequency)):
         size, width = widths[depth : depth + 2]
@@ -48,7 +51,7 @@ def initial_weights(key: Array, widths: Sequence[int], frequency: float) -> Weig
 
 
 def noise(name: str, like: Array) -> Array:
-    """Standard normal noise that is no latent, shaped like an array."""
+    """Standard normal noise with the shape of an array, marked as auxiliary: not a latent."""
     unit = dist.Normal(jnp.zeros(like.shape), 1.0).to_event(like.ndim)
     return numpyro.sample(name, unit, infer=AUXILIARY)
 
@@ -61,7 +64,7 @@ def means(start: Weights, name: str) -> Weights:
 
 
 def noise_like(start: Weights, name: str) -> Weights:
-    """Standard normal noise for all weights, of one site: each one more costs compilation."""
+    """Standard normal noise for all weights from one site, because sites cost compilation time."""
     flat, restore = ravel_pytree(start)
     drawn: Weights = restore(noise(name, flat))
     return drawn
@@ -85,7 +88,7 @@ def gaussian(start: Weights, scales: list[float], name: str) -> Weights:
 
 
 def dropout(start: Weights, scales: list[float], name: str, rate: float = 0.1) -> Weights:
-    """Hidden units are left out at random: rows of the next layer's kernel."""
+    """Random hidden units are left out, as rows of the next layer's kernel."""
     weights = means(start, name)
     for i in range(1, len(weights)):
         kernel, bias = weights[i]
@@ -95,7 +98,7 @@ def dropout(start: Weights, scales: list[float], name: str, rate: float = 0.1) -
 
 
 def hypernetwork(start: Weights, scales: list[float], name: str, noise_dim: int = 32) -> Weights:
-    """All weights linear in the same noise, so that they depend on each other."""
+    """All weights are linear in the same noise, so they depend on each other."""
     z = noise(f"{name}_noise", jnp.zeros(noise_dim))
     weights = []
     for i, layer in enumerate(means(start, name)):
@@ -111,7 +114,7 @@ def hypernetwork(start: Weights, scales: list[float], name: str, noise_dim: int 
 
 
 def ensemble(start: Weights, scales: list[float], name: str, members: int = 10) -> Weights:
-    """One of several networks, with Gaussian weights of their own."""
+    """A random member of several networks with Gaussian weights."""
     member = random.randint(numpyro.prng_key(), (), 0, members)
     unit = noise_like(start, f"{name}_noise")
     weights = []
@@ -136,14 +139,14 @@ KINDS: dict[str, Callable[..., Weights]] = {
 
 @dataclass(frozen=True)
 class RandomFunction:
-    """A random function, to be called inside a guide: inputs (m, d) -> values (m,).
+    """A random function to call inside a guide: inputs (m, d) -> values (m,).
 
     Attributes:
-        kind: the law of the weights, one of ``KINDS``.
+        kind: distribution of the weights, one of ``KINDS``.
         hidden: widths of the hidden layers.
-        activation: of hidden units.
-        frequency: how much larger the first layer's weights start.
-        options: of the law.
+        activation: activation of the hidden units.
+        frequency: factor on the initial weights of the first layer.
+        options: keyword arguments of the kind.
     """
 
     kind: str = "gaussian"

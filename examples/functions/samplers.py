@@ -1,4 +1,4 @@
-"""Priors of functions that are simulators, with posteriors that are known all the same."""
+"""Simulators of functions as priors, with their exact posteriors."""
 
 import jax
 import jax.numpy as jnp
@@ -7,22 +7,22 @@ from jax import Array, random
 
 
 def piece_numbers(key: Array, points: Array) -> Array:
-    """Which of up to 7 pieces each point is in, (m,): between 1 and 6 jumps anywhere."""
+    """Number of the piece that each point is in, (m,), after 1 to 6 uniformly placed jumps."""
     count_key, place_key = random.split(key)
     places = random.uniform(place_key, (6,), minval=-2.0, maxval=2.0)
-    # Jumps that are not there are beyond the end.
+    # Absent jumps are moved beyond the end.
     there = jnp.arange(6) < random.randint(count_key, (), 1, 7)
     return jnp.sum(points[:, 0, None] > jnp.where(there, places, jnp.inf), axis=1)
 
 
 def piecewise_function(key: Array, points: Array) -> Array:
-    """A piecewise-constant function with standard normal levels."""
+    """Values of a piecewise-constant function with standard normal levels, (m,)."""
     jump_key, level_key = random.split(key)
     return random.normal(level_key, (7,))[piece_numbers(jump_key, points)]
 
 
 def periodic_function(key: Array, points: Array) -> Array:
-    """Three harmonics of a period between 1 and 2, with random phases and sizes."""
+    """Values of three harmonics of a period between 1 and 2 with random coefficients, (m,)."""
     period_key, weight_key = random.split(key)
     period = random.uniform(period_key, (), minval=1.0, maxval=2.0)
     angle = 2 * jnp.pi * points[:, 0, None] * jnp.arange(1, 4) / period
@@ -40,10 +40,9 @@ def exact_piecewise(
 ) -> np.ndarray:
     """Draws of the exact posterior under :func:`piecewise_function` on a grid, (S, m).
 
-    Jumps are proposed from the prior and weighted by the likelihood, with the levels between them
-    integrated out; levels given jumps are Gaussian.
+    Jumps are proposed from the prior and weighted by the likelihood with the levels integrated out;
+    given the jumps, the levels are Gaussian.
     """
-    # What piece an input is in, read off functions whose levels are the numbers of the pieces.
     keys = random.split(random.key(7), num_proposals)
     both = jnp.concatenate([x, grid])
     pieces = np.asarray(jax.vmap(lambda key: piece_numbers(key, both))(keys))
@@ -51,7 +50,7 @@ def exact_piecewise(
     one_hot = np.eye(7)[pieces[:, :n]]
     count = one_hot.sum(1)
     total = np.einsum("kip,i->kp", one_hot, np.asarray(y, float))
-    # Of levels with a standard normal prior, given what falls on them.
+    # The posterior of levels with a standard normal prior, given their data.
     precision = 1 + count / variance
     mean = total / variance / precision
     log_weight = np.sum(0.5 * precision * mean**2 - 0.5 * np.log(precision), axis=1)
@@ -65,7 +64,7 @@ def exact_piecewise(
 def exact_periodic(
     x: Array, y: Array, noise: float, grid: Array, num_draws: int = 2000, num_periods: int = 1001
 ) -> np.ndarray:
-    """The same under :func:`periodic_function`: weights given the period are Gaussian."""
+    """The same under :func:`periodic_function`: given the period, the weights are Gaussian."""
     periods = np.linspace(1.0, 2.0, num_periods)
 
     def harmonics(points: Array) -> np.ndarray:
@@ -86,10 +85,10 @@ def exact_periodic(
     return np.einsum("sim,sm->si", at_grid[chosen], weights)
 
 
-def jump_share(draws: np.ndarray) -> float:
-    """Share of the variation of functions (S, m) that their steepest tenth of increments makes.
+def jump_fraction(draws: np.ndarray) -> float:
+    """Fraction of the variation of functions (S, m) in the steepest tenth of their increments.
 
-    A piecewise-constant function with few jumps has 1, independent Gaussian increments .26.
+    It is 1 for a piecewise-constant function with few jumps, .26 for independent Gaussian ones.
     """
     increments = np.sort(np.abs(np.diff(draws, axis=1)), axis=1)
     tenth = increments.shape[1] // 10

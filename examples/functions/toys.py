@@ -1,6 +1,6 @@
-"""Functions of one variable: what a functional network makes of few points, beside what is exact.
+"""Functions of one variable: posteriors of functional networks against exact ones.
 
-Three have a Gaussian process as prior; two have a prior of which only draws are used, of
+Three toys have a Gaussian process as prior. The other two use only draws of their prior, of
 piecewise-constant and of periodic functions.
 """
 
@@ -20,19 +20,19 @@ from jax import Array, random
 from examples.functions.fit import Fitted, Prior, Settings, functional
 from examples.functions.gp import Hyperparameters, exact_posterior, fit_hyperparameters
 from examples.functions.networks import RandomFunction
-from examples.functions.samplers import EXACT, SAMPLERS, jump_share
+from examples.functions.samplers import EXACT, SAMPLERS, jump_fraction
 from numpyro_kscore.functions import LearnedPriorInfo, learn_prior
 from numpyro_kscore.functions._learned_prior import draw_functions
 
 GRID = 121
-# Functions behind a comparison: their mean is known to 1.6 % of a standard deviation.
+# Functions behind a comparison: the standard error of their mean is 1.6 % of a standard deviation.
 DRAWS = 4000
-# Noise in function values: far below the posterior's own standard deviation where the prior is a
-# Gaussian process, and that of the observations where it is a sampler.
+# Noise in function values: far below the posterior standard deviation for a Gaussian process as
+# prior, and equal to the noise of the observations for a simulator.
 EXPLICIT_JITTER, IMPLICIT_JITTER = 0.01, 0.1
 
-# All data in every set: the objective is a lower bound of the evidence. Five times as many
-# functions as values: with few of them spreads come out narrow.
+# Every measurement set contains all data, so the objective is a lower bound of the evidence. There
+# are five times as many functions as values, because few functions make spreads too narrow.
 TOY = Settings(
     num_steps=12_000,
     step_size=2e-3,
@@ -43,9 +43,9 @@ TOY = Settings(
     activation=jnp.tanh,
     frequency=3.0,
 )
-# What is sharper than a Gaussian process wants a sharper network, and points as near to each other
-# as functions change. Where there are no data a function goes on as the network can: one of tanh
-# ends flat, whatever the prior, and one of sines goes on.
+# Functions that are sharper than a Gaussian process need a sharper network, and points as close as
+# the functions vary. Beyond the data the network determines how a function continues: flat with
+# tanh, whatever the prior, and periodic with sines.
 SAMPLED = {
     "piecewise": replace(TOY, num_steps=3000, num_points=21, num_particles=100, frequency=15.0),
     "periodic": replace(
@@ -53,8 +53,8 @@ SAMPLED = {
     ),
 }
 LEARNING_STEPS = 12_000
-# All weights linear in the same noise: with independent ones the spread of the cubic came out at
-# .85 of the exact one at an end of the data, not .91.
+# All weights are linear in the same noise: with independent noise, the spread of the cubic at an
+# end of the data was .85 of the exact one, not .91.
 KIND = "hypernetwork"
 PROCESSES = ("cubic", "sine", "gap")
 TOYS = (*PROCESSES, *SAMPLED)
@@ -70,7 +70,7 @@ class Toy:
         noise: standard deviation of targets.
         low: left end of the region that measurement points are drawn from.
         high: right end.
-        inside: which inputs count as near the data.
+        inside: inputs -> whether they count as near the data.
     """
 
     x: Array
@@ -82,12 +82,12 @@ class Toy:
 
     @property
     def grid(self) -> Array:
-        """Inputs at which functions are looked at, (121, 1)."""
+        """Inputs at which functions are compared, (121, 1)."""
         return jnp.linspace(self.low, self.high, GRID)[:, None]
 
 
 def make_toy(name: str, seed: int = 0) -> Toy:
-    """``cubic`` and ``sine`` of Sun et al. (2019), a sine with a gap, and a step."""
+    """``cubic`` and ``sine`` of Sun et al. (2019), a sine with a gap, steps, and a periodic sine."""
     rng = np.random.default_rng(seed)
     if name == "cubic":
         x = rng.uniform(-4, 4, 20)
@@ -124,7 +124,7 @@ class Solved(NamedTuple):
         prior: draws of the prior on the grid, (S, 121).
         draws: draws of the functional posterior on the grid, (S, 121).
         exact: mean and standard deviation of the exact posterior, (121,) each.
-        seconds: what the fit took.
+        seconds: processor seconds of the fit.
     """
 
     toy: Toy
@@ -138,11 +138,11 @@ class Sampled(NamedTuple):
     """A toy whose prior is a simulator.
 
     Attributes:
-        learned: fit with the prior that was learned from draws.
+        learned: fit with the prior learned from draws.
         gaussian: fit with the Gaussian prior of the same mean and covariance.
         exact: draws of the exact posterior on the grid, (S, 121).
-        info: how the learning of the prior went.
-        seconds: what that took.
+        info: report on the learning of the prior.
+        seconds: processor seconds of that.
     """
 
     learned: Solved
@@ -157,16 +157,16 @@ def solve(name: str, settings: Settings = TOY, seed: int = 0) -> Solved:
 
     Args:
         name: one of ``cubic``, ``sine`` and ``gap``.
-        settings: of the fit; the frequency is for a length scale of 1.
-        seed: of data and fit.
+        settings: settings of the fit; the frequency is for a length scale of 1.
+        seed: seed of data and fit.
     """
     toy = make_toy(name, seed)
     pool = random.uniform(random.key(3), (4000, 1), minval=toy.low, maxval=toy.high)
     found = fit_hyperparameters(toy.x, toy.y)
-    # The noise is known; the rest is the marginal likelihood's.
+    # The noise is known; the other hyperparameters maximize the marginal likelihood.
     found = found._replace(log_noise=jnp.log(jnp.asarray(toy.noise - 0.05)))
-    # Functions of the network are to be as smooth as those of the prior: where they are rougher,
-    # the prior allows them little spread.
+    # Functions of the network should be as smooth as those of the prior, which allows rougher ones
+    # little spread.
     frequency = settings.frequency / float(jnp.exp(found.log_scales[0]))
     settings = replace(settings, frequency=frequency)
     prior = partial(Hyperparameters.prior, jitter=EXPLICIT_JITTER)
@@ -184,13 +184,13 @@ def solve(name: str, settings: Settings = TOY, seed: int = 0) -> Solved:
 def solve_sampled(
     name: str, settings: Settings, learning_steps: int = LEARNING_STEPS, seed: int = 0
 ) -> Sampled:
-    """Learn the prior of a toy from draws, and fit with it and with its Gaussian.
+    """Learn the prior of a toy from draws; fit with it and with the Gaussian of the same moments.
 
     Args:
         name: one of ``SAMPLERS``.
-        settings: of the fits; ``num_points`` are spread evenly, and all in every set.
-        learning_steps: of the prior.
-        seed: of data and fits.
+        settings: settings of the fits; every set contains ``num_points`` evenly spaced points.
+        learning_steps: steps of learning the prior.
+        seed: seed of data and fits.
     """
     toy, sampler = make_toy(name, seed), SAMPLERS[name]
     points = jnp.linspace(toy.low, toy.high, settings.num_points)[:, None]
@@ -235,7 +235,7 @@ def fit_toy(
 
 
 def compare(solved: Solved) -> dict[str, float]:
-    """Errors of the mean in posterior standard deviations, and ratios of those, in two regions."""
+    """Largest errors of the mean in posterior sd, and ratios of sd, inside and outside the data."""
     mean, sd = solved.exact
     error = np.abs(solved.draws.mean(0) - mean) / sd
     ratio = solved.draws.std(0) / sd
@@ -249,10 +249,11 @@ def compare(solved: Solved) -> dict[str, float]:
 
 
 def describe(found: Sampled) -> dict[str, dict[str, float]]:
-    """What the learned prior and the Gaussian make of the data, beside the exact posterior.
+    """Figures of the posteriors under the learned prior, under the Gaussian and of the exact one.
 
-    Of each the share of variation in jumps, the root mean square error of the mean inside and
-    beyond the data, and the mean standard deviation, in units of that of the exact posterior.
+    For each: the fraction of the variation in jumps, and inside and beyond the data the root mean
+    square error of the mean and the mean standard deviation, both in units of the exact posterior's
+    mean standard deviation.
     """
     mean, sd = found.learned.exact
     inside = found.learned.toy.inside(np.asarray(found.learned.toy.grid[:, 0]))
@@ -263,7 +264,7 @@ def describe(found: Sampled) -> dict[str, dict[str, float]]:
         ("Gaussian prior of the same covariance", found.gaussian.draws),
     ):
         error, spread = (draws.mean(0) - mean) ** 2, draws.std(0)
-        row = {"share in jumps": jump_share(draws)}
+        row = {"fraction in jumps": jump_fraction(draws)}
         for place, where in (("inside", inside), ("beyond", ~inside)):
             if where.any():
                 unit = sd[where].mean()
@@ -274,7 +275,7 @@ def describe(found: Sampled) -> dict[str, dict[str, float]]:
 
 
 def plot(solved: dict[str, Solved], path: Any) -> None:
-    """For each toy its prior, and below it the posterior beside the exact one."""
+    """Plot the prior of each toy and, below, its posterior with the exact one."""
     figure, panels = plt.subplots(
         2, len(solved), figsize=(3.6 * len(solved), 6), squeeze=False, layout="constrained"
     )

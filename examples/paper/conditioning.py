@@ -1,10 +1,9 @@
 """Why conjugate gradients are cheap in high dimension: the second figure of the paper.
 
-KEF-CG solves ``(K/n + λ) u = h`` with a curl-free kernel. What it costs is the number of steps,
-which the spread of the eigenvalues of K/n decides. Zhou, Shi and Zhu (2020), section 3.5, observe
-that both shrink as the dimension grows. This script measures that with the inverse multiquadric
-kernel at the median distance, for draws of a standard normal and of the grid distribution of
-``grid.py``:
+KEF-CG solves ``(K/n + λ) u = h`` with a curl-free kernel. Its cost is the number of steps, which
+depends on the spread of the eigenvalues of K/n. Zhou, Shi and Zhu (2020), section 3.5, observe that
+both shrink as the dimension grows. This script measures that with the inverse multiquadric kernel
+at the median distance, for draws of a standard normal and of the grid distribution of ``grid.py``:
 
     python -m examples.paper.conditioning [--num-samples 128] [--lam 1e-5] [--csv conditioning.csv]
                                     [--figure conditioning.png] [--quick]
@@ -30,7 +29,7 @@ from numpyro_kscore.solvers import Krylov
 
 DIMS = (2, 4, 8, 16, 32, 64, 128)
 DISTRIBUTIONS = ("normal", "grid")
-# Order of the largest matrix whose eigenvalues are computed densely.
+# Largest order of a matrix whose eigenvalues are computed densely.
 LARGEST = 2048
 KRYLOV_STEPS = 300
 COLUMNS = ("largest", "smallest", "largest_share", "steps", "steps_error", "residual")
@@ -47,7 +46,7 @@ def make_samples(distribution: str, key: Array, num_samples: int, dim: int) -> A
 
 @jax.jit
 def make_operator(samples: Array, bandwidth: Array) -> Gram:
-    """``K/n`` as :func:`kef_cg` has it."""
+    """The operator ``K/n`` of :func:`kef_cg`."""
     points = (samples - samples.mean(0)) / bandwidth
     s = squared_distances(points, points, jnp.asarray(False))
     return make_gram(kef_cg().kernel, points, s, bandwidth**-2, samples.shape[1], False)
@@ -55,7 +54,7 @@ def make_operator(samples: Array, bandwidth: Array) -> Gram:
 
 @partial(jax.jit, static_argnames="num_steps")
 def ritz_values(gram: Gram, key: Array, num_steps: int) -> Array:
-    """Eigenvalues of ``K/n`` as a Krylov space of a random vector sees them: right at the ends."""
+    """Ritz values of ``K/n`` in a Krylov space of a random vector: exact at the ends."""
     vector = random.normal(key, gram.points.T.shape, gram.points.dtype)
     return Krylov().decompose(gram, vector, num_steps).sigma
 
@@ -63,7 +62,7 @@ def ritz_values(gram: Gram, key: Array, num_steps: int) -> Array:
 def compute(
     distribution: str, num_samples: int, dim: int, lam: float, tol: float, repeats: int, seed: int
 ) -> Row:
-    """Means over the repeats; the eigenvalues are those of the first."""
+    """Means over the repeats; the eigenvalues are those of the first repeat."""
     estimator = kef_cg(lam, max_steps=2_000, tol=tol)
     keys = random.split(random.fold_in(random.key(seed), dim), repeats)
     steps, residuals = [], []
@@ -94,13 +93,13 @@ def trace_of(gram: Gram) -> Array:
 
 
 def ratio(row: Row, num_samples: int) -> float:
-    """Largest over smallest eigenvalue, as far as double precision can tell."""
+    """Largest over smallest eigenvalue, which is at least the rounding error of the largest."""
     rounding = num_samples * row["dim"] * np.finfo(np.float64).eps * row["largest"]
     return row["largest"] / max(row["smallest"], rounding)
 
 
 def plot(path: Path, rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Steps, ratio and share over the dimension."""
+    """Plot steps, eigenvalue ratio and fraction of the trace over the dimension."""
     figure, panels = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
     for distribution, color in zip(DISTRIBUTIONS, ("C0", "C1"), strict=True):
         found = [row for row in rows if row["distribution"] == distribution]
@@ -127,12 +126,12 @@ def plot(path: Path, rows: Sequence[Row], options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, prints it and draws the figure."""
+    """Fill the table, print it and draw the figure."""
     parser = make_parser("conditioning of curl-free kernels")
     parser.add_argument("--num-samples", type=int, default=128)
-    parser.add_argument("--lam", type=float, default=1e-5)
-    parser.add_argument("--tol", type=float, default=1e-4)
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--lam", type=float, default=1e-5, help="regularization parameter")
+    parser.add_argument("--tol", type=float, default=1e-4, help="relative residual of the solve")
+    parser.add_argument("--repeats", type=int, default=8, help="sets of draws")
     options = parser.parse_args(arguments)
     dims = DIMS
     if options.quick:
@@ -156,10 +155,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     print(
         f"\nn = {options.num_samples}; steps to a relative residual of {options.tol:g} at "
-        f"λ = {options.lam:g}, mean ± standard error of {options.repeats} draws;\neigenvalues of "
-        f"K/n of one of them, beyond n d = {LARGEST} the extreme Ritz values of {KRYLOV_STEPS} "
-        "steps, which make\nthe ratio a lower bound. The last column is the largest eigenvalue "
-        "over the mean one."
+        f"λ = {options.lam:g}, mean ± standard error of {options.repeats} repeats.\nEigenvalues of "
+        f"K/n are those of one repeat; above n d = {LARGEST} they are the extreme Ritz values of "
+        f"{KRYLOV_STEPS} steps,\nwhich make the ratio a lower bound. The last column is the "
+        "largest eigenvalue over the mean one."
     )
     if options.figure:
         plot(options.figure, rows, options)

@@ -1,17 +1,17 @@
-"""How fast estimates converge, and where a regularizer saturates: Theorem 4.1 of the paper.
+"""Rates of convergence and saturation of regularizers: Theorem 4.1 of the paper.
 
 Zhou, Shi and Zhu (2020): if the score is ``L^r f`` with f in the kernel's space H and the filter
 has qualification q, then with ``λ = M^(-1/(2r+2))`` the error after M samples is
 
     O(M^(-r/(2r+2))) in H for r ≤ q,    O(M^(-(2r+1)/(4r+4))) in L²(p) for r ≤ q - 1/2.
 
-Beyond that a filter *saturates*: a smoother score no longer helps. q is 1 for Tikhonov, ν for the
-ν-method (λ = t⁻²) and infinite for the spectral cut-off.
+For larger r a filter *saturates*: a smoother score does not give a better rate. q is 1 for
+Tikhonov, ν for the ν-method (λ = t⁻²) and infinite for the spectral cut-off.
 
-To know r, the target is built: p is the standard normal on the line, the eigenfunctions of L are
-computed by quadrature, and ``L^r f``, with an f that is only just in H, is what an estimate has to
-add to its base score. Two tables are printed. The first is the part of the error that no samples
-remove, ``|(1 - g(L) L) L^r f|``, over λ; the second the error of estimates over M:
+The target is built so that r is known. p is the standard normal on the line, the eigenfunctions of
+L are computed by quadrature, f is barely in H, and ``L^r f`` is what an estimate has to add to its
+base score. Two tables are printed: the part of the error that does not depend on samples,
+``|(1 - g(L) L) L^r f|``, over λ, and the error of estimates over M:
 
     python -m examples.paper.convergence [--repeats 16] [--csv convergence.csv]
                                    [--figure convergence.png] [--quick]
@@ -34,14 +34,14 @@ from numpyro_kscore.kernels import CurlFree, Matern
 from numpyro_kscore.regularizers import NuMethod, Regularizer, SpectralCutoff, Tikhonov
 from numpyro_kscore.solvers import Dense, Krylov
 
-# A rough kernel has eigenvalues that fall like a power; a small one makes λ small, and the step
-# counts of the ν-method so large that rounding them to integers does not show.
+# Eigenvalues of a rough kernel decay like a power. A small kernel makes λ small, and the step
+# counts of the ν-method so large that rounding them to integers is negligible.
 BANDWIDTH = 0.5
 SIZE = 1e-2
 KERNEL = CurlFree(SIZE * BANDWIDTH**2 * 0.6 * Matern(2.5))  # K(x, x) is SIZE at this bandwidth
-# The factor in λ = LAMBDA M^(-1/(2r+2)): small enough to be in the range of the power law.
+# λ = LAMBDA M^(-1/(2r+2)), small enough to be in the range of the power law.
 LAMBDA = 0.02 * SIZE
-# Of f: large, so that what is measured is the approximation and less the noise.
+# Amplitude of f, large so that the approximation error dominates the noise.
 AMPLITUDE = 1_000.0
 TARGETS = (0.5, 1.5)
 SAMPLES = (64, 128, 256, 512, 1024, 2048)
@@ -50,7 +50,7 @@ COLUMNS = ("l2", "l2_error", "h", "h_error")
 
 
 class Method(NamedTuple):
-    """A family of filters: λ to a regularizer, the solver, the qualification."""
+    """A family of filters: λ -> regularizer, with the solver and the qualification."""
 
     make: Callable[[float], Regularizer]
     solver: Dense | Krylov
@@ -73,12 +73,12 @@ class Problem(NamedTuple):
     """A target ``L^r f`` for p = N(0, 1), by quadrature.
 
     Attributes:
-        nodes: (k, 1).
-        weights: of the nodes times the density, (k,).
-        sigma: eigenvalues of L, (k,), from the largest.
+        nodes: quadrature nodes, (k, 1).
+        weights: quadrature weights times the density, (k,).
+        sigma: eigenvalues of L in descending order, (k,).
         functions: eigenfunctions at the nodes, orthonormal in L²(p), (k, k).
-        coefficients: of the target in the eigenfunctions, (k,).
-        expansion: b with target ``Σ_j K(x, x_j) b_j``, (k,).
+        coefficients: coefficients of the target in the eigenfunctions, (k,).
+        expansion: b such that the target is ``Σ_j K(x, x_j) b_j``, (k,).
     """
 
     nodes: Array
@@ -112,10 +112,11 @@ def make_problem(r: float) -> Problem:
     weights = np.exp(-0.5 * nodes**2) / np.sqrt(2 * np.pi) * (nodes[1] - nodes[0])
     matrix = np.asarray(kernel_matrix(jnp.asarray(nodes)[:, None], jnp.asarray(nodes)[:, None]))
     sigma, vectors = np.linalg.eigh(np.sqrt(np.outer(weights, weights)) * matrix)
-    # Below rounding there is nothing; the target has no part there either.
+    # Smaller eigenvalues are rounding errors; the target has no component there.
     keep = np.flatnonzero(sigma > 1e-12 * sigma[-1])[::-1]
     sigma, functions = sigma[keep], vectors[:, keep] / np.sqrt(weights)[:, None]
-    # f has coefficients a_k sqrt(σ_k), and its norm in H is that of a: just summable squares.
+    # f has coefficients a_k sqrt(σ_k), and its norm in H is that of a, whose squares are barely
+    # summable.
     a = AMPLITUDE * np.arange(1.0, len(sigma) + 1) ** -0.6 * (sigma / sigma[0]) ** r
     coefficients = a * np.sqrt(sigma / SIZE)
     expansion = weights * (functions @ (coefficients / sigma))
@@ -133,7 +134,7 @@ def errors(estimator: ScoreEstimator, problem: Problem, num_samples: int, keys: 
 
     def repeat(key: Array) -> Array:
         samples = random.normal(key, (num_samples, 1), problem.nodes.dtype)
-        # The score is -x, so with this base the residual to be found is the target.
+        # The score is -x, so with this base the residual is the target.
         score = estimator.fit(samples, base_scores=-samples - problem.target(samples))
         return problem.norms((score.residual(problem.nodes) - truth)[:, 0])
 
@@ -141,7 +142,7 @@ def errors(estimator: ScoreEstimator, problem: Problem, num_samples: int, keys: 
 
 
 def schedule(r: float, num_samples: int) -> float:
-    """The theorem's λ."""
+    """λ of the theorem."""
     return LAMBDA * num_samples ** (-1 / (2 * r + 2))
 
 
@@ -174,7 +175,7 @@ def bias(method: str, r: float) -> np.ndarray:
 
 
 def slope(x: np.ndarray, y: np.ndarray, errors: np.ndarray | None = None) -> tuple[float, float]:
-    """Least-squares slope, and its standard error: from the points' own, or from the scatter."""
+    """Least-squares slope and its standard error, from those of the points or from the scatter."""
     centered = x - x.mean()
     weights = centered / (centered @ centered)
     if errors is not None:
@@ -184,7 +185,7 @@ def slope(x: np.ndarray, y: np.ndarray, errors: np.ndarray | None = None) -> tup
 
 
 def expected(method: str, r: float) -> tuple[float, float]:
-    """Exponents of λ in the theorem, in L²(p) and in H, with saturation."""
+    """Exponents of λ in the theorem, with saturation, in L²(p) and in H."""
     q = METHODS[method].qualification
     return min(r + 0.5, q), min(r, q)
 
@@ -218,7 +219,7 @@ def _cells(theory: Sequence[float], x: np.ndarray, y: np.ndarray, own: np.ndarra
 
 
 def plot(path: Path, found: dict[tuple, list[Row]]) -> None:
-    """Bias over λ above, error over M below, with the theory's slopes."""
+    """Plot bias over λ above and error over M below, with the slopes of the theorem."""
     relative = np.array(BIAS_LAMBDAS) / SIZE
     figure, axes = plt.subplots(2, len(TARGETS), figsize=(10, 8), layout="constrained")
     for (above, below), r in zip(axes.T, TARGETS, strict=True):
@@ -252,9 +253,9 @@ def plot(path: Path, found: dict[tuple, list[Row]]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, prints it beside the theory's exponents and draws the figure."""
-    parser = make_parser("rates of convergence beside Theorem 4.1")
-    parser.add_argument("--repeats", type=int, default=16)
+    """Fill the table, print it with the exponents of the theorem and draw the figure."""
+    parser = make_parser("rates of convergence against Theorem 4.1")
+    parser.add_argument("--repeats", type=int, default=16, help="fits to fresh samples")
     options = parser.parse_args(arguments)
     samples = SAMPLES
     if options.quick:
@@ -276,10 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(*bias_table(), "", *rate_table(found), sep="\n")
         print(
             f"\nAbove: approximation error over λ from {BIAS_LAMBDAS[-1] / SIZE:.0e} to "
-            f"{BIAS_LAMBDAS[0] / SIZE:.0e} of K(x, x), no samples; ± from the scatter about\nthe "
-            f"line. Below: estimates, λ = {LAMBDA / SIZE:g} M^(-1/(2r+2)) of K(x, x), "
-            f"M = {samples[0]} … {samples[-1]}, {options.repeats} repeats; ± from\nthe repeats. "
-            "The theorem bounds errors from above: a steeper exponent is no contradiction."
+            f"{BIAS_LAMBDAS[0] / SIZE:.0e} of K(x, x), without samples; ± from the scatter\naround "
+            f"the line. Below: estimates, λ = {LAMBDA / SIZE:g} M^(-1/(2r+2)) of K(x, x), "
+            f"M = {samples[0]} … {samples[-1]}, {options.repeats} repeats;\n± from the repeats. "
+            "The theorem bounds errors from above, so a steeper exponent does not contradict it."
         )
         if options.figure:
             plot(options.figure, found)

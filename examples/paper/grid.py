@@ -2,15 +2,16 @@
 
 The *grid* distribution in d dimensions is a mixture of d Gaussians with unit covariance at random
 corners of the unit cube. Zhou, Shi and Zhu (2020), figure 1, compare score estimators on it by
-E|ŝ - s|²/d, at 1024 fresh points, over the dimension and over the number of samples M. This
-script repeats that, with the published estimators to the letter (inverse multiquadric kernel,
-median bandwidth, no base score) at the published range of settings, and adds ``ScoreEstimator()``,
-which chooses by itself:
+E|ŝ - s|²/d at 1024 fresh points, over the dimension and over the number of samples M. This script
+repeats that with the estimators exactly as published (inverse multiquadric kernel, median
+bandwidth, no base score) and the published range of settings. It adds ``ScoreEstimator()``, which
+chooses its setting from the samples:
 
-    python -m examples.paper.grid [--panels 128] [--repeats 32] [--csv grid.csv] [--figure grid.png]
+    python -m examples.paper.grid [--panels "M = 128" ...] [--repeats 32] [--csv grid.csv]
+                                  [--figure grid.png] [--quick]
 
-A published estimator is given the setting with the least mean error over the repeats, which needs
-the true score; the default sees the samples only. Interrupted, it goes on from ``--csv``.
+A published estimator gets the setting with the smallest mean error over the repeats, which needs
+the true score. An interrupted script resumes from ``--csv``.
 """
 
 import argparse
@@ -40,18 +41,18 @@ from numpyro_kscore.estimators import (
 from numpyro_kscore.regularizers import Filter, NuMethod, Regularizer
 
 LAMBDAS = tuple(10.0**-k for k in range(9))
-SHARES = (0.99, 0.97, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+FRACTIONS = (0.99, 0.97, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 STEPS = tuple(range(20, 101, 10))
 DIMS = (16, 32, 48, 64, 80, 96, 112, 128)
 SAMPLES = (64, 128, 256, 512)
-# Order of the largest matrix that is factorized: a curl-free kernel makes one of M d or m d rows.
+# Largest order of a factorized matrix: with a curl-free kernel it has M d or m d rows.
 LARGEST = 2048
-LANDMARK_SHARE = 0.4
+LANDMARK_FRACTION = 0.4
 DEFAULT = "ScoreEstimator()"
 COLUMNS = ("setting", "error", "standard_error", "seconds")
 
 
-# For programs that run once: the compiler spends little on optimizing.
+# Compiler options for programs that run once: little time is spent on optimizing.
 HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -59,10 +60,10 @@ class Method(NamedTuple):
     """An estimator with the settings that are searched.
 
     Attributes:
-        make: a setting, which may be traced, to an estimator.
-        settings: what is tried.
-        blocks: share of the samples whose d by d blocks are factorized; 0 if none are.
-        style: of its line.
+        make: setting, which may be traced -> estimator.
+        settings: the settings to try.
+        blocks: fraction of the samples whose d by d blocks are factorized; 0 if none are.
+        style: line style in the figure.
     """
 
     make: Callable[[Any], ScoreEstimator]
@@ -73,7 +74,7 @@ class Method(NamedTuple):
 
 @pytree
 class NuSteps(Regularizer):
-    """``NuMethod`` with a traced number of steps, at most 100: one program for all of them."""
+    """``NuMethod`` with a traced number of steps, at most 100: one program for all numbers."""
 
     num_steps: Any
 
@@ -89,7 +90,7 @@ class NuSteps(Regularizer):
             t, u, w = inputs
             forced = Filter(w * (1 - sigma * g), w, -w * g)
             new = jax.tree.map(lambda a, b, c: a + u * (a - b) + c, Filter(g, g0, r), old, forced)
-            # Beyond the last step everything stays as it is.
+            # After the last step nothing changes.
             return jax.tree.map(
                 lambda a, b: jnp.where(t < self.num_steps, a, b), (new, Filter(g, g0, r)), carry
             ), None
@@ -101,16 +102,19 @@ class NuSteps(Regularizer):
 
 
 def nu_steps(num_steps: Any) -> ScoreEstimator:
-    """``nu_method(num_steps)``, for a number that may be traced."""
+    """``nu_method(num_steps)`` for a number that may be traced."""
     return dataclasses.replace(nu_method(), regularizer=NuSteps(num_steps))
 
 
 METHODS = {
     "Stein": Method(stein, LAMBDAS, 0.0, "C1--"),
-    "SSGE": Method(ssge, SHARES, 0.0, "C3--"),
-    "spectral cut-off": Method(spectral_cutoff, SHARES, 1.0, "C4-"),
+    "SSGE": Method(ssge, FRACTIONS, 0.0, "C3--"),
+    "spectral cut-off": Method(spectral_cutoff, FRACTIONS, 1.0, "C4-"),
     "NKEF": Method(
-        partial(nkef, landmarks=Landmarks(fraction=LANDMARK_SHARE)), LAMBDAS, LANDMARK_SHARE, "C5-"
+        partial(nkef, landmarks=Landmarks(fraction=LANDMARK_FRACTION)),
+        LAMBDAS,
+        LANDMARK_FRACTION,
+        "C5-",
     ),
     "KEF-CG": Method(kef_cg, LAMBDAS, 0.0, "C2-"),
     "ν-method": Method(nu_steps, STEPS, 0.0, "C0-"),
@@ -119,7 +123,7 @@ METHODS = {
 
 
 def log_density(vertices: Array, x: Array) -> Array:
-    """Of the mixture at one point, up to a constant."""
+    """Log density of the mixture at one point, (d,), up to a constant."""
     return jax.nn.logsumexp(-0.5 * jnp.sum((x - vertices) ** 2, axis=1))
 
 
@@ -131,7 +135,7 @@ def draw(key: Array, vertices: Array, count: int) -> Array:
 
 
 def errors(method: Method, num_samples: int, dim: int, num_points: int, keys: Array) -> Array:
-    """E|ŝ - s|²/d in each repeat, which has corners and samples of its own: (repeats, settings)."""
+    """E|ŝ - s|²/d, (repeats, settings); each repeat draws its own corners and samples."""
 
     def repeat(key: Array) -> Array:
         corner_key, sample_key, point_key = random.split(key, 3)
@@ -144,7 +148,7 @@ def errors(method: Method, num_samples: int, dim: int, num_points: int, keys: Ar
             estimate = method.make(setting).fit(samples)(points)
             return jnp.mean((estimate - truth) ** 2)
 
-        # What does not depend on the setting, the factorizations among it, is done once.
+        # Everything that does not depend on the setting, such as factorizations, is done once.
         return jax.vmap(error)(jnp.array(method.settings))
 
     return lax.map(repeat, keys)
@@ -153,7 +157,7 @@ def errors(method: Method, num_samples: int, dim: int, num_points: int, keys: Ar
 def compute(
     estimator: str, num_samples: int, dim: int, repeats: int, seed: int, points: int
 ) -> Row:
-    """One cell of the table: the best setting and its error, seconds with compilation."""
+    """One cell of the table: the best setting, its error, and seconds with compilation."""
     method = METHODS[estimator]
     start = time.perf_counter()
     keys = random.split(random.key(seed), repeats)
@@ -163,7 +167,7 @@ def compute(
     )
     table = np.asarray(program(keys), np.float64)
     means = table.mean(0)
-    # A setting whose estimate overflowed in one repeat is no candidate.
+    # A setting whose estimate overflowed in any repeat is excluded.
     best = int(np.argmin(np.where(np.isfinite(means), means, np.inf)))
     return {
         "setting": method.settings[best],
@@ -188,7 +192,7 @@ def make_panels(options: argparse.Namespace) -> dict[str, list[tuple[int, int]]]
 
 
 def table(rows: dict[tuple, Row], sizes: Sequence[tuple[int, int]]) -> list[str]:
-    """Lines of the printed table: errors, and the best settings below them."""
+    """Lines of the printed table: errors, with the best settings below."""
     lines = [f"{'M':>4}{'d':>5}" + "".join(f"{name:>18}" for name in METHODS)]
     for m, dim in sizes:
         found = [rows.get((name, m, dim)) for name in METHODS]
@@ -204,7 +208,7 @@ def table(rows: dict[tuple, Row], sizes: Sequence[tuple[int, int]]) -> list[str]
 
 
 def verdict(rows: dict[tuple, Row], sizes: Sequence[tuple[int, int]]) -> list[str]:
-    """In how many cells the claims hold."""
+    """The number of cells in which each claim holds."""
 
     def least(names: Sequence[str], size: tuple[int, int]) -> float:
         return min(rows[name, *size]["error"] for name in names if (name, *size) in rows)
@@ -222,7 +226,7 @@ def verdict(rows: dict[tuple, Row], sizes: Sequence[tuple[int, int]]) -> list[st
 
 
 def plot(panel: plt.Axes, title: str, sizes: Sequence[tuple[int, int]], rows: dict) -> None:
-    """Errors over whichever of M and d varies."""
+    """Plot errors over M or d, whichever varies."""
     axis = 1 if title.startswith("M") else 0
     for name, method in METHODS.items():
         found = [size for size in sizes if (name, *size) in rows]
@@ -239,7 +243,7 @@ def plot(panel: plt.Axes, title: str, sizes: Sequence[tuple[int, int]], rows: di
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, prints it and draws the figure."""
+    """Fill the table, print it and draw the figure."""
     parser = make_parser(
         "score estimators on the grid distribution", quick="one small size, to see it run"
     )
@@ -248,7 +252,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="which of 'M = 128', 'M = 512', 'd = 16' and 'd = 128'",
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=32)
-    parser.add_argument("--points", type=int, default=1024, help="where errors are measured")
+    parser.add_argument(
+        "--points", type=int, default=1024, help="points that errors are measured at"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.repeats, options.points = 2, 128
@@ -267,10 +273,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(*table(rows, sizes), "", *verdict(rows, sizes), sep="\n")
     print(
         f"\nE|ŝ - s|²/d at {options.points} fresh points, mean ± standard error of "
-        f"{options.repeats} repeats; below it the setting with\nthe least mean, out of 9: λ of "
-        "Stein, NKEF and KEF-CG, the share of the eigenvalues of SSGE and the\nspectral cut-off "
+        f"{options.repeats} repeats. Below it the setting with\nthe smallest mean, out of 9: λ of "
+        "Stein, NKEF and KEF-CG, the fraction of the eigenvalues of SSGE and the\nspectral cut-off "
         "(curl-free kernel), steps of the ν-method. A dash: a matrix of more than "
-        f"{LARGEST} rows\nwould have to be factorized. NKEF has {LANDMARK_SHARE:g} M landmarks."
+        f"{LARGEST} rows\nwould have to be factorized. NKEF has {LANDMARK_FRACTION:g} M landmarks."
     )
     if options.figure:
         figure, axes = plt.subplots(

@@ -1,11 +1,12 @@
-"""Score and energy of a spiral, seen through draws of it.
+"""Score and energy of a spiral, estimated from draws.
 
-A curl-free kernel estimates gradients, so it has an energy as well: ``score.log_density``. This
-script fits a two-dimensional spiral, whose true density is known, and compares the spectral
-estimator (SSGE) and the ν-method as published with ``ScoreEstimator()`` and with the same at a
-bandwidth that is chosen from the draws:
+A curl-free kernel estimates a gradient field, so the estimate also has a log density:
+``score.log_density``. This script fits a two-dimensional spiral, whose true density is known. It
+compares the spectral estimator (SSGE) and the ν-method as published with ``ScoreEstimator()``, and
+with the same estimator at a bandwidth chosen from the draws:
 
-    python -m examples.paper.spiral [--num-samples 500] [--csv spiral.csv] [--figure spiral.png] [--quick]
+    python -m examples.paper.spiral [--num-samples 500] [--csv spiral.csv] [--figure spiral.png]
+                                    [--quick]
 """
 
 import time
@@ -36,13 +37,13 @@ COLUMNS = ("error", "correlation", "seconds")
 
 
 def centers() -> Array:
-    """Points along the spiral, two turns, evenly spaced: (400, 2)."""
+    """Evenly spaced points along the two turns of the spiral, (400, 2)."""
     angles = jnp.sqrt(jnp.linspace(0.05, 1, 400)) * 4 * jnp.pi
     return 0.25 * angles[:, None] * jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1)
 
 
 def log_density(x: Array) -> Array:
-    """Of one point, (2,), up to a constant: a mixture of Gaussians along the spiral."""
+    """Log density of one point, (2,), up to a constant: Gaussians along the spiral."""
     return jax.nn.logsumexp(-0.5 * jnp.sum(((x - centers()) / THICKNESS) ** 2, axis=1))
 
 
@@ -59,12 +60,12 @@ true_score = jax.jit(jax.vmap(jax.grad(log_density)))
 
 @partial(jax.jit, static_argnames=("name", "num_samples"))
 def fit(name: str, num_samples: int, key: Array) -> Score:
-    """One estimator on draws of its own size."""
+    """Fit an estimator to ``num_samples`` draws."""
     return ESTIMATORS[name].fit(draw(key, num_samples))
 
 
 def compute(estimator: str, num_samples: int, seed: int) -> Row:
-    """Relative error at fresh draws, and how the energy there goes with the true one."""
+    """Relative error at fresh draws, and correlation of ``log_density`` with the truth there."""
     sample_key, point_key = random.split(random.key(seed))
     start = time.perf_counter()
     score = jax.block_until_ready(fit(estimator, num_samples, sample_key))
@@ -80,7 +81,7 @@ def compute(estimator: str, num_samples: int, seed: int) -> Row:
 
 
 def plot(path: Path, num_samples: int, seed: int) -> None:
-    """Energy as color and contours, scores as arrows; the truth first."""
+    """Plot log densities as colors and scores as arrows; the truth comes first."""
     samples = np.asarray(draw(random.split(random.key(seed))[0], num_samples))
     line = np.linspace(-4, 4, 100, dtype=np.float32)
     grid = np.stack(np.meshgrid(line, line), axis=-1).reshape(-1, 2)
@@ -100,12 +101,12 @@ def plot(path: Path, num_samples: int, seed: int) -> None:
         if energy is None:
             above.text(0, 0, "no energy:\nnot a gradient", ha="center", va="center")
         else:
-            # Known up to a constant, so counted from the largest.
+            # Known up to a constant, so the maximum is set to 0.
             image = np.asarray(energy - jnp.max(energy)).reshape(len(line), len(line))
             levels = np.linspace(-8, 0, 17)
             above.contourf(line, line, image, levels, cmap="viridis", extend="min")
         below.plot(*samples.T, ".", color="0.75", ms=2)
-        # The direction everywhere, the length up to a bound: far arrows would hide the rest.
+        # Lengths are capped, because arrows far out would hide the rest.
         lengths = np.linalg.norm(arrows, axis=1, keepdims=True)
         arrows = arrows / np.maximum(lengths, 1e-6) * np.minimum(lengths, 10)
         below.quiver(*coarse.T, *arrows.T, color="C0", scale=150, width=0.005)
@@ -118,9 +119,9 @@ def plot(path: Path, num_samples: int, seed: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, prints it and draws the figure."""
+    """Fill the table, print it and draw the figure."""
     parser = make_parser("score and energy of a spiral", quick="few draws, to see it run")
-    parser.add_argument("--num-samples", type=int, default=500, help="in the figure")
+    parser.add_argument("--num-samples", type=int, default=500, help="draws in the figure")
     options = parser.parse_args(arguments)
     samples = SAMPLES
     if options.quick:
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name:20}" + "".join(f"{text:>18}" for text in texts))
     print(
         f"\nE|ŝ - s|² / E|s|² at {NUM_POINTS} fresh draws, then the correlation of log_density "
-        "with the true one there.\nSSGE keeps .9999 of the spectrum, the best share at n = 500; "
+        "with the true one there.\nSSGE keeps .9999 of the spectrum, the best fraction at n = 500; "
         "the ν-method takes 100 steps."
     )
     if options.figure:

@@ -1,16 +1,19 @@
-"""Local latents in minibatches, by three guides that can only be sampled.
+"""Local latents in minibatches, with three guides that can only be sampled.
 
-Hundreds of groups share a mean and a spread, and each has an effect of its own, known through a few
-skewed observations: a hierarchical model whose local latents are too many to learn one by one. An
-amortizing network maps a group's data and noise to its effect, given the shared latents; a step of
-the fit sees a minibatch of groups. The shared latents come from
+    python -m examples.start.amortized [--groups 300] [--batch 30] [--steps 3000] [--figure FILE]
+                                       [--quick]
+
+In a hierarchical model hundreds of groups share a mean and a spread, and each has its own effect,
+observed through a count: too many local latents to learn one by one. An amortizing network maps a
+group's data and noise to its effect, given the shared latents; each step of the fit uses a
+minibatch of groups. The shared latents come from
 
 * a network of noise,
 * a network with dropout, whose masks are the noise,
 * an ensemble, of which a random member is drawn.
 
-Which sites have a density is read off the guide; nothing is declared but the noise. The answer of
-NUTS, which looks at all groups at every step, stands beside them.
+The objective finds out which sites of the guide have a density; only the noise is declared. The
+results are compared with NUTS, which uses all groups at every step.
 """
 
 import time
@@ -39,7 +42,7 @@ SHARED = ("level", "log_spread")
 
 
 def simulate(num_groups: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts of each group and their exposures, (groups,) each."""
+    """Counts and exposures of the groups, (groups,) each."""
     rng = np.random.default_rng(seed)
     effects = rng.normal(0.7, 0.6, num_groups)
     exposures = rng.uniform(0.5, 4.0, num_groups)
@@ -57,7 +60,7 @@ def model(counts: Array, exposures: Array, batch: int | None = None) -> None:
 
 
 class Network(nn.Module):
-    """Two hidden layers, with dropout if asked for; the output starts small."""
+    """Two hidden layers, optionally with dropout; the output starts small."""
 
     size: int
     dropout: float = 0.0
@@ -71,13 +74,13 @@ class Network(nn.Module):
 
 
 def draw_noise(name: str, size: int) -> Array:
-    """Standard normal noise that is no latent."""
+    """Standard normal noise, (size,), marked as auxiliary: it is not a latent."""
     unit = dist.Normal(jnp.zeros(size), 1.0).to_event(1)
     return numpyro.sample(name, unit, infer=AUXILIARY)
 
 
 def from_network() -> Array:
-    """Shared latents as a network of noise."""
+    """Shared latents from a network of noise, (2,)."""
     noise = draw_noise("noise", 2)
     spread = numpyro.param("spread", jnp.full(2, 0.1))
     shift = flax_module("network", Network(2), input_shape=(2,))(noise)
@@ -85,18 +88,18 @@ def from_network() -> Array:
 
 
 def from_dropout() -> Array:
-    """Shared latents as a network with a constant input, whose dropout masks are the noise."""
+    """Shared latents from a network with constant input, whose dropout masks are the noise, (2,)."""
     network = flax_module(
         "network", Network(2, dropout=0.3), input_shape=(2,), apply_rng=["dropout"]
     )
-    # Masks are discrete; a little noise gives the draws a density.
+    # Masks are discrete, so a little noise gives the draws a density.
     jitter = numpyro.param("jitter", jnp.full(2, 0.05)) * draw_noise("noise", 2)
     loc = numpyro.param("loc", jnp.array([0.0, -1.0]))
     return loc + network(jnp.ones(2), rngs={"dropout": numpyro.prng_key()}) + jitter
 
 
 def from_ensemble(members: int = 8) -> Array:
-    """Shared latents of a random member, each a point with noise around it."""
+    """Shared latents of a random member, which is a point with noise around it, (2,)."""
     start = 0.1 * random.normal(random.key(0), (members, 2)) + jnp.array([0.0, -1.0])
     member = random.randint(numpyro.prng_key(), (), 0, members)
     locs = numpyro.param("locs", start)
@@ -116,7 +119,7 @@ def make_guide(shared: Callable[[], Array]) -> Callable[..., None]:
         log_spread = numpyro.sample("log_spread", Implicit(log_spread))
         network = flax_module("effects", Network(2), input_shape=(5,))
         with numpyro.plate("groups", len(counts), subsample_size=batch) as rows:
-            # Normal and Poisson in the linear approximation; the network learns what it misses.
+            # A Gaussian approximation of the conditional posterior; the network corrects it.
             seen = jnp.log((counts[rows] + 0.5) / exposures[rows])
             precision = jnp.exp(-2 * log_spread)
             weight = (counts[rows] + 0.5) / (counts[rows] + 0.5 + precision)
@@ -133,7 +136,7 @@ def make_guide(shared: Callable[[], Array]) -> Callable[..., None]:
 
 
 def fit(name: str, data: tuple[Array, Array], batch: int, num_steps: int) -> tuple[dict, float]:
-    """Draws of all latents by one guide, and the seconds it took."""
+    """Draws of all latents from one fitted guide, and seconds of the fit."""
     guide = make_guide(GUIDES[name])
     optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, num_steps))
     start = time.perf_counter()
@@ -151,7 +154,7 @@ def fit(name: str, data: tuple[Array, Array], batch: int, num_steps: int) -> tup
 
 
 def reference(data: tuple[Array, Array], num_draws: int) -> tuple[dict, float]:
-    """Draws by NUTS, and the seconds it took."""
+    """Draws by NUTS, and its seconds."""
     mcmc = MCMC(NUTS(model), num_warmup=num_draws // 2, num_samples=num_draws, progress_bar=True)
     start = time.perf_counter()
     mcmc.run(random.key(2), *data)
@@ -159,7 +162,7 @@ def reference(data: tuple[Array, Array], num_draws: int) -> tuple[dict, float]:
 
 
 def row_of(draws: dict, truth: dict) -> list[float]:
-    """Errors of means in sd and ratios of sd of the shared latents; the effects' worst and mean."""
+    """Mean errors in sd and sd ratios of the shared latents; worst and mean ones of the effects."""
     out = []
     for site in SHARED:
         sd = np.std(truth[site])
@@ -170,7 +173,7 @@ def row_of(draws: dict, truth: dict) -> list[float]:
 
 
 def plot(path: Path, found: dict[str, dict]) -> None:
-    """The shared latents by every guide over those of NUTS."""
+    """Plot the shared latents of every guide over those of NUTS."""
     names = [name for name in found if name != "NUTS"]
     figure, panels = plt.subplots(1, len(names), figsize=(4 * len(names), 3.6), sharex=True)
     for panel, name in zip(np.atleast_1d(panels), names, strict=True):
@@ -184,10 +187,10 @@ def plot(path: Path, found: dict[str, dict]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fits, prints the table and draws the figure."""
+    """Fit, print the table and draw the figure."""
     parser = ArgumentParser(description="local latents in minibatches")
     parser.add_argument("--groups", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=30)
+    parser.add_argument("--batch", type=int, default=30, help="groups per step")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, help="picture to write")
@@ -209,8 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name:10}{numbers}{seconds[name]:9.1f}")
     print(f"{'NUTS':10}{'':48}{seconds['NUTS']:9.1f}")
     print(
-        "\nErrors of means in posterior sd and ratios of sd to NUTS; of the effects the worst "
-        "mean and the average ratio."
+        "\nErrors of means in posterior sd and ratios of sd to NUTS; for the effects the worst "
+        "error and the average ratio."
     )
     if options.figure:
         plot(options.figure, found)

@@ -1,9 +1,9 @@
-"""Four guides of one posterior with two modes, one good and three bad, and what diagnostics say.
+"""Diagnostics of four guides of one posterior with two modes: one good guide and three bad ones.
 
     python examples/start/diagnostics.py [--figures FOLDER]
 
-The guides are made, not fitted, so that it is known what is wrong with each: nothing, too narrow,
-too wide, one mode missing. With ``--figures`` the pictures of ``docs/gallery`` are written.
+The guides are constructed, not fitted, so that their faults are known: none, too narrow, too wide,
+one mode missing. ``--figures`` writes the pictures of ``docs/gallery``.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide, kha
 
 DATA = jnp.array([2.0, 1.0])
 NOISE, PRIOR = 0.5, 3.0
-# Each mode is Gaussian but for the rounding of |.| at 0, which is five sd away.
+# Each mode is Gaussian except for the kink of |.| at 0, which is five sd away.
 SD = (1 / NOISE**2 + 1 / PRIOR**2) ** -0.5
 MEAN = DATA / NOISE**2 * SD**2
 
 Result = namedtuple("Result", "params state losses")
 State = namedtuple("State", "mutable_state")
-# Name: scale of the guide over that of the posterior, and whether it has both modes.
+# Name: scale of the guide relative to the posterior, and whether it has both modes.
 GUIDES = {"good": (1.0, True), "narrow": (0.3, True), "wide": (1.6, True), "one mode": (1.0, False)}
 
 
@@ -50,7 +50,7 @@ def make_guide(scale, both):
 
 
 def make_fit(name):
-    """An SVI and its result, as ``svi.run`` would have returned them."""
+    """An SVI object and a result as ``svi.run`` would return it."""
     svi = SVI(model, make_guide(*GUIDES[name]), optax.adam(1e-3), ImplicitELBO())
     return svi, Result({}, State(None), jnp.zeros(1))
 

@@ -1,18 +1,18 @@
 """The posterior of one study as the prior of the next, without its data.
 
-A first study is over, and what is left of it are posterior draws. ``KernelExponentialFamily`` makes
-a density of them, which is a prior like any other:
+A first study is over, and only its posterior draws are left. ``KernelExponentialFamily`` turns
+them into a density, which can be used as a prior:
 
     prior = KernelExponentialFamily(first_draws)        # (n, d)
     weights = numpyro.sample("weights", prior)          # in the model of the second study
 
-Here both studies are logistic regressions on tumors. The smaller the first one is, the less its
-posterior looks like a Gaussian: ten tumors are separated by a line, and only the prior keeps the
-weights from infinity. This script compares the posterior of the second study under that prior,
-and under the Gaussian with the draws' moments, with the joint analysis of all the data. It prints
-a table and saves a picture:
+Here both studies are logistic regressions on tumors. The smaller the first study, the less Gaussian
+is its posterior: ten tumors are separated by a line, and only the prior keeps the weights finite.
+This script analyzes the second study under that prior and under the Gaussian with the draws'
+moments, and compares both posteriors with the joint analysis of all data. It prints a table and
+saves a picture:
 
-    python examples/start/posterior_as_prior.py [--seed 0] [--figure posterior_as_prior.png] [--quick]
+    python examples/start/posterior_as_prior.py [--seed 0] [--figure FILE] [--quick]
 """
 
 import argparse
@@ -36,17 +36,17 @@ from numpyro_kscore.diagnostics import sliced_wasserstein
 
 SIZES = ((10, 40), (30, 100), (284, 285))  # tumors of the first and of the second study
 NAMES = ("intercept", "radius", "texture")
-PRIOR_DRAWS = 2_000  # of those of the first study: every step costs as many kernel values
+PRIOR_DRAWS = 2_000  # draws of the first study in the prior; a step evaluates as many kernels
 
 
 class Tumors(NamedTuple):
-    """Features of the cell nuclei in one image each, standardized, and the diagnosis."""
+    """Standardized features of the cell nuclei, (n, 2), and the diagnoses, (n,)."""
 
     features: Array
     malignant: Array
 
     def part(self, start: int, stop: int) -> "Tumors":
-        """Some of them."""
+        """Tumors from ``start`` to ``stop``."""
         return Tumors(self.features[start:stop], self.malignant[start:stop])
 
 
@@ -60,7 +60,7 @@ def load_tumors() -> Tumors:
 
 
 def study(tumors: Tumors, prior: dist.Distribution) -> None:
-    """Logistic regression; intercept and weights share one site, and a prior of any shape."""
+    """Logistic regression; intercept and weights are one site with a joint prior."""
     weights = numpyro.sample("weights", prior)
     logits = weights[0] + tumors.features @ weights[1:]
     numpyro.sample("malignant", dist.Bernoulli(logits=logits), obs=tumors.malignant)
@@ -69,8 +69,8 @@ def study(tumors: Tumors, prior: dist.Distribution) -> None:
 def run_nuts(
     what: str, tumors: Tumors, prior: dist.Distribution, options: argparse.Namespace
 ) -> tuple[Array, float]:
-    """Draws of two chains, one after the other, and seconds with compilation."""
-    print(f"\n{what}", file=sys.stderr, flush=True)  # the progress bar goes to stderr too
+    """Concatenated draws of two chains, and seconds with compilation."""
+    print(f"\n{what}", file=sys.stderr, flush=True)  # where the progress bar goes
     start = time.perf_counter()
     mcmc = MCMC(
         NUTS(study, target_accept_prob=0.9),
@@ -85,7 +85,7 @@ def run_nuts(
 
 
 def table_row(name: str, draws: Array, joint: Array, seconds: float) -> str:
-    """Means and standard deviations, and the distance to the joint analysis in its units."""
+    """Means, standard deviations, and the distance to the joint analysis in its units."""
     cells = [
         f"{mean:7.2f} ±{sd:5.2f}" for mean, sd in zip(draws.mean(0), draws.std(0), strict=True)
     ]
@@ -96,7 +96,7 @@ def table_row(name: str, draws: Array, joint: Array, seconds: float) -> str:
 def compare(
     tumors: Tumors, sizes: tuple[int, int], options: argparse.Namespace
 ) -> tuple[list[str], dict[str, Array]]:
-    """Two studies of the given sizes: lines of the table, and draws by name."""
+    """Analyze two studies of the given sizes: lines of the table, and draws by name."""
     middle, end = sizes[0], sum(sizes)
     title = f"{middle} tumors, then {sizes[1]}"
     weak = dist.Normal(jnp.zeros(len(NAMES)), 10.0).to_event(1)
@@ -127,7 +127,7 @@ def compare(
 
 
 def plot(row: np.ndarray, sizes: tuple[int, int], draws: dict[str, Array]) -> None:
-    """The first posterior and its Gaussian, then the results of both priors and the joint one."""
+    """Plot the first posterior with its Gaussian, and both priors' results with the joint one."""
     columns = np.array([NAMES.index("radius"), NAMES.index("texture")])
     first, joint = draws["first study"], draws["joint"]
     moments = dist.MultivariateNormal(first.mean(0), jnp.cov(first.T))
@@ -156,12 +156,12 @@ def plot(row: np.ndarray, sizes: tuple[int, int], draws: dict[str, Array]) -> No
         panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
         panel.legend(loc="upper right", fontsize="small")
     row[0].set_ylabel(f"{sizes[0]} tumors, then {sizes[1]}\n\nweight of texture")
-    # What is compared is seen on one scale.
+    # The two panels that are compared have the same limits.
     row[2].set(xlim=row[1].get_xlim(), ylim=row[1].get_ylim())
 
 
 def main() -> None:
-    """Analyses every pair of studies, prints the table, and saves the figure."""
+    """Analyze every pair of studies, print the table and save the figure."""
     parser = argparse.ArgumentParser(description="a posterior as the prior of the next study")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, default=Path("posterior_as_prior.png"))
@@ -183,7 +183,7 @@ def main() -> None:
     print(
         "\nMean ± standard deviation of intercept and weights. Sliced W1 is the distance to one "
         "chain of the\njoint analysis, in its standard deviations; its other chain shows the "
-        "floor. Seconds include compilation."
+        "sampling noise. Seconds include compilation."
     )
     figure.savefig(options.figure, dpi=110)
 

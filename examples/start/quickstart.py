@@ -1,6 +1,6 @@
-"""Variational inference without a density, beside NumPyro's own guides and NUTS.
+"""Variational inference without a density, compared with NumPyro's own guides and NUTS.
 
-``AutoImplicit`` pushes noise through a neural network. Nobody knows the density of its draws, and
+``AutoImplicit`` pushes noise through a neural network. The density of its draws is unknown, and
 ``ImplicitELBO`` does not need it. The rest is plain NumPyro:
 
     guide = AutoImplicit(model)
@@ -9,8 +9,8 @@
     result = svi.run(random.key(0), 4_000, *data)
     draws = guide.sample_posterior(random.key(1), result.params, *data, sample_shape=(4_000,))
 
-This script does that for two posteriors that no Gaussian fits, compares the draws with NUTS, and
-saves a picture of them in ``quickstart.png``:
+This script does that for two posteriors that no Gaussian fits, compares the draws with those of
+NUTS, and saves a picture of them in ``quickstart.png``:
 
     python examples/start/quickstart.py [--num-steps 4000] [--seed 0] [--out FOLDER] [--quick]
 """
@@ -38,12 +38,12 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore.diagnostics import sliced_wasserstein
 
 GUIDES = (AutoImplicit, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal)
-NUM_PARTICLES = 128  # a step, for every guide; what ImplicitELBO would choose here by itself
+NUM_PARTICLES = 128  # per step, for every guide; the number ImplicitELBO would choose here
 Draws = dict[str, Array]
 
 
 def tumors(features: Array, malignant: Array) -> None:
-    """Logistic regression: strongly collinear features, and a prior with heavy tails."""
+    """Logistic regression with strongly collinear features and a prior with heavy tails."""
     intercept = numpyro.sample("intercept", dist.Cauchy(0, 10))
     weights = numpyro.sample("weights", dist.Cauchy(0, 2.5).expand([features.shape[1]]).to_event(1))
     numpyro.sample(
@@ -52,7 +52,7 @@ def tumors(features: Array, malignant: Array) -> None:
 
 
 def schools(effects: Array, errors: Array) -> None:
-    """Eight schools, centered: a funnel, for the smaller tau, the closer must theta be to mu."""
+    """Eight schools, centered: a funnel, because theta is close to mu where tau is small."""
     mu = numpyro.sample("mu", dist.Normal(0, 5))
     tau = numpyro.sample("tau", dist.HalfCauchy(5))
     with numpyro.plate("schools", len(effects)):
@@ -61,14 +61,14 @@ def schools(effects: Array, errors: Array) -> None:
 
 
 class Problem(NamedTuple):
-    """A model with its data, and how to lay its draws out as a matrix."""
+    """A model with its data and the layout of its draws as a matrix."""
 
     title: str
     model: Callable
     data: tuple[Array, ...]
-    flatten: Callable[[Draws], Array]  # to unconstrained coordinates, one row per draw
-    plotted: dict[str, int]  # label and column of two coordinates
-    nuts_model: Callable  # the same posterior, in the form that suits NUTS
+    flatten: Callable[[Draws], Array]  # draws -> unconstrained coordinates, one row per draw
+    plotted: dict[str, int]  # labels and columns of two coordinates
+    nuts_model: Callable  # the same posterior in a form that suits NUTS
 
 
 def make_problems() -> list[Problem]:
@@ -96,7 +96,7 @@ def make_problems() -> list[Problem]:
                 [draws["mu"], jnp.log(draws["tau"]), draws["theta"]]
             ),
             plotted={"effect of the first school": 2, "log tau": 1},
-            # The funnel's neck is too narrow for NUTS as well: it samples (theta - mu) / tau.
+            # The neck of the funnel is too narrow for NUTS, which samples (theta - mu) / tau.
             nuts_model=numpyro.handlers.reparam(schools, {"theta": LocScaleReparam(0)}),
         ),
     ]
@@ -105,7 +105,7 @@ def make_problems() -> list[Problem]:
 def run_guide(
     problem: Problem, guide_class: type, options: argparse.Namespace
 ) -> tuple[float, Array, float | None]:
-    """Fits one guide: seconds with compilation, draws, and the PSIS k-hat of its weights p/q."""
+    """Fit one guide: seconds with compilation, draws, and the PSIS k-hat of its weights p/q."""
     run_key, draw_key, khat_key = random.split(random.key(options.seed), 3)
     implicit = guide_class is AutoImplicit
     guide = guide_class(problem.model)
@@ -119,7 +119,7 @@ def run_guide(
     draws = guide.sample_posterior(
         draw_key, result.params, *problem.data, sample_shape=(options.num_draws,)
     )
-    khat = None  # an implicit guide has no density q to weigh with
+    khat = None  # an implicit guide has no density q for importance weights
     if not implicit:
         model, data = problem.model, problem.data
         khat = psis_diagnostic(khat_key, result.params, model, guide, *data, num_particles=4_000)
@@ -127,7 +127,7 @@ def run_guide(
 
 
 def run_nuts(problem: Problem, options: argparse.Namespace) -> tuple[float, Array, Array]:
-    """Runs two chains: one is the reference, the other shows how close chance lets two sets be."""
+    """Run two chains: one is the reference, and the other shows the sampling noise."""
     mcmc = MCMC(
         NUTS(problem.nuts_model, target_accept_prob=0.95),
         num_warmup=options.num_draws // 4,
@@ -155,12 +155,12 @@ def table_row(name: str, seconds: float, draws: Array, reference: Array, khat: f
 
 
 def plot(panel: plt.Axes, name: str, draws: Array, reference: Array, problem: Problem) -> None:
-    """Draws of one guide over those of NUTS."""
+    """Plot draws of one guide over those of NUTS."""
     (x_label, x), (y_label, y) = problem.plotted.items()
     for points, label, color in ((reference, "NUTS", "0.75"), (draws, name, "C0")):
         panel.plot(points[:, x], points[:, y], ".", color=color, ms=2, alpha=0.3, label=label)
     panel.set(title=name, xlabel=x_label)
-    # The reference decides what is seen: a few far draws of a guide must not shrink the picture.
+    # Limits follow the reference, so that a few far draws of a guide do not shrink the picture.
     panel.set_xlim(*jnp.quantile(reference[:, x], jnp.array([0.001, 0.999])))
     panel.set_ylim(*jnp.quantile(reference[:, y], jnp.array([0.001, 0.999])))
     if name == GUIDES[0].__name__:
@@ -168,13 +168,13 @@ def plot(panel: plt.Axes, name: str, draws: Array, reference: Array, problem: Pr
 
 
 def announce(text: str) -> None:
-    """Says which fit the next progress bar, which goes to stderr too, belongs to."""
+    """Print to stderr, where progress bars go, which fit the next one belongs to."""
     print(f"\n{text}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Fits everything, prints a table for each posterior, and saves the figure."""
-    parser = argparse.ArgumentParser(description="AutoImplicit beside NumPyro's guides and NUTS")
+    """Fit all guides, print a table for each posterior and save the figure."""
+    parser = argparse.ArgumentParser(description="AutoImplicit, NumPyro's guides and NUTS")
     parser.add_argument("--num-steps", type=int, default=4_000, help="SVI steps of every guide")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(), help="folder for quickstart.png")
@@ -204,10 +204,10 @@ def main() -> None:
     print(*tables, sep="\n")
     print(
         f"\n{options.num_steps} steps of Adam, step size 1e-2 falling to 0 along a cosine, with "
-        f"{NUM_PARTICLES} particles for\nevery guide. Seconds include compilation, those of NUTS "
-        "cover both chains. Distances and mean errors\nare to NUTS, in its standard deviations; "
-        "its other chain shows the floor. k-hat above 0.7: the\nguide's importance weights are "
-        "unreliable."
+        f"{NUM_PARTICLES} particles for\nevery guide. Seconds include compilation; those of NUTS "
+        "are for both chains. Distances and mean errors\nare relative to NUTS, in its standard "
+        "deviations; its other chain shows the sampling noise. With a k-hat\nabove 0.7 the guide's "
+        "importance weights are unreliable."
     )
     figure.savefig(options.out / "quickstart.png", dpi=110)
 

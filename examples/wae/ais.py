@@ -1,11 +1,11 @@
-"""Log likelihoods of a decoder by annealed importance sampling, with bounds from both sides.
+"""Log likelihoods of a decoder by annealed importance sampling: lower and upper bounds.
 
-``log p(x) = log ∫ p(z) p(x | z) dz`` is the normalizer of a code's posterior. Chains go from the
-prior to the posterior through ``p(z) p(x | z)^β``, one Hamiltonian transition for each β; their
-weights have mean p(x), so the log of their average is a lower bound on average (Neal 2001). Run
-backwards from an exact draw of the posterior, which simulated images come with, the same chains
-give an upper bound (Grosse, Ghahramani and Adams 2015): what lies between the two is the error.
-The step size follows the acceptance rate, as Wu, Burda, Salakhutdinov and Grosse (2017) do it.
+``log p(x) = log ∫ p(z) p(x | z) dz`` is the log normalizer of a code's posterior. Chains go from
+the prior to the posterior through ``p(z) p(x | z)^β``, with one Hamiltonian transition for each β.
+Their weights have mean p(x), so the log of their average is a lower bound on average (Neal 2001).
+Backward chains from an exact draw of the posterior, which a simulated image provides, give an upper
+bound (Grosse, Ghahramani and Adams 2015); the gap between the two bounds the error. The step size
+follows the acceptance rate as in Wu, Burda, Salakhutdinov and Grosse (2017).
 """
 
 from collections.abc import Callable
@@ -21,20 +21,21 @@ from jax.scipy.stats import norm
 from tqdm import tqdm
 
 LogLikelihood = Callable[[Array, Array], Array]
-# The sigmoid of a line from -SLOPE to SLOPE: small steps of β near the prior and the posterior.
+# β is a sigmoid over (-SLOPE, SLOPE), with small steps near the prior and the posterior.
 SLOPE = 4.0
-# Of the step size, by chance: paths of one length can be whole periods, and end where they began.
+# Random variation of the step size: a path of a fixed length can be a whole period and end where it
+# started.
 JITTER = 0.5
 FIRST_STEP_SIZE, STEP_SIZE_FACTOR, TARGET_ACCEPTANCE = 0.1, 1.02, 0.8
 
 
 class Annealing(NamedTuple):
-    """How to anneal.
+    """Settings of the annealing.
 
     Attributes:
-        num_temperatures: values of β after 0.
-        num_chains: for each image.
-        num_leapfrog: steps of a transition.
+        num_temperatures: number of values of β above 0.
+        num_chains: chains for each image.
+        num_leapfrog: leapfrog steps of a transition.
         batch_size: images at once.
     """
 
@@ -45,11 +46,11 @@ class Annealing(NamedTuple):
 
 
 class Annealed(NamedTuple):
-    """What the chains give for each image.
+    """Results of the chains for each image.
 
     Attributes:
-        log_likelihood: a lower bound on average; from exact codes an upper one. In nats, (n,).
-        acceptance: rate of the transitions, (n,).
+        log_likelihood: a lower bound on average, in nats, (n,); an upper bound from exact codes.
+        acceptance: acceptance rate of the transitions, (n,).
     """
 
     log_likelihood: np.ndarray
@@ -57,7 +58,7 @@ class Annealed(NamedTuple):
 
 
 def temperatures(num_temperatures: int) -> np.ndarray:
-    """β from 0 to 1, ``num_temperatures + 1`` values."""
+    """Values of β from 0 to 1, (num_temperatures + 1,)."""
     line = 1 / (1 + np.exp(-np.linspace(-SLOPE, SLOPE, num_temperatures + 1)))
     return (line - line[0]) / (line[-1] - line[0])
 
@@ -75,13 +76,13 @@ def annealed_log_likelihood(
 
     Args:
         key: random key.
-        log_likelihood: of one image given one code: (latent_dim,), image -> scalar.
+        log_likelihood: log likelihood of one image given one code: (latent_dim,), image -> ().
         images: (n, ...).
-        latent_dim: of a code.
+        latent_dim: dimension of a code.
         annealing: temperatures, chains and transitions.
-        exact_codes: draws from the posterior of each image's code, (n, latent_dim), to start from
-            for an upper bound; None starts from the prior.
-        progress: show a bar.
+        exact_codes: draws from the posterior of each image's code, (n, latent_dim), that the chains
+            of an upper bound start from; None starts from the prior.
+        progress: whether to show a progress bar.
 
     Cost: ``num_temperatures (num_leapfrog + 1)`` gradients for each image and chain.
     """
@@ -92,7 +93,7 @@ def annealed_log_likelihood(
     )
     values, rates = [], []
     for number, start in enumerate(tqdm(range(0, n, size), disable=not progress, desc="AIS")):
-        # The last batch is filled up by images from its front, which are left out again.
+        # The last batch is filled up with the first images, whose values are dropped below.
         rows = np.arange(start, start + size) % n
         codes = None if exact_codes is None else exact_codes[rows]
         value, rate = anneal(random.fold_in(key, number), images[rows], codes)
@@ -109,14 +110,14 @@ def sandwich(
     latent_dim: int,
     annealing: Annealing = Annealing(),  # noqa: B008 (a tuple)
 ) -> tuple[Annealed, Annealed]:
-    """Lower and upper bounds for images that the decoder made itself.
+    """Lower and upper bounds for images that the decoder makes.
 
     Args:
         key: random key.
         log_likelihood: as for :func:`annealed_log_likelihood`.
-        simulate: an image given a code: key, (latent_dim,) -> image.
-        num_images: how many to make.
-        latent_dim: of a code.
+        simulate: draws an image given a code: key, (latent_dim,) -> image.
+        num_images: number of images.
+        latent_dim: dimension of a code.
         annealing: temperatures, chains and transitions.
     """
     code_key, image_key, lower_key, upper_key = random.split(key, 4)
@@ -138,7 +139,7 @@ def _anneal(
     codes: Array | None,
 ) -> tuple[Array, Array]:
     """Values and acceptance rates of a batch of images."""
-    # Loaded here: importing it takes a second, and only this needs it.
+    # Imported here, because the import takes a second and only this function needs it.
     try:
         from blackjax.mcmc import hmc
     except ImportError as error:
@@ -163,7 +164,7 @@ def _anneal(
         after, info = transition(
             key, before, log_density, step_size, inverse_mass, annealing.num_leapfrog
         )
-        # The state has log p(x | z) in it: no further evaluation of the decoder.
+        # log p(x | z) comes from the state, without another evaluation of the decoder.
         at = after if backwards else before
         likelihood = (at.logdensity - log_prior(at.position)) / beta
         return after.position, likelihood, info.acceptance_rate
@@ -191,7 +192,7 @@ def _anneal(
     if codes is None:
         z = random.normal(start_key, (n, chains, latent_dim))
     else:
-        # Several chains from one draw: each has the right law, which is all the bound needs.
+        # Several chains start from one draw: each has the right distribution, as the bound needs.
         z = jnp.repeat(codes[:, None], chains, axis=1)
     zeros = jnp.zeros((n, chains))
     carry = (z, zeros, jnp.full(n, FIRST_STEP_SIZE), jnp.zeros(n))

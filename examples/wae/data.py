@@ -1,7 +1,6 @@
-"""Images for the Wasserstein autoencoder: digits, MNIST, faces, or a folder of your own.
+"""Images for the Wasserstein autoencoder: digits, MNIST, faces, or a folder of pictures.
 
-Everything becomes bytes of shape (images, height, width, channels); what a network sees is made of
-them a batch at a time.
+All images are bytes of shape (images, height, width, channels), converted batch by batch.
 """
 
 import gzip
@@ -28,11 +27,11 @@ class Images(NamedTuple):
     """A data set.
 
     Attributes:
-        name: for titles.
-        train: bytes, (n, height, width, channels).
-        test: the same, other images.
-        train_labels: classes (n,), or None where nobody knows them.
-        test_labels: the same.
+        name: name of the data set, for titles.
+        train: training images as bytes, (n, height, width, channels).
+        test: test images, likewise.
+        train_labels: classes, (n,); None if unknown.
+        test_labels: likewise.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Images(NamedTuple):
 
     @property
     def is_binary(self) -> bool:
-        """Whether pixels are taken as probabilities of a black or white one."""
+        """Whether grey values are probabilities of binary pixels."""
         return self.shape[2] == 1
 
 
@@ -57,11 +56,11 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
 
     Args:
         dataset: ``digits``, ``mnist``, ``celeba``, or a folder of idx files or of pictures.
-        folder: where the files of ``mnist`` or ``celeba`` are. Without one MNIST is downloaded.
-        limit: the most training images; the first ones are taken.
+        folder: folder with the files of ``mnist`` or ``celeba``. Without it MNIST is downloaded.
+        limit: largest number of training images; the first ones are taken.
 
     Raises:
-        ValueError: if there is no such data set, or a file is missing or broken.
+        ValueError: if the data set is unknown, or a file is missing or broken.
     """
     if dataset == "digits":
         images = _digits()
@@ -92,17 +91,17 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
 
 
 def to_batch(key: Array, pixels: Array, is_binary: bool) -> Array:
-    """Bytes as a network sees them: black or white by chance, or colors in [0, 1]."""
+    """Network inputs from bytes: random binary pixels, or colors in [0, 1]."""
     if not is_binary:
         return pixels / jnp.float32(255)
-    # Sixteen random bits a pixel: half the cost of a uniform number, and 255 is white but for one
-    # time in 65 536.
+    # Sixteen random bits per pixel cost half as much as a uniform number. 255 is white except once
+    # in 65 536 times.
     bits = random.bits(key, pixels.shape, jnp.uint16)
     return (bits < pixels.astype(jnp.uint16) * 257).astype(jnp.float32)
 
 
 def binarize_once(images: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Test images, the same for every run: black or white by chance, as floating-point numbers."""
+    """Random binary images as floats, the same in every run."""
     drawn = np.random.default_rng(seed).random(images.shape, np.float32)
     return (drawn < images / np.float32(255)).astype(np.float32)
 
@@ -118,11 +117,11 @@ def _digits() -> Images:
 
 
 def _download_mnist() -> Images:
-    """MNIST by scikit-learn, which keeps it in its own folder."""
+    """MNIST, downloaded by scikit-learn, which keeps it in its own folder."""
     try:
         found = fetch_openml("mnist_784", version=1, as_frame=False, parser="liac-arff")
     except Exception as error:
-        # Anything between a missing network and a half-written file in the cache.
+        # Causes range from a missing network to a half-written file in the cache.
         raise ValueError(
             f"mnist: expected a download by scikit-learn; got {type(error).__name__}: {error}. "
             "Give the folder of the four idx files by --data FOLDER"
@@ -133,10 +132,10 @@ def _download_mnist() -> Images:
 
 
 def read_mnist(folder: Path) -> Images:
-    """MNIST, or anything in its format, from four idx files, compressed or not.
+    """MNIST, or other data in its format, from four idx files, compressed or not.
 
     Raises:
-        ValueError: if a file is missing or broken, or images and labels do not belong together.
+        ValueError: if a file is missing or broken, or the shapes of images and labels do not match.
     """
     train, train_labels, test, test_labels = (
         read_idx(_find_idx(Path(folder), name)) for name in MNIST_FILES
@@ -198,12 +197,12 @@ def read_idx(path: Path) -> np.ndarray:
 def read_pictures(folder: Path, limit: int | None = None, crop: int | None = None) -> Images:
     """Color images from a folder: a centered square of each, at 64 x 64 pixels.
 
-    The last tenth, in the order of the names, are test images. Pictures in folders of their own
-    are labeled by the folder.
+    The last tenth, in the order of the names, are test images. Pictures in several folders are
+    labeled by folder and shuffled first.
 
     Args:
-        folder: searched with all its sub-folders.
-        limit: the most training images.
+        folder: folder to search, with all its sub-folders.
+        limit: largest number of training images.
         crop: side of the square; by default the largest that fits.
 
     Raises:
@@ -222,7 +221,7 @@ def read_pictures(folder: Path, limit: int | None = None, crop: int | None = Non
     train, test = paths[:-num_test], paths[-num_test:]
     classes = sorted({path.parent for path in paths})
     if len(classes) > 1:
-        # Sorted paths would leave the test images to the last folder alone.
+        # In sorted order all test images would come from the last folder.
         shuffled = np.random.default_rng(0).permutation(len(paths))
         train, test = ([paths[i] for i in part] for part in np.split(shuffled, [-num_test]))
     train = train[:limit]
@@ -249,16 +248,16 @@ def _picture(path: Path, crop: int | None) -> np.ndarray:
         ) from error
     side = min(crop or max(picture.size), *picture.size)
     left, top = ((size - side) // 2 for size in picture.size)
-    # Cut first: resizing a box of a picture looks beyond the box at its edges.
+    # Crop first, because resizing a box of a picture uses pixels outside it.
     square = picture.crop((left, top, left + side, top + side))
     resized = square.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return np.asarray(resized, np.uint8)
 
 
 def grid_of(images: Array | np.ndarray, columns: int) -> np.ndarray:
-    """Images (n, height, width, channels) in [0, 1] as one picture, row by row, a line apart."""
+    """One picture of images (n, height, width, channels) in [0, 1], row by row with gaps."""
     images = np.clip(np.asarray(images, np.float32), 0, 1)
-    blank = 0.0 if images.shape[3] == 1 else 1.0  # both are white as they are drawn
+    blank = 0.0 if images.shape[3] == 1 else 1.0  # both are drawn as white
     gap = 1 + images.shape[1] // 32
     framed = np.pad(images, ((0, 0), (gap, 0), (gap, 0), (0, 0)), constant_values=blank)
     rows = len(images) // columns

@@ -1,13 +1,13 @@
-"""How strongly estimates from one batch push codes outwards, against the dimension.
+"""Strength of the outward push on codes by scores estimated from one batch, over the dimension.
 
     python -m examples.wae.dimension [--csv FILE] [--figure FILE] [--quick]
 
-Codes half as wide as their prior, draws of N(0, I/4), have the score ``-4 x``. Of its estimate from
-the 64 codes of a batch, at these codes, the *push* is ``-E[ŝᵀx] / E[4 xᵀx]``: 1 if the estimate is
-right on average, and the factor that the outward force of an autoencoder's objective comes out with
-if it is not. Published estimators have the best member, by the error, of the grid they were
-searched over in Zhou, Shi and Zhu (2020), which knowing the truth makes possible here. The default
-is given the prior's score, ``-x``, as in training: a quarter of the truth.
+Codes are draws of N(0, I/4), half as wide as their prior, with score ``-4 x``. The score is
+estimated at the 64 codes of a batch from these codes. The *push* of an estimate ŝ is
+``-E[ŝᵀx] / E[4 xᵀx]``: the outward force in an autoencoder's objective relative to the right one,
+so 1 is right. A published estimator gets the member with the smallest error of the grid searched in
+Zhou, Shi and Zhu (2020), which is possible because the truth is known. The default is given the
+prior's score ``-x``, as in training, which is a quarter of the truth.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ AT_MEDIAN, SLOPE_AT_MEDIAN = 2**-0.5, 2**-1.5
 
 
 def figures(name: str, value: Any, samples: Array) -> Array:
-    """Relative squared error, and push, of estimates from one batch."""
+    """Relative squared error and push of estimates from one batch, (2,)."""
     objective = make_objective(name, value, samples.shape[1])
     base = -samples if objective.base == "model" else None
     found = objective.estimator.at_samples(samples, base, debias=objective.debias).scores
@@ -50,7 +50,7 @@ def figures(name: str, value: Any, samples: Array) -> Array:
 
 
 def compute(estimator: str, dim: int, repeats: int, seed: int) -> Row:
-    """One row: means over some batches, of the best member of the grid."""
+    """One row: means over the batches, for the best member of the grid."""
     keys = random.split(random.fold_in(random.key(seed), dim), repeats)
     batches = jax.vmap(lambda key: WIDTH * random.normal(key, (BATCH, dim)))(keys)
     best: tuple[float, ...] = (np.inf, np.inf, np.inf)
@@ -58,7 +58,7 @@ def compute(estimator: str, dim: int, repeats: int, seed: int) -> Row:
     def run(value: Any) -> Array:
         return jnp.mean(jax.lax.map(partial(figures, estimator, value), batches), axis=0)
 
-    # Numbers of steps are compiled in; λ and shares are not.
+    # Numbers of steps are compile-time constants; λ and fractions are not.
     compiled = run if estimator in ("default", "nu") else jax.jit(run)
     for value in GRIDS[estimator]:
         error, push = (float(a) for a in compiled(value))
@@ -68,16 +68,16 @@ def compute(estimator: str, dim: int, repeats: int, seed: int) -> Row:
 
 
 def diagonal_limit(dim: Array | np.ndarray) -> np.ndarray:
-    """The push of a diagonal kernel if all pairs of draws are equally far apart, and λ = 0.
+    """The push with a diagonal kernel and λ = 0, if all pairs of draws have the same distance.
 
-    Then K has φ(h²) off its diagonal, so that every mean-free vector is an eigenvector of K/n
-    with the eigenvalue (1 - φ(h²))/n, and ζ is ``-2 φ'(h²) x`` with h² = 2 d.
+    Then all off-diagonal entries of K are φ(h²), so every mean-free vector is an eigenvector of K/n
+    with eigenvalue (1 - φ(h²))/n, and ζ is ``-2 φ'(h²) x`` with h² = 2 d.
     """
     return BATCH * SLOPE_AT_MEDIAN / (1 - AT_MEDIAN) / (2 * np.asarray(dim))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the table, prints it, and draws the figure."""
+    """Fill the table, print it and draw the figure."""
     parser = make_parser((__doc__ or "").split("\n\n")[0])
     options = parser.parse_args(arguments)
     dims, repeats = ((2, 16), 2) if options.quick else ((2, 8, 32, 64, 128, 256), 8)
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plot(path: object, rows: Sequence[Row], dims: Sequence[int]) -> None:
-    """Pushes over the dimension."""
+    """Plot pushes over the dimension."""
     figure, panel = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
     for name, style in STYLES.items():
         mine = [row for row in rows if row["estimator"] == name]

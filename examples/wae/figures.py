@@ -1,4 +1,4 @@
-"""Pictures of an autoencoder: what it makes of images, what it makes up, and where codes are."""
+"""Figures of an autoencoder: reconstructions, samples, and the distribution of codes."""
 
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ GREY = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
 def reconstructions(
     autoencoder: Autoencoder, params: dict[str, Any], images: Images
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of test images with their reconstructions below, and decoded draws of the prior."""
+    """Two pictures: test images with their reconstructions below, and decoded draws of the prior."""
     x = held_out_batch(images, COLUMNS * ROWS // 2)
-    # Fewer test images than places come again.
+    # If there are fewer test images than places, they are repeated.
     x = x[np.arange(COLUMNS * ROWS // 2) % len(x)]
     codes = draw_codes(random.key(5), autoencoder, params, x)
     decode = jax.jit(lambda p, z: jax.nn.sigmoid(autoencoder.decode(p, z)))
@@ -37,7 +37,7 @@ def reconstructions(
 def plot_run(
     path: Path, autoencoder: Autoencoder, trained: Trained, images: Images, title: str
 ) -> None:
-    """Reconstructions, samples, the aggregate posterior and the loss, in one file."""
+    """Plot reconstructions, samples, the aggregate posterior and the loss into one file."""
     params = trained.params
     rebuilt, made_up = reconstructions(autoencoder, params, images)
     x = held_out_batch(images, CODES)
@@ -60,14 +60,14 @@ def plot_run(
 
 
 def plot_losses(panel: Any, trained: Trained) -> None:
-    """The objective over epochs."""
+    """Plot the objective over epochs."""
     panel.plot(np.arange(1, len(trained.losses) + 1), trained.losses, "k-")
     panel.set(title="objective, an estimate", xlabel="epoch", ylabel="per image")
     panel.grid(alpha=0.3)
 
 
 def plot_pairs(panel: Any, codes: np.ndarray, labels: np.ndarray | None) -> None:
-    """The two coordinates of codes that vary most, colored by class, on the prior's circles."""
+    """Plot the two coordinates of codes that vary most, colored by class, with circles of the prior."""
     first, second = np.argsort(codes.std(0))[::-1][:2] if codes.shape[1] > 1 else (0, 0)
     panel.scatter(codes[:, first], codes[:, second], s=4, c=labels, cmap="tab10", alpha=0.6)
     angle = np.linspace(0, 2 * np.pi, 200)
@@ -80,7 +80,7 @@ def plot_pairs(panel: Any, codes: np.ndarray, labels: np.ndarray | None) -> None
 
 
 def plot_marginals(panel: Any, codes: np.ndarray) -> None:
-    """A histogram of each coordinate of the codes, beside the prior's density."""
+    """Plot a histogram of each coordinate of the codes, with the prior's density."""
     edges = np.linspace(-4, 4, 41)
     for column in codes.T[:32]:
         panel.hist(column, edges, histtype="step", density=True, color="C0", alpha=0.4, lw=0.8)
@@ -90,7 +90,7 @@ def plot_marginals(panel: Any, codes: np.ndarray) -> None:
 
 
 def plot_spectrum(panel: Any, codes: dict[str, np.ndarray]) -> None:
-    """Eigenvalues of the covariance of some sets of codes, beside as many draws of the prior."""
+    """Plot eigenvalues of covariances of sets of codes, and of equally many draws of the prior."""
     shape = next(iter(codes.values())).shape
     prior = np.asarray(random.normal(random.key(7), shape))
     for name, values in {**codes, "draws of the prior": prior}.items():

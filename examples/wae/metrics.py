@@ -1,4 +1,4 @@
-"""How good an autoencoder is: likelihood, samples, and the distance of its codes from the prior."""
+"""Quality of an autoencoder: likelihood, samples, and the distance of its codes from the prior."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,19 +16,19 @@ from examples.wae.training import Autoencoder, reconstruction_cost
 from numpyro_kscore.diagnostics import mmd_squared, sliced_wasserstein
 
 Features = Callable[[Array], Array]
-CODES = 2048  # behind the figures of an aggregate posterior
-FEATURES = 64  # of the classifier, before its last layer
-AT_ONCE = 500  # images
+CODES = 2048  # largest number of codes behind the figures of an aggregate posterior
+FEATURES = 64  # units of the classifier before its last layer
+AT_ONCE = 500  # images per batch
 
 
 class Aggregate(NamedTuple):
-    """The aggregate posterior beside the prior, from one code of each of some test images.
+    """The aggregate posterior compared with the prior, from one code per test image.
 
     Attributes:
         mean: root mean square over coordinates of the codes' mean; 0 in the prior.
         sd: mean over coordinates of their standard deviation; 1 in the prior.
         distance: sliced Wasserstein distance to the prior.
-        distance_floor: the same between two sets of draws from the prior.
+        distance_floor: the same distance between two sets of draws from the prior.
         mmd: unbiased squared maximum mean discrepancy, Gaussian kernel at the median distance.
         cost: mean reconstruction cost, as in training.
     """
@@ -42,7 +42,7 @@ class Aggregate(NamedTuple):
 
 
 def held_out_batch(images: Images, count: int | None = None) -> Array:
-    """The first test images as networks see them, always the same."""
+    """The first test images as network inputs, the same in every run."""
     pixels = images.test[:count]
     if images.is_binary:
         return jnp.asarray(binarize_once(pixels))
@@ -50,7 +50,7 @@ def held_out_batch(images: Images, count: int | None = None) -> Array:
 
 
 def draw_codes(key: Array, autoencoder: Autoencoder, params: dict[str, Any], x: Array) -> Array:
-    """A code for each image, from its own Gaussian."""
+    """One draw of the code of each image, (n, latent_dim)."""
     mean, sd = jax.jit(autoencoder.encode)(params, x)
     return mean + sd * random.normal(key, mean.shape)
 
@@ -71,7 +71,7 @@ def compare_with_prior(codes: Array) -> dict[str, float]:
 def measure_aggregate(
     autoencoder: Autoencoder, params: dict[str, Any], images: Images
 ) -> Aggregate:
-    """The figures of a trained autoencoder on at most 2048 test images."""
+    """Figures of a trained autoencoder on at most 2048 test images."""
     x = held_out_batch(images, CODES)
     codes = draw_codes(random.key(2), autoencoder, params, x)
     logits = jax.jit(autoencoder.decode)(params, codes)
@@ -82,7 +82,7 @@ def measure_aggregate(
 def log_likelihood_of(
     autoencoder: Autoencoder, params: dict[str, Any]
 ) -> Callable[[Array, Array], Array]:
-    """The Bernoulli decoder of one image given one code, in nats: what an NLL is computed with."""
+    """The log likelihood of one image given one code under the Bernoulli decoder, in nats."""
 
     def log_likelihood(z: Array, x: Array) -> Array:
         logits = autoencoder.decode(params, z[None])[0]
@@ -102,11 +102,11 @@ def measure_likelihood(
     """Log likelihood of the first test images, binarized once.
 
     Raises:
-        ValueError: for color images, which a Bernoulli decoder has no likelihood of.
+        ValueError: for color images, which have no likelihood under a Bernoulli decoder.
     """
     if not images.is_binary:
         raise ValueError(
-            f"likelihood: expected grey images, whose pixels are black or white by chance; got "
+            f"likelihood: expected grey images, whose values are probabilities; got "
             f"{images.shape[2]} channels. Use --ais-images 0, and the Fréchet distance"
         )
     return annealed_log_likelihood(
@@ -120,7 +120,7 @@ def measure_likelihood(
 
 
 class Classifier(nn.Module):
-    """A small convolutional network; what its last layer sees are the features of an image."""
+    """A small convolutional classifier: images -> features (inputs of the last layer), logits."""
 
     num_classes: int
 
@@ -141,7 +141,7 @@ def train_features(images: Images, num_steps: int = 1500, seed: int = 0) -> tupl
     if images.train_labels is None or images.test_labels is None:
         raise ValueError(
             "features: expected labels to train a classifier on; got images without. Put the "
-            "pictures of each class in a folder of their own, or give features of your own"
+            "pictures of each class in a separate folder"
         )
     network = Classifier(int(images.train_labels.max()) + 1)
     pixels, labels = jnp.asarray(images.train), jnp.asarray(images.train_labels)
@@ -173,15 +173,16 @@ def train_features(images: Images, num_steps: int = 1500, seed: int = 0) -> tupl
 def frechet_distance(x: np.ndarray | Array, y: np.ndarray | Array) -> float:
     """Squared Fréchet distance of the Gaussians with the moments of two sets of features.
 
-    ``|m_x - m_y|² + tr(C_x + C_y - 2 (C_x C_y)^½)``: the FID of Heusel et al. (2017) if the
-    features are those of an Inception network. Biased upwards by about 1/n; compare equal sizes.
+    ``|m_x - m_y|² + tr(C_x + C_y - 2 (C_x C_y)^½)``, which is the FID of Heusel et al. (2017) if
+    the features are those of an Inception network. Its bias is positive, about 1/n; compare sets of
+    equal sizes.
 
     Args:
         x: features of one set, (n, k).
-        y: of the other, (m, k).
+        y: features of the other set, (m, k).
 
     Raises:
-        ValueError: if the shapes do not fit, or a set has fewer than two rows.
+        ValueError: if the shapes do not match, or a set has fewer than two rows.
     """
     x, y = (np.asarray(a, np.float64) for a in (x, y))
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
@@ -190,7 +191,7 @@ def frechet_distance(x: np.ndarray | Array, y: np.ndarray | Array) -> float:
             f"{x.shape} and {y.shape}"
         )
     first, second = (np.atleast_2d(np.cov(a.T)) for a in (x, y))
-    # tr (C_x C_y)^½ by the symmetric C_x^½ C_y C_x^½, whose eigenvalues are real and not negative.
+    # tr (C_x C_y)^½ from the symmetric C_x^½ C_y C_x^½, whose eigenvalues are real and nonnegative.
     values, vectors = np.linalg.eigh(first)
     root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
     cross = np.sqrt(np.maximum(np.linalg.eigvalsh(root @ second @ root), 0)).sum()
@@ -205,7 +206,7 @@ def measure_samples(
     features: Features,
     num_samples: int | None = None,
 ) -> float:
-    """Fréchet distance between decoded draws of the prior and as many test images, in features."""
+    """Fréchet distance between the features of decoded draws of the prior and of test images."""
     count = min(num_samples or len(images.test), len(images.test))
     z = random.normal(random.key(4), (count, autoencoder.settings.latent_dim))
     decode = jax.jit(lambda p, z: jax.nn.sigmoid(autoencoder.decode(p, z)))

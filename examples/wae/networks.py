@@ -1,16 +1,16 @@
-"""Encoders and decoders: perceptrons for small grey images, convolutions for color ones."""
+"""Encoders and decoders: perceptrons for small grey images, convolutions for color images."""
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jax import Array
 
-HIDDEN = 256  # of the perceptrons, twice
+HIDDEN = 256  # width of the two hidden layers of a perceptron
 CONVOLUTIONS = 4  # each halves the side of an image
 WIDTH = 64  # channels after the first convolution; each further one doubles them
 
 
 class Encoder(nn.Module):
-    """Mean and standard deviation of the code of each image: two arrays (n, latent_dim)."""
+    """Images -> mean and standard deviation of each code, two arrays (n, latent_dim)."""
 
     latent_dim: int
 
@@ -23,7 +23,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Logits of each pixel: (n, latent_dim) -> (n, height, width, channels)."""
+    """Codes -> logits of each pixel: (n, latent_dim) -> (n, height, width, channels)."""
 
     shape: tuple[int, int, int]
 
@@ -36,7 +36,7 @@ class Decoder(nn.Module):
 
 
 class ConvolutionalEncoder(nn.Module):
-    """The same for images whose sides are multiples of 16 pixels."""
+    """An encoder of images whose sides are multiples of 16 pixels."""
 
     latent_dim: int
     width: int = WIDTH
@@ -71,15 +71,15 @@ class ConvolutionalDecoder(nn.Module):
 def make_networks(
     shape: tuple[int, int, int], latent_dim: int, width: int = WIDTH
 ) -> tuple[nn.Module, nn.Module]:
-    """Encoder and decoder for images of a shape (height, width, channels).
+    """Encoder and decoder for images of one shape.
 
     Args:
-        shape: of an image.
-        latent_dim: of the codes.
+        shape: height, width and channels of an image.
+        latent_dim: dimension of the codes.
         width: channels after the first convolution; a multiple of 8.
 
     Raises:
-        ValueError: for color images whose sides no four halvings fit.
+        ValueError: if the sides of color images are not multiples of 16.
     """
     if shape[2] == 1:
         return Encoder(latent_dim), Decoder(shape)

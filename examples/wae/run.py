@@ -1,16 +1,17 @@
-"""A Wasserstein autoencoder: an aggregate posterior that kernels hold against the prior.
+"""A Wasserstein autoencoder, whose aggregate posterior is matched to the prior by estimated scores.
 
-    python -m examples.wae.run                                    # scikit-learn's digits, no download
+    python -m examples.wae.run                          # scikit-learn's digits, no download
     python -m examples.wae.run --dataset mnist --data FOLDER --latent-dim 128 --epochs 100
     python -m examples.wae.run --dataset FOLDER_OF_PICTURES --latent-dim 64
 
-An encoder gives every image a Gaussian code, a decoder makes the image of a code, and codes of all
-images together should be spread as the prior is, so that decoded draws of the prior look like
-images. The gradient that pulls them there needs the score of the *aggregate* of all codes, which
-nobody can evaluate: it is estimated from the codes of a batch, by any estimator of this library.
+An encoder maps every image to a Gaussian code and a decoder maps codes to images. The codes of all
+images together should be distributed like the prior, so that decoded draws of the prior look like
+images. The gradient for that needs the score of the *aggregate* distribution of all codes, which
+cannot be evaluated; any estimator of this library can estimate it from the codes of a batch.
 
-In the end come the log likelihood of test images, by annealed importance sampling, the distance of
-codes from the prior, that of samples from images in the features of a classifier, and a figure.
+After training, the script reports the log likelihood of test images by annealed importance
+sampling, the distance between codes and prior, and the distance between samples and images in the
+features of a classifier. It also draws a figure.
 """
 
 import time
@@ -40,27 +41,29 @@ def make_parser() -> ArgumentParser:
     parser = ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--dataset", default="digits", help="digits, mnist, celeba or a folder")
     parser.add_argument("--data", type=Path, help="folder with the files of mnist or celeba")
-    parser.add_argument("--limit", type=int, help="the most training images")
+    parser.add_argument("--limit", type=int, help="largest number of training images")
     parser.add_argument("--estimator", choices=ESTIMATORS, default="default")
-    parser.add_argument("--value", type=float, help="the number the estimator is given")
+    parser.add_argument("--value", type=float, help="regularization parameter of the estimator")
     parser.add_argument("--latent-dim", type=int, default=8)
-    parser.add_argument("--cost", choices=COSTS, help="of a reconstruction; norm for grey images, "
-                        "squared for colors")  # fmt: skip
-    parser.add_argument("--epochs", type=int, help="200 for digits, 100 else")
+    parser.add_argument("--cost", choices=COSTS, help="reconstruction cost; default: norm for grey "
+                        "images, squared for colors")  # fmt: skip
+    parser.add_argument("--epochs", type=int, help="default: 200 for digits, otherwise 100")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--learning-rate", type=float, help="1e-3 for digits, 1e-4 else")
-    parser.add_argument("--width", type=int, default=WIDTH, help="of convolutions")
+    parser.add_argument("--learning-rate", type=float,
+                        help="default: 1e-3 for digits, otherwise 1e-4")  # fmt: skip
+    parser.add_argument("--width", type=int, default=WIDTH, help="channels of convolutions")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="file to write, and to go on from")
-    parser.add_argument("--ais-images", type=int, help="test images behind the NLL; 50 for "
-                        "digits, 0 (none) else")  # fmt: skip
-    parser.add_argument("--temperatures", type=int, default=1000)
+    parser.add_argument("--checkpoint", type=Path, help="file to write, and to resume from")
+    parser.add_argument("--ais-images", type=int, help="test images behind the NLL; default: 50 "
+                        "for digits, otherwise 0 (no NLL)")  # fmt: skip
+    parser.add_argument("--temperatures", type=int, default=1000, help="of the annealing")
     parser.add_argument("--figure", type=Path, default=Path("wae.png"))
+    parser.add_argument("--quick", action="store_true", help="two epochs on few digits")
     return parser
 
 
 def fill_in(options: Namespace, images: Images) -> Namespace:
-    """Defaults that depend on the data set: small ones need more epochs of larger steps."""
+    """Set defaults that depend on the data set: digits need more epochs and larger steps."""
     is_small = images.name == "digits"
     defaults = {
         "cost": "norm" if images.is_binary else "squared",
@@ -77,7 +80,7 @@ def fill_in(options: Namespace, images: Images) -> Namespace:
 def figures_of(
     options: Namespace, autoencoder: Autoencoder, trained: Trained, images: Images
 ) -> list[tuple[str, str, str]]:
-    """Rows of the table: what, its value, and what it would be at best."""
+    """Rows of the table: the name of a figure, its value and the best possible value."""
     params = trained.params
     found = measure_aggregate(autoencoder, params, images)
     rows = [
@@ -87,7 +90,7 @@ def figures_of(
         (
             "codes: sliced Wasserstein distance to the prior",
             f"{found.distance:.3f}",
-            f"{found.distance_floor:.3f}, of draws of the prior",
+            f"{found.distance_floor:.3f}, that of draws of the prior",
         ),
         ("codes: MMD² to the prior", f"{found.mmd:.5f}", "0"),
     ]
@@ -119,9 +122,12 @@ def figures_of(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains, measures, prints a table and draws a figure."""
+    """Train, measure, print a table and draw a figure."""
     parser = make_parser()
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.dataset, options.limit, options.epochs = "digits", 256, 2
+        options.ais_images, options.temperatures = 4, 20
     keep_compiled()
     start = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""The autoencoder as a NumPyro model and guide, and its training, a whole epoch in one program."""
+"""The autoencoder as a NumPyro model and guide, and its training with one program per epoch."""
 
 import dataclasses
 import time
@@ -38,8 +38,8 @@ from numpyro_kscore.solvers import Krylov
 
 ROWS = "rows"
 COSTS = ("norm", "squared", "bernoulli")
-# Published estimators, to the letter but for solvers where the dense one is out of reach, with the
-# name of the number each is given and its value here.
+# Estimators as published, except for the solver where a dense one is too large. Each comes with the
+# name of its parameter and the value used here.
 ESTIMATORS: dict[str, tuple[Callable[[Any, int], Any] | None, str, float]] = {
     "default": (None, "", 0.0),
     "nu": (lambda steps, dim: nu_method(int(steps), solver=_krylov(dim)), "steps", 90),
@@ -62,27 +62,27 @@ ESTIMATORS: dict[str, tuple[Callable[[Any, int], Any] | None, str, float]] = {
 
 
 def _krylov(latent_dim: int) -> Krylov:
-    """As many steps as reproduce 90 iterations of the ν-method on 64 codes to 5 · 10⁻⁵."""
+    """Enough steps to reproduce 90 iterations of the ν-method on 64 codes to 5 · 10⁻⁵."""
     return Krylov(24 if latent_dim < 32 else 12 if latent_dim < 128 else 8)
 
 
-def _nkef(lam: float, share: float) -> Any:
-    return nkef(lam, landmarks=Landmarks(fraction=share), solver=Krylov(32))
+def _nkef(lam: float, fraction: float) -> Any:
+    return nkef(lam, landmarks=Landmarks(fraction=fraction), solver=Krylov(32))
 
 
 class Settings(NamedTuple):
-    """What a run is made of.
+    """Settings of a run.
 
     Attributes:
         estimator: a name in ``ESTIMATORS``.
-        value: the number the estimator is given; None takes the one in ``ESTIMATORS``.
-        latent_dim: of the codes.
-        batch_size: images a step.
-        learning_rate: of Adam, whose first moment decays by .5.
-        cost: of a reconstruction: ``norm`` is the distance ``|x - x̂|``, ``squared`` half its
+        value: parameter of the estimator; None takes the value in ``ESTIMATORS``.
+        latent_dim: dimension of the codes.
+        batch_size: images per step.
+        learning_rate: learning rate of Adam, whose first moment decays by .5.
+        cost: reconstruction cost: ``norm`` is the distance ``|x - x̂|``, ``squared`` half its
             square, ``bernoulli`` minus the log probability.
-        seed: of everything random.
-        width: of convolutions.
+        seed: seed of all random numbers.
+        width: channels after the first convolution.
     """
 
     estimator: str = "default"
@@ -98,7 +98,7 @@ class Settings(NamedTuple):
 def make_objective(name: str, value: float | None, latent_dim: int) -> ImplicitELBO:
     """The objective with one of ``ESTIMATORS``.
 
-    Published ones are used as they were published: without a base score and a jackknife.
+    Published estimators are used as published: without a base score and without bias correction.
 
     Raises:
         ValueError: for an unknown name.
@@ -113,7 +113,7 @@ def make_objective(name: str, value: float | None, latent_dim: int) -> ImplicitE
 
 
 def reconstruction_cost(kind: str, x: Array, logits: Array) -> Array:
-    """What a reconstruction costs, for each image: (n, ...) and (n, ...) -> (n,)."""
+    """Reconstruction cost of each image: (n, ...) and (n, ...) -> (n,)."""
     x, logits = (a.reshape(a.shape[0], -1) for a in (x, logits))
     if kind == "bernoulli":
         return optax.sigmoid_binary_cross_entropy(logits, x).sum(1)
@@ -136,7 +136,7 @@ class Autoencoder:
         self.svi = SVI(self.model, guide, optimizer, objective)
 
     def model(self, x: Array) -> None:
-        """Codes from the prior; minus the cost of a reconstruction as log likelihood."""
+        """Codes from the prior; the log likelihood is minus the reconstruction cost."""
         dim = self.settings.latent_dim
         decode = flax_module("decoder", self.decoder, input_shape=(1, dim))
         with numpyro.plate(ROWS, x.shape[0]):
@@ -145,7 +145,7 @@ class Autoencoder:
             numpyro.factor("reconstruction", -cost)
 
     def guide(self, x: Array) -> None:
-        """A Gaussian for each image, whose density is known; that of their mixture is not."""
+        """A Gaussian code for each image; the density of their mixture is unknown."""
         encode = flax_module("encoder", self.encoder, input_shape=(1, *self.shape))
         with numpyro.plate(ROWS, x.shape[0]):
             mean, sd = encode(x)
@@ -153,12 +153,12 @@ class Autoencoder:
             numpyro.sample("z", code, infer={"implicit": True})
 
     def init(self) -> Any:
-        """The state training starts from."""
+        """The initial training state."""
         example = jnp.zeros((self.settings.batch_size, *self.shape))
         return strongly_typed(self.svi.init(random.key(self.settings.seed), example))
 
     def make_epoch(self, images: Images) -> Callable[[Any, Array], tuple[Any, Array]]:
-        """Compile ``(state, key) -> (state, mean loss)``: every image once, in a new order."""
+        """Compile ``(state, key) -> (state, mean loss)``: every image once, in random order."""
         return compile_epoch(self.svi.update, images, self.settings.batch_size)
 
     def encode(self, params: dict[str, Any], x: Array) -> tuple[Array, Array]:
@@ -173,10 +173,10 @@ class Autoencoder:
 def compile_epoch(
     update: Callable[[Any, Array], tuple[Any, Array]], images: Images, batch_size: int
 ) -> Callable[[Any, Array], tuple[Any, Array]]:
-    """Compile ``(state, key) -> (state, mean loss)`` from one step, ``(state, batch)``.
+    """Compile ``(state, key) -> (state, mean loss)`` from a step ``(state, batch) -> (state, loss)``.
 
     Raises:
-        ValueError: if there are fewer images than a batch has.
+        ValueError: if there are fewer images than ``batch_size``.
     """
     num_batches = len(images.train) // batch_size
     if num_batches == 0:
@@ -199,18 +199,18 @@ def compile_epoch(
         state, losses = lax.scan(partial(step, pixels=pixels), state, (order, keys))
         return state, jnp.mean(losses) / batch_size
 
-    # An argument, not a constant: the compiler would look through 47 MB of bytes.
+    # Pixels are an argument, because the compiler would process a constant of 47 MB.
     return lambda state, key: epoch(state, key, pixels)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A run so far.
+    """The result of a run.
 
     Attributes:
-        params: of encoder and decoder.
-        losses: mean over each epoch, an estimate of the objective an image.
-        seconds: of every epoch; the first of a session compiles too.
+        params: parameters of encoder and decoder.
+        losses: mean loss of each epoch, an estimate of the objective per image.
+        seconds: seconds of each epoch; the first one of a process includes compilation.
     """
 
     params: dict[str, Any]
@@ -226,19 +226,19 @@ def train(
     every: int = 10,
     progress: bool = True,
 ) -> Trained:
-    """Train, or go on with what a checkpoint holds.
+    """Train, or resume from a checkpoint.
 
     Args:
-        autoencoder: what to train.
-        images: on these.
-        num_epochs: in all, those in the checkpoint included.
-        checkpoint: file to write to, and to go on from if it is there.
+        autoencoder: the autoencoder to train.
+        images: training images.
+        num_epochs: total number of epochs, including those in the checkpoint.
+        checkpoint: file to write to, and to resume from if it exists.
         every: epochs between two writes.
-        progress: show a bar.
+        progress: whether to show a progress bar.
 
     Raises:
-        ValueError: if the checkpoint is of another run.
-        FloatingPointError: if the loss is no longer finite.
+        ValueError: if the checkpoint has other settings.
+        FloatingPointError: if the loss is not finite.
     """
     state = autoencoder.init()
     settings = autoencoder.settings._asdict() | {"images": images.name}
@@ -259,7 +259,7 @@ def train(
     bar = tqdm(range(len(losses), num_epochs), disable=not progress, unit="epoch")
     for number in bar:
         start = time.perf_counter()
-        # Each epoch has a key by its number: a run that was stopped goes on as if it were not.
+        # The key depends on the epoch only, so a resumed run gives the same result.
         state, loss = epoch(state, random.fold_in(key, number))
         loss = float(loss)
         losses = np.append(losses, loss)
@@ -268,7 +268,7 @@ def train(
         if not np.isfinite(loss):
             raise FloatingPointError(
                 f"training: expected a finite loss; got {loss} in epoch {number + 1}. Take a "
-                "stronger regularization by --value, or a smaller --learning-rate"
+                "stronger regularization with --value, or a smaller --learning-rate"
             )
         is_last = number == num_epochs - 1
         if checkpoint is not None and (is_last or (number + 1) % every == 0):

@@ -238,7 +238,7 @@ def test_quick_run_resumes(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_quick_run_of_every_method(tmp_path, monkeypatch, capsys):
-    arguments = ["--targets", "eight_schools", "bnn", "--seeds", "0", "1"]
+    arguments = ["--targets", "eight_schools", "bnn", "--seeds", "0", "1", "--methods", *METHODS]
     rows, printed = check_run(arguments, tmp_path, monkeypatch, capsys)
     assert len(rows) == 2 * (2 * len(METHODS) + 1)
     assert "at most 10 % behind AutoMultivariateNormal" in printed

@@ -104,12 +104,12 @@ def test_metrics_of_a_gaussian_prediction():
     assert abs(flat - np.mean(np.minimum(levels, 1 - levels))) < 0.03
 
 
-def test_jump_share():
+def test_jump_fraction():
     steps = np.repeat([0.0, 1.0, -1.0, 2.0], 30)[None]
-    assert samplers.jump_share(steps) == 1.0
+    assert samplers.jump_fraction(steps) == 1.0
     gaussian = np.cumsum(np.random.default_rng(0).normal(size=(200, 1001)), axis=1)
     # φ(1.645)/φ(0), with 1.645 the level that a tenth of absolute values exceeds.
-    assert abs(samplers.jump_share(gaussian) - 0.2585) < 0.005
+    assert abs(samplers.jump_fraction(gaussian) - 0.2585) < 0.005
 
 
 def exact_draws(name, count, proposals):
@@ -121,7 +121,7 @@ def exact_draws(name, count, proposals):
 def test_exact_piecewise_posterior():
     """Two values far apart: either side's level is a normal mean, wherever the jump is."""
     toy, draws = exact_draws("piecewise", 300, 4000)
-    assert samplers.jump_share(draws) > 0.99
+    assert samplers.jump_fraction(draws) > 0.99
     near = np.argmin(np.abs(np.asarray(toy.grid) - np.asarray(toy.x)[:, 0]), axis=0)
     # Every datum is within its noise of the level it is on.
     assert np.max(np.abs(draws.mean(0)[near] - np.asarray(toy.y))) < 4 * toy.noise
