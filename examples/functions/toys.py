@@ -87,7 +87,7 @@ class Toy:
 
 
 def make_toy(name: str, seed: int = 0) -> Toy:
-    """``cubic`` and ``sine`` of Sun et al. (2019), a sine with a gap, steps, and a periodic sine."""
+    """``cubic`` and ``sine`` of Sun et al. (2019), a sine with a gap, steps, a periodic sine."""
     rng = np.random.default_rng(seed)
     if name == "cubic":
         x = rng.uniform(-4, 4, 20)

@@ -88,7 +88,7 @@ def from_network() -> Array:
 
 
 def from_dropout() -> Array:
-    """Shared latents from a network with constant input, whose dropout masks are the noise, (2,)."""
+    """Shared latents from a network with constant input and dropout as noise, (2,)."""
     network = flax_module(
         "network", Network(2, dropout=0.3), input_shape=(2,), apply_rng=["dropout"]
     )

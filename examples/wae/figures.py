@@ -20,7 +20,7 @@ GREY = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
 def reconstructions(
     autoencoder: Autoencoder, params: dict[str, Any], images: Images
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Two pictures: test images with their reconstructions below, and decoded draws of the prior."""
+    """Two pictures: test images with reconstructions below, and decoded draws of the prior."""
     x = held_out_batch(images, COLUMNS * ROWS // 2)
     # If there are fewer test images than places, they are repeated.
     x = x[np.arange(COLUMNS * ROWS // 2) % len(x)]
@@ -67,7 +67,7 @@ def plot_losses(panel: Any, trained: Trained) -> None:
 
 
 def plot_pairs(panel: Any, codes: np.ndarray, labels: np.ndarray | None) -> None:
-    """Plot the two coordinates of codes that vary most, colored by class, with circles of the prior."""
+    """Plot the two most variable coordinates of codes, by class, with circles of the prior."""
     first, second = np.argsort(codes.std(0))[::-1][:2] if codes.shape[1] > 1 else (0, 0)
     panel.scatter(codes[:, first], codes[:, second], s=4, c=labels, cmap="tab10", alpha=0.6)
     angle = np.linspace(0, 2 * np.pi, 200)

@@ -173,7 +173,7 @@ class Autoencoder:
 def compile_epoch(
     update: Callable[[Any, Array], tuple[Any, Array]], images: Images, batch_size: int
 ) -> Callable[[Any, Array], tuple[Any, Array]]:
-    """Compile ``(state, key) -> (state, mean loss)`` from a step ``(state, batch) -> (state, loss)``.
+    """Compile ``(state, key) -> (state, mean loss)`` from one step, ``(state, batch)``.
 
     Raises:
         ValueError: if there are fewer images than ``batch_size``.
