@@ -25,7 +25,7 @@ endif
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    run examples/quickstart.py"
+	@echo "make demo    run examples/start/quickstart.py"
 	@echo "make test    run the tests (ARGS=\"-k pattern\" is passed to pytest)"
 	@echo "make lint    check style and formatting with ruff"
 	@echo "make format  apply ruff's fixes and formatting"
@@ -35,7 +35,7 @@ help:
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.stamp-examples
-	$(BIN)/python examples/quickstart.py $(ARGS)
+	$(BIN)/python examples/start/quickstart.py $(ARGS)
 
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
@@ -55,7 +55,7 @@ docs: $(VENV)/.stamp-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html -d docs/_build/doctrees docs docs/_build/html
 
 bench: $(VENV)/.stamp-examples
-	$(BIN)/python -m benchmarks.performance $(ARGS)
+	$(BIN)/python -m benchmarks.speed.performance $(ARGS)
 
 # pyvenv.cfg guards against removing a folder that VENV names by mistake.
 clean:

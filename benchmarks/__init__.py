@@ -1,1 +1,1 @@
-"""Benchmarks: posteriors with trusted reference draws, and scripts that measure guides on them."""
+"""Benchmarks, in folders by the question they answer."""

@@ -1,17 +1,19 @@
-"""Whether the tests notice: errors made on purpose, one at a time, and what becomes of them.
+"""Mutation testing: small errors are put into a module, one at a time, to see if a test fails.
 
     pip install cosmic-ray
-    python -m benchmarks.mutation --csv mutants.csv [--modules kernels elbo ...] [--sample 40]
+    python -m benchmarks.mutation --csv mutants.csv [--modules kernels._matrix ...] [--sample 40]
+        [--quick]
 
 Cosmic Ray lists the changes that can be made to a module: another operator, another number, a
-condition turned round. A random sample of them is applied, in a copy of the repository, and the
-tests that are there for the module run until one fails: the mutant is killed. One that survives is
-a line that no test holds, or a change that changes nothing. Left out are annotations, which nothing
-evaluates, operators that numbers do not have, such as shifts, and what is no Python: those mutants
-die by themselves and would flatter. Finished rows are kept; the script goes on where it was.
+negated condition. A random sample of them is applied in a copy of the repository, and the module's
+tests run until one fails: the mutant is *killed*. A mutant that survives is a line that no test
+checks, or a change without effect. Mutants of annotations are left out, because they say nothing
+about the tests, and so are mutants that any run kills, which would flatter the tests: operators
+that numbers do not have, such as shifts, and code that does not compile. Finished rows are kept, so
+an interrupted script continues where it stopped.
 
-Each mutant has a process of its own, forked where JAX and its like are imported but nothing of this
-project is and no device was touched: importing them would take longer than most kills.
+Each mutant runs in a new process, forked from a server that has imported JAX and other libraries
+but nothing of this project, and has not used a device: importing them takes longer than most kills.
 """
 
 from __future__ import annotations
@@ -36,28 +38,32 @@ import jax
 import numpy as np
 import pytest
 
-from examples.cells import Row, fill
+from examples.common.tables import Row, fill
 
 ROOT = Path(__file__).parents[1]
-# The tests of a module by itself. Those of what is built on it would add few kills, and minutes for
-# each mutant that survives.
+# Modules of the package and their own tests. Tests of code built on a module would add few kills,
+# and minutes for each mutant that survives.
 FILES = {
-    "kernels": "kernels profiles",
-    "profiles": "profiles",
-    "regularizers": "filters",
-    "iterations": "filters iterations",
-    "elbo": "elbo_options",
+    "kernels._matrix": ("kernels/test_kernels.py", "kernels/test_profiles.py"),
+    "kernels._profiles": ("kernels/test_profiles.py",),
+    "regularizers._filters": ("regularizers/test_filters.py",),
+    "regularizers._iterations": (
+        "regularizers/test_filters.py",
+        "regularizers/test_iterations.py",
+    ),
+    "_objective.elbo": ("objective/test_elbo_options.py",),
 }
-# What an operator between values may turn into.
+QUICK = "kernels._profiles"
+# Operators that may replace each other.
 OPERATORS = {"Add", "Sub", "Mul", "Div"}
 COUNTERPARTS = {"BitAnd": "BitOr", "BitOr": "BitAnd"}
 COLUMNS = ("line", "outcome", "by", "seconds")
 PRELOADED = ("jax", "numpyro.contrib.module", "flax.linen", "optax", "scipy.stats", "pytest")
-CPU_LIMIT = 300  # seconds, for a mutant that never ends; several times what a survivor takes
+CPU_LIMIT = 300  # seconds, for a mutant that never ends; several times that of a survivor
 
 
 def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where a module's annotations begin and end: lines and columns."""
+    """Starts and ends of a module's annotations, as (line, column)."""
     found: list[ast.expr | None] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.arg | ast.AnnAssign):
@@ -70,7 +76,7 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def is_fair(operator: str) -> bool:
-    """Whether what a mutant does can be done to numbers, so that only its value is wrong."""
+    """Whether the changed operator works on numbers, so that only the value is wrong."""
     if operator.endswith(("_Invert", "USub_Not")):
         return False
     if not operator.startswith("ReplaceBinaryOperator"):
@@ -80,7 +86,7 @@ def is_fair(operator: str) -> bool:
 
 
 def is_program(source: str) -> bool:
-    """Whether it compiles, without a warning: Cosmic Ray takes ``*,`` for a product."""
+    """Whether the source compiles without a warning: Cosmic Ray takes ``*,`` for a product."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
@@ -91,7 +97,8 @@ def is_program(source: str) -> bool:
 
 
 def module_path(module: str) -> Path:
-    return Path("numpyro_kscore") / f"{module}.py"
+    """Path of a module in the repository."""
+    return Path("numpyro_kscore", *module.split(".")).with_suffix(".py")
 
 
 def mutants(module: str) -> Iterator[tuple[str, Any]]:
@@ -121,7 +128,7 @@ def mutated(mutation: Any) -> str:
 
 
 def sample(module: str, size: int, seed: int) -> dict[str, tuple[int, str]]:
-    """Lines and sources of some, in random order; a larger sample begins with a smaller one."""
+    """Lines and sources of a random sample; a larger sample starts with the smaller one."""
     every = list(mutants(module))
     chosen = {}
     for k in np.random.default_rng(seed).permutation(len(every)):
@@ -135,13 +142,13 @@ def sample(module: str, size: int, seed: int) -> dict[str, tuple[int, str]]:
 
 
 class Watch:
-    """A plugin of pytest's: remembers what failed first, and has every program kept."""
+    """A pytest plugin that remembers the first failure and caches every compiled program."""
 
     failed = ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # After the fixture that asks for the slow ones only: here the same run comes often.
+        # After the fixture that caches slow compilations only: here the same tests run often.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -154,14 +161,14 @@ class Watch:
 
 
 def run_tests(folder: str, files: Sequence[str], found: Connection, is_mutant: bool) -> None:
-    """In a process of its own: sends the first failure's name, "" if there is none."""
+    """Run tests in the copy and send the name of the first failure, "" if there is none."""
     os.chdir(folder)
-    # What the parent imported is not the copy's.
+    # Forget modules that the parent imported from the repository instead of the copy.
     for name in list(sys.modules):
         if name.partition(".")[0] in ("examples", "benchmarks"):
             del sys.modules[name]
     sys.path[:] = [folder, *(path for path in sys.path if Path(path).absolute() != ROOT)]
-    # Byte code is known by the second its source was written in, and mutants are quicker.
+    # Byte code is matched to its source by a time stamp in seconds, and mutants follow faster.
     sys.dont_write_bytecode = is_mutant
     if is_mutant:
         sys.stdout = sys.stderr = Path(os.devnull).open("w")
@@ -169,15 +176,15 @@ def run_tests(folder: str, files: Sequence[str], found: Connection, is_mutant: b
     watch = Watch()
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *files], plugins=[watch])
     found.send((watch.failed or f"exit {code}") if code else "")
-    # Threads of XLA's are not waited for.
+    # Do not wait for threads of XLA.
     os._exit(0)
 
 
 def first_failure(folder: str, module: str, is_mutant: bool = True) -> str:
-    """The test that fails first in the copy, or what else ended the run; "" if nothing did."""
+    """The test that fails first in the copy, or how else the run ended; "" if all passed."""
     context = multiprocessing.get_context("forkserver")
     receiver, sender = context.Pipe(duplex=False)
-    files = [f"tests/test_{name}.py" for name in FILES[module].split()]
+    files = [f"tests/{name}" for name in FILES[module]]
     process = context.Process(target=run_tests, args=(folder, files, sender, is_mutant))
     process.start()
     sender.close()
@@ -190,7 +197,7 @@ def first_failure(folder: str, module: str, is_mutant: bool = True) -> str:
 
 
 def judge(folder: str, module: str, line: int, source: str) -> Row:
-    """The tests' word on one mutant."""
+    """Run the tests on one mutant."""
     path = Path(folder) / module_path(module)
     Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
     original = path.read_text()
@@ -209,24 +216,29 @@ def judge(folder: str, module: str, line: int, source: str) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs mutants, keeps their rows and prints the share that was killed."""
+    """Run mutants, keep their rows and print how many were killed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path, required=True, help="table to write, and to go on from")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--modules", nargs="+", choices=FILES, default=list(FILES))
     parser.add_argument("--sample", type=int, default=40, help="mutants of each module")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help=f"one mutant of {QUICK}")
     options = parser.parse_args(arguments)
-    table = options.csv.absolute()
+    if options.quick:
+        options.modules, options.sample = [QUICK], 1
+    if importlib.util.find_spec("cosmic_ray") is None:
+        parser.error("expected cosmic-ray; got none. Run: pip install cosmic-ray")
+    table = options.csv and options.csv.absolute()
     os.chdir(ROOT)
     chosen = {module: sample(module, options.sample, options.seed) for module in options.modules}
-    # Of the server that processes are forked from.
+    # Read by the server that processes are forked from.
     os.environ["JAX_PLATFORMS"] = "cpu"
     multiprocessing.set_forkserver_preload(list(PRELOADED))
     with tempfile.TemporaryDirectory() as folder:
         for name in ("numpyro_kscore", "tests", "examples", "benchmarks", "pyproject.toml"):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, Path(folder) / name)
-        # The same programs again and again, but for one.
+        # All runs compile the same programs, except for those that a mutant changes.
         os.environ.setdefault("NUMPYRO_KSCORE_TEST_CACHE", f"{folder}/compiled")
         for module in options.modules:
             if failed := first_failure(folder, module, is_mutant=False):
@@ -240,10 +252,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             COLUMNS,
             table,
         )
-    print(f"\n{'module':16}{'killed':>12}")
+    print(f"\n{'module':26}{'killed':>12}")
     for module in chosen:
         outcomes = [row["outcome"] == "killed" for row in rows if row["module"] == module]
-        print(f"{module:16}{sum(outcomes):>6} of {len(outcomes):>3}")
+        print(f"{module:26}{sum(outcomes):>6} of {len(outcomes):>3}")
 
 
 if __name__ == "__main__":

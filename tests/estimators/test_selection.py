@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import selection as benchmark
+from benchmarks.accuracy import selection as benchmark
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import (
     AutoBandwidth,

@@ -1,0 +1,1 @@
+"""How close fitted guides and estimated scores are to the truth."""

@@ -1,0 +1,1 @@
+"""Whether diagnostics are right as often as they claim."""

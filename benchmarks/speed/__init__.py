@@ -1,0 +1,1 @@
+"""What fits cost: time, memory, compilation, growth."""

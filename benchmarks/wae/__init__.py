@@ -1,0 +1,1 @@
+"""Figures of Wasserstein autoencoders: likelihoods, bounds, information in codes."""

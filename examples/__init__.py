@@ -1,0 +1,1 @@
+"""Examples: scripts that show what the library does, in folders by purpose."""

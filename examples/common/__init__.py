@@ -1,0 +1,1 @@
+"""Helpers that examples and benchmarks share."""

@@ -1,0 +1,1 @@
+"""Functional Bayesian neural networks: priors over functions."""

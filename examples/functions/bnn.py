@@ -1,0 +1,175 @@
+"""Functional Bayesian neural networks: the prior is a distribution of functions, not of weights.
+
+    python -m examples.functions.bnn                             # scikit-learn's diabetes data
+    python -m examples.functions.bnn --toys --figure toys.png
+    python -m examples.functions.bnn --data yacht.txt concrete.txt --seeds 10 --csv uci.csv
+
+A network with random weights is a random function. The density of its values at a finite set of
+inputs cannot be evaluated, but their score can be estimated, so a Gaussian process or a simulator
+can be their prior. The script compares this with networks with a posterior over weights, the exact
+Gaussian process, a deep ensemble and MC dropout. Rows in the CSV file are not computed again.
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from examples.common.tables import Row, fill
+from examples.functions import toys
+from examples.functions.data import Split, load, split
+from examples.functions.fit import Settings
+from examples.functions.methods import METHODS, fit, hyperparameters
+from examples.functions.metrics import COLUMNS, measure_fit
+
+
+def make_parser() -> ArgumentParser:
+    """The options of the command."""
+    parser = ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--toys", nargs="*", choices=toys.TOYS, metavar="TOY",
+                        help="functions of one variable instead: all, or some of "
+                        + ", ".join(toys.TOYS))  # fmt: skip
+    parser.add_argument("--data", nargs="+", default=["diabetes"], help="files of numbers with "
+                        "the target last, openml:ID, or diabetes")  # fmt: skip
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=1, help="number of splits")
+    parser.add_argument("--steps", type=int, help="default: 3000 or 12 000 for toys, 3000 for "
+                        "diabetes, 20 000 otherwise")  # fmt: skip
+    parser.add_argument("--step-size", type=float, default=3e-3, help="first step size of Adam")
+    parser.add_argument("--batch", type=int, default=20, help="rows per step")
+    parser.add_argument("--points", type=int, default=5, help="other inputs per step")
+    parser.add_argument("--particles", type=int, default=100, help="functions per step")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
+    parser.add_argument("--figure", type=Path, default=Path("functional_bnn.png"))
+    parser.add_argument("--quick", action="store_true", help="20 steps, to see it run")
+    return parser
+
+
+def regress(options: Namespace) -> list[Row]:
+    """One row for every data set, split and method."""
+    paths = {Path(name).stem if name != "diabetes" else name: name for name in options.data}
+    tables = {short: load(name)[1:] for short, name in paths.items()}
+    cells = [
+        {"data": name, "seed": seed, "method": method,
+         "steps": options.steps or (3000 if name == "diabetes" else 20_000),
+         "step_size": options.step_size, "batch": options.batch, "points": options.points,
+         "particles": options.particles}
+        for seed in range(options.seeds) for name in tables for method in options.methods
+    ]  # fmt: skip
+
+    def compute(data: str, seed: int, method: str, steps: int, **rest: Any) -> dict[str, Any]:
+        parts, given = prepared(data, seed)
+        sizes = {f"num_{name}": rest[name] for name in ("points", "particles")}
+        settings = Settings(steps, rest["step_size"], rest["batch"], **sizes)
+        return measure_fit(fit(method, parts.x, parts.y, settings, seed, given), parts)
+
+    # Splits come one after another, and the methods of one split use the same Gaussian process.
+    @lru_cache(maxsize=1)
+    def prepared(data: str, seed: int) -> tuple[Split, Any]:
+        parts = split(*tables[data], seed)
+        return parts, hyperparameters(parts.x, parts.y)
+
+    return fill(cells, compute, COLUMNS, options.csv)
+
+
+def print_table(rows: list[Row]) -> None:
+    """Print means over seeds, with standard errors if there are several."""
+    header = ("RMSE", "log likelihood", "calibration", "entropy rise", "seconds")
+    for name in dict.fromkeys(row["data"] for row in rows):
+        seeds = len({row["seed"] for row in rows if row["data"] == name})
+        print(f"\n{name}, {seeds} split(s)")
+        print(f"{'':24}" + "".join(f"{title:>17}" for title in header))
+        for method in dict.fromkeys(row["method"] for row in rows):
+            of_method = [row for row in rows if (row["data"], row["method"]) == (name, method)]
+            line = ""
+            for column in COLUMNS:
+                values = np.array([row[column] for row in of_method])
+                text = f"{values.mean():.3f}"
+                if seeds > 1:
+                    text += f" ± {values.std(ddof=1) / np.sqrt(seeds):.3f}"
+                line += f"{text:>17}"
+            print(f"{method:24}{line}")
+    print(
+        "\nCalibration: mean distance between the fraction of targets below a predicted quantile "
+        "and its level.\nEntropy rise: that of predictions, in nats, at inputs three times as far "
+        "from the center."
+    )
+
+
+def plot_table(rows: list[Row], path: Path) -> None:
+    """Plot RMSE and log likelihood of every method, one column for each data set."""
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure, panels = plt.subplots(
+        2, len(names), figsize=(2 + 3 * len(names), 5.5), squeeze=False, layout="constrained"
+    )
+    for name, pair in zip(names, panels.T, strict=True):
+        for panel, column in zip(pair, ("rmse", "log_likelihood"), strict=True):
+            for place, method in enumerate(methods):
+                values = [r[column] for r in rows if (r["data"], r["method"]) == (name, method)]
+                panel.plot(np.full(len(values), place), values, "o", ms=4, alpha=0.7)
+            panel.set(title=name, ylabel=column.replace("_", " "))
+            panel.set_xticks(range(len(methods)), methods, rotation=40, ha="right", fontsize=7)
+            panel.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def solve_toys(options: Namespace) -> None:
+    """Fit the toys, print their differences from the exact posteriors and draw them."""
+    solved = {}
+    chosen = options.toys or toys.TOYS
+    print(f"{'':12}{'mean, error in sd':>24}{'sd, ratio to the exact':>40}{'seconds':>10}")
+    print(f"{'':12}{'inside':>12}{'outside':>12}{'inside':>20}{'outside':>20}")
+    for name in [name for name in toys.PROCESSES if name in chosen]:
+        found = solved[name] = toys.solve(name, with_steps(toys.TOY, options))
+        values = toys.compare(found)
+        ratios = "".join(
+            f"{values[f'sd_{where}_least']:>12.2f} – {values[f'sd_{where}_most']:.2f} "
+            for where in ("inside", "outside")
+        )
+        print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
+              f"{ratios}{found.seconds:>8.0f}")  # fmt: skip
+    for name in [name for name in toys.SAMPLED if name in chosen]:
+        settings = toys.SAMPLED[name]
+        steps = options.steps or toys.LEARNING_STEPS
+        sampled = toys.solve_sampled(name, with_steps(settings, options), steps)
+        solved[name] = sampled.learned
+        print(f"\n{name}: prior learned in {sampled.seconds:.0f} s, held-out loss "
+              f"{sampled.info.held_out:.3f}, that of its Gaussian {sampled.info.gaussian:.3f}; "
+              f"fit {sampled.learned.seconds:.0f} s")  # fmt: skip
+        for label, row in toys.describe(sampled).items():
+            print(f"  {label:40}" + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
+    toys.plot(solved, options.figure)
+
+
+def with_steps(settings: Settings, options: Namespace) -> Settings:
+    return replace(settings, num_steps=options.steps or settings.num_steps)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit, print tables and draw figures."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.steps = 20
+    plt.switch_backend("agg")
+    if options.toys is not None:
+        solve_toys(options)
+    else:
+        try:
+            rows = regress(options)
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+        print_table(rows)
+        plot_table(rows, options.figure)
+    print(f"\npicture in {options.figure}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The experiments of Zhou, Shi and Zhu (2020)."""

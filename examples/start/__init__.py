@@ -1,0 +1,1 @@
+"""First steps: fits, diagnostics, plates and priors made of draws."""

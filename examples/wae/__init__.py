@@ -1,0 +1,1 @@
+"""Wasserstein autoencoders with estimated scores."""

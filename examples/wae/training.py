@@ -1,0 +1,276 @@
+"""The autoencoder as a NumPyro model and guide, and its training with one program per epoch."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import Array, lax, random
+from numpyro.contrib.module import flax_module
+from numpyro.infer import SVI
+from tqdm import tqdm
+
+from examples.wae.data import Images, to_batch
+from examples.wae.networks import WIDTH, make_networks
+from numpyro_kscore import ImplicitELBO
+from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
+from numpyro_kscore._fit.chunks import strongly_typed
+from numpyro_kscore.estimators import (
+    Landmarks,
+    kef,
+    kef_cg,
+    landweber,
+    nkef,
+    nu_method,
+    ssge,
+    stein,
+)
+from numpyro_kscore.sliced import SlicedScoreMatching
+from numpyro_kscore.solvers import Krylov
+
+ROWS = "rows"
+COSTS = ("norm", "squared", "bernoulli")
+# Estimators as published, except for the solver where a dense one is too large. Each comes with the
+# name of its parameter and the value used here.
+ESTIMATORS: dict[str, tuple[Callable[[Any, int], Any] | None, str, float]] = {
+    "default": (None, "", 0.0),
+    "nu": (lambda steps, dim: nu_method(int(steps), solver=_krylov(dim)), "steps", 90),
+    "landweber": (lambda steps, dim: landweber(int(steps), solver=_krylov(dim)), "steps", 1000),
+    "kef": (lambda lam, dim: kef(lam, solver=Krylov(64)), "lam", 1e-4),
+    "kef-cg": (lambda lam, dim: kef_cg(lam), "lam", 1e-4),
+    "nkef-20": (lambda lam, dim: _nkef(lam, 0.2), "lam", 1e-4),
+    "nkef-40": (lambda lam, dim: _nkef(lam, 0.4), "lam", 1e-4),
+    "nkef-80": (lambda lam, dim: _nkef(lam, 0.8), "lam", 1e-4),
+    "ssge": (lambda share, dim: ssge(share), "share", 0.99),
+    "stein": (lambda lam, dim: stein(lam), "lam", 1e-4),
+    "ssm": (
+        lambda rate, dim: SlicedScoreMatching(
+            (256, 256), learning_rate=rate, standardize="none", base=None
+        ),
+        "rate",
+        1e-3,
+    ),
+}
+
+
+def _krylov(latent_dim: int) -> Krylov:
+    """Enough steps to reproduce 90 iterations of the ν-method on 64 codes to 5 · 10⁻⁵."""
+    return Krylov(24 if latent_dim < 32 else 12 if latent_dim < 128 else 8)
+
+
+def _nkef(lam: float, fraction: float) -> Any:
+    return nkef(lam, landmarks=Landmarks(fraction=fraction), solver=Krylov(32))
+
+
+class Settings(NamedTuple):
+    """Settings of a run.
+
+    Attributes:
+        estimator: a name in ``ESTIMATORS``.
+        value: parameter of the estimator; None takes the value in ``ESTIMATORS``.
+        latent_dim: dimension of the codes.
+        batch_size: images per step.
+        learning_rate: learning rate of Adam, whose first moment decays by .5.
+        cost: reconstruction cost: ``norm`` is the distance ``|x - x̂|``, ``squared`` half its
+            square, ``bernoulli`` minus the log probability.
+        seed: seed of all random numbers.
+        width: channels after the first convolution.
+    """
+
+    estimator: str = "default"
+    value: float | None = None
+    latent_dim: int = 8
+    batch_size: int = 64
+    learning_rate: float = 1e-4
+    cost: str = "norm"
+    seed: int = 0
+    width: int = WIDTH
+
+
+def make_objective(name: str, value: float | None, latent_dim: int) -> ImplicitELBO:
+    """The objective with one of ``ESTIMATORS``.
+
+    Published estimators are used as published: without a base score and without bias correction.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if name not in ESTIMATORS:
+        raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}; got {name!r}")
+    make, _, default = ESTIMATORS[name]
+    if make is None:
+        return ImplicitELBO(1, aggregate=ROWS)
+    estimator = make(default if value is None else value, latent_dim)
+    return ImplicitELBO(1, estimator=estimator, base=None, debias=None, aggregate=ROWS)
+
+
+def reconstruction_cost(kind: str, x: Array, logits: Array) -> Array:
+    """Reconstruction cost of each image: (n, ...) and (n, ...) -> (n,)."""
+    x, logits = (a.reshape(a.shape[0], -1) for a in (x, logits))
+    if kind == "bernoulli":
+        return optax.sigmoid_binary_cross_entropy(logits, x).sum(1)
+    squares = jnp.sum((x - jax.nn.sigmoid(logits)) ** 2, axis=1)
+    return 0.5 * squares if kind == "squared" else jnp.sqrt(squares)
+
+
+class Autoencoder:
+    """Model, guide and optimizer of one run."""
+
+    def __init__(self, settings: Settings, shape: tuple[int, int, int]) -> None:
+        if settings.cost not in COSTS:
+            raise ValueError(f"cost: expected one of {', '.join(COSTS)}; got {settings.cost!r}")
+        self.settings = settings
+        self.shape = tuple(shape)
+        self.encoder, self.decoder = make_networks(shape, settings.latent_dim, settings.width)
+        objective = make_objective(settings.estimator, settings.value, settings.latent_dim)
+        guide = objective.stateful(self.model, self.guide)
+        optimizer = optax.adam(settings.learning_rate, b1=0.5)
+        self.svi = SVI(self.model, guide, optimizer, objective)
+
+    def model(self, x: Array) -> None:
+        """Codes from the prior; the log likelihood is minus the reconstruction cost."""
+        dim = self.settings.latent_dim
+        decode = flax_module("decoder", self.decoder, input_shape=(1, dim))
+        with numpyro.plate(ROWS, x.shape[0]):
+            z = numpyro.sample("z", dist.Normal(jnp.zeros(dim), 1.0).to_event(1))
+            cost = reconstruction_cost(self.settings.cost, x, decode(z))
+            numpyro.factor("reconstruction", -cost)
+
+    def guide(self, x: Array) -> None:
+        """A Gaussian code for each image; the density of their mixture is unknown."""
+        encode = flax_module("encoder", self.encoder, input_shape=(1, *self.shape))
+        with numpyro.plate(ROWS, x.shape[0]):
+            mean, sd = encode(x)
+            code = dist.Normal(mean, sd).to_event(1)
+            numpyro.sample("z", code, infer={"implicit": True})
+
+    def init(self) -> Any:
+        """The initial training state."""
+        example = jnp.zeros((self.settings.batch_size, *self.shape))
+        return strongly_typed(self.svi.init(random.key(self.settings.seed), example))
+
+    def make_epoch(self, images: Images) -> Callable[[Any, Array], tuple[Any, Array]]:
+        """Compile ``(state, key) -> (state, mean loss)``: every image once, in random order."""
+        return compile_epoch(self.svi.update, images, self.settings.batch_size)
+
+    def encode(self, params: dict[str, Any], x: Array) -> tuple[Array, Array]:
+        """Means and standard deviations of codes."""
+        return self.encoder.apply({"params": params["encoder$params"]}, x)
+
+    def decode(self, params: dict[str, Any], z: Array) -> Array:
+        """Logits of pixels."""
+        return self.decoder.apply({"params": params["decoder$params"]}, z)
+
+
+def compile_epoch(
+    update: Callable[[Any, Array], tuple[Any, Array]], images: Images, batch_size: int
+) -> Callable[[Any, Array], tuple[Any, Array]]:
+    """Compile ``(state, key) -> (state, mean loss)`` from one step, ``(state, batch)``.
+
+    Raises:
+        ValueError: if there are fewer images than ``batch_size``.
+    """
+    num_batches = len(images.train) // batch_size
+    if num_batches == 0:
+        raise ValueError(
+            f"batch_size: expected at most the {len(images.train)} training images; got "
+            f"{batch_size}"
+        )
+    pixels = jnp.asarray(images.train)
+
+    def step(state: Any, inputs: tuple[Array, Array], pixels: Array) -> tuple[Any, Array]:
+        rows, key = inputs
+        return update(state, to_batch(key, pixels[rows], images.is_binary))
+
+    @partial(jax.jit, donate_argnums=0)
+    def epoch(state: Any, key: Array, pixels: Array) -> tuple[Any, Array]:
+        order_key, key = random.split(key)
+        order = random.permutation(order_key, pixels.shape[0])
+        order = order[: num_batches * batch_size].reshape(num_batches, batch_size)
+        keys = random.split(key, num_batches)
+        state, losses = lax.scan(partial(step, pixels=pixels), state, (order, keys))
+        return state, jnp.mean(losses) / batch_size
+
+    # Pixels are an argument, because the compiler would process a constant of 47 MB.
+    return lambda state, key: epoch(state, key, pixels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The result of a run.
+
+    Attributes:
+        params: parameters of encoder and decoder.
+        losses: mean loss of each epoch, an estimate of the objective per image.
+        seconds: seconds of each epoch; the first one of a process includes compilation.
+    """
+
+    params: dict[str, Any]
+    losses: np.ndarray
+    seconds: np.ndarray
+
+
+def train(
+    autoencoder: Autoencoder,
+    images: Images,
+    num_epochs: int,
+    checkpoint: Path | None = None,
+    every: int = 10,
+    progress: bool = True,
+) -> Trained:
+    """Train, or resume from a checkpoint.
+
+    Args:
+        autoencoder: the autoencoder to train.
+        images: training images.
+        num_epochs: total number of epochs, including those in the checkpoint.
+        checkpoint: file to write to, and to resume from if it exists.
+        every: epochs between two writes.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: if the checkpoint has other settings.
+        FloatingPointError: if the loss is not finite.
+    """
+    state = autoencoder.init()
+    settings = autoencoder.settings._asdict() | {"images": images.name}
+    losses, seconds = np.empty(0), np.empty(0)
+    if checkpoint is not None and checkpoint.exists():
+        state, record, series = load_checkpoint(checkpoint, state)
+        if record != settings:
+            changed = [name for name in settings if record.get(name) != settings[name]]
+            raise ValueError(
+                f"{checkpoint}: expected a run with these settings; got another {changed[0]}, "
+                f"{record.get(changed[0])!r} there and {settings[changed[0]]!r} here. Give "
+                "another path"
+            )
+        losses, seconds = series
+    epoch = autoencoder.make_epoch(images)
+    key = random.fold_in(random.key(autoencoder.settings.seed), 1)
+
+    bar = tqdm(range(len(losses), num_epochs), disable=not progress, unit="epoch")
+    for number in bar:
+        start = time.perf_counter()
+        # The key depends on the epoch only, so a resumed run gives the same result.
+        state, loss = epoch(state, random.fold_in(key, number))
+        loss = float(loss)
+        losses = np.append(losses, loss)
+        seconds = np.append(seconds, time.perf_counter() - start)
+        bar.set_postfix(loss=f"{loss:.3f}")
+        if not np.isfinite(loss):
+            raise FloatingPointError(
+                f"training: expected a finite loss; got {loss} in epoch {number + 1}. Take a "
+                "stronger regularization with --value, or a smaller --learning-rate"
+            )
+        is_last = number == num_epochs - 1
+        if checkpoint is not None and (is_last or (number + 1) % every == 0):
+            save_checkpoint(checkpoint, state, settings, np.stack([losses, seconds]))
+    return Trained(autoencoder.svi.get_params(state), losses, seconds)
