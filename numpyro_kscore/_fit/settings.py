@@ -16,7 +16,7 @@ LOSS_BLOCKS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a call of :func:`~numpyro_kscore.fit` asks for; its docstring explains the fields.
+    """The checked settings of :func:`~numpyro_kscore.fit`, whose docstring explains them.
 
     Raises:
         TypeError: for a count that is no integer.

@@ -16,8 +16,8 @@ from numpyro_kscore._fit.stopping import (
     advance,
     conclude,
     step_sizes,
-    window_gain,
 )
+from numpyro_kscore._fit.windows import window_gain
 
 RULE = Rule(chunk_size=10, num_chunks=100, tol=0.1, patience=3, dim=2)
 
