@@ -13,8 +13,6 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide, khat
 
-pytestmark = pytest.mark.quick_compilation
-
 KEY = random.key(0)
 
 

@@ -10,8 +10,6 @@ from numpyro_kscore.diagnostics._closed_form import combine, features, solve
 from numpyro_kscore.diagnostics._energy import FAMILIES, cross_fit
 from numpyro_kscore.diagnostics._khat import whitened_draws
 
-pytestmark = pytest.mark.quick_compilation
-
 FAMILY = {family.name: family for family in FAMILIES}
 
 

@@ -10,8 +10,6 @@ from numpyro_kscore.diagnostics._energy import FAMILIES
 from numpyro_kscore.kernels import Diagonal
 from support.gaussian_guides import gaussian_draws
 
-pytestmark = pytest.mark.quick_compilation
-
 
 @pytest.fixture(scope="module")
 def hidden():

@@ -10,8 +10,6 @@ from numpyro_kscore import khat
 from numpyro_kscore.diagnostics import importance_resample, pareto_smooth, weight_ess
 from support.gaussian_guides import gaussian_draws
 
-pytestmark = pytest.mark.quick_compilation
-
 KEY = random.key(0)
 
 

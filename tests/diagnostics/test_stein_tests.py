@@ -9,8 +9,6 @@ from jax import random
 from numpyro_kscore.diagnostics import ksd, mode_jump_test, spread_ratios, stein_discrepancy
 from support.gaussian_guides import gaussian_draws
 
-pytestmark = pytest.mark.quick_compilation
-
 
 def test_stein_statistics_are_their_definitions():
     rng = np.random.default_rng(0)
