@@ -12,6 +12,7 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_kscore._fit.settings import LOSS_BLOCKS
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout, default_num_particles
@@ -26,8 +27,6 @@ __all__ = ["Chunk", "inspect_svi", "latent_size", "make_chunk", "parameter_slots
 EVALUATION_DRAWS = 1024
 # Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
 SMALLEST_BATCH = 64
-# Blocks of steps for the error of a mean loss: losses of successive steps are correlated.
-LOSS_BLOCKS = 5
 
 
 class Chunk(NamedTuple):

@@ -6,7 +6,7 @@ from numpyro_kscore._fit.stopping import Cause, Doubt, Ending
 
 __all__ = ["describe"]
 
-# Why a fit stopped, and what to try if that is not convergence.
+# The reason why a fit stopped, and the advice unless it converged.
 CAUSES: dict[Cause, tuple[str, str]] = {
     "interrupted": ("interrupted after {steps} steps", ""),
     "nan": (
@@ -24,7 +24,7 @@ CAUSES: dict[Cause, tuple[str, str]] = {
     "plateau": ("no improvement any more, settled after {steps} steps", ""),
     "tol": ("discrepancy below {tol:g} sd, settled after {steps} steps", ""),
 }
-# What follows the reason of a fit that converged, and what to try.
+# Additions to the reason of a fit that converged, and the advice.
 DOUBTS: dict[Doubt, tuple[str, str]] = {
     "": ("", ""),
     "far": (

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from numpyro_kscore._fit.chunks import LOSS_BLOCKS
 from numpyro_kscore._fit.stopping import Rule
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive
 
-__all__ = ["Settings"]
+__all__ = ["LOSS_BLOCKS", "Settings"]
+
+# Blocks of steps for the error of a mean loss: losses of successive steps are correlated.
+LOSS_BLOCKS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a call of :func:`~numpyro_kscore.fit` asks for; its docstring explains the fields.
+    """The checked settings of :func:`~numpyro_kscore.fit`, whose docstring explains them.
 
     Raises:
         TypeError: for a count that is no integer.

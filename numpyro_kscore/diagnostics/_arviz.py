@@ -153,7 +153,7 @@ def to_arviz(
 def _draws_and_khat(
     fitted: FittedGuide, num_samples: int, khat: KhatEstimate | bool, key: Array
 ) -> tuple[GuideDraws, KhatEstimate | None]:
-    """At least ``num_samples`` draws, unless some are lost, and k̂ as it is asked for."""
+    """At least ``num_samples`` draws, unless some are lost, and k̂ unless ``khat`` is False."""
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)
     draws = evaluate_fitted(fitted, max(num_draws, 4), key)
     if khat is True:

@@ -1,4 +1,4 @@
-"""What diagnostics decide, as codes that a program can match on."""
+"""Decisions of diagnostics, as codes that a program can match on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Code = Literal[
 
 
 class Finding(NamedTuple):
-    """One thing that was found, and the number it rests on.
+    """A finding of ``diagnose``, and the number it rests on.
 
     Attributes:
         code: what was found.

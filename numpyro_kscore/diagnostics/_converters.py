@@ -16,7 +16,7 @@ INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 
 
 class ConvertedFit(NamedTuple):
-    """What a converter asks for.
+    """A fit in the form that a converter reads.
 
     Attributes:
         model: with its parameters substituted.

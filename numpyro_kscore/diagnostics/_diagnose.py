@@ -100,7 +100,7 @@ def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> 
 
     Args:
         draws: from :func:`~numpyro_kscore.evaluate_guide`.
-        fitted: k̂ of the same draws, if it is known; an exact one is computed anew by an energy.
+        fitted: k̂ of the same draws, which saves its computation; ignored if it is exact.
 
     Returns:
         The bound and its standard error.

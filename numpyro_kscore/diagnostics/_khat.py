@@ -96,10 +96,9 @@ def khat(
     """PSIS k̂ of a guide against its model.
 
     If the guide has a density the log weights are exact. Otherwise several energies, estimates of
-    -log q (docs/diagnostics), are each fitted to three quarters of the
-    draws and evaluated on the rest, in turn. The one with the least held-out score-matching loss is
-    used, and its log weights are averaged over several ways to fold the draws. The interval is the
-    hull of
+    -log q (docs/diagnostics), are each fitted to three quarters of the draws and evaluated on the
+    rest, in turn. The one with the least held-out score-matching loss is used, and its log weights
+    are averaged over several ways to fold the draws. The interval is the hull of
 
     * a bootstrap over draws, each replicate with the energy of a random folding; the differences
       between foldings are those of a delete-a-quarter jackknife, √3 too small, and scaled by √3;

@@ -1,4 +1,4 @@
-"""What diagnostics decided, in words."""
+"""Decisions of diagnostics, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["advise", "describe", "khat_reason"]
 
 MORE_OF_ALL = "more steps, then more particles or a wider network"
 MORE_SAMPLES = "a larger num_samples; if that does not help, compare with NUTS on part of the data"
-# What was found, and what to try next.
+# The sentence of each finding, and the advice.
 WORDS: dict[Code, tuple[str, str]] = {
     "draws lost": (
         "{value:.0f} draws were not finite and are left out of all this",
@@ -71,7 +71,7 @@ def describe(findings: Sequence[Finding], reason: str) -> tuple[str, ...]:
 
 
 def advise(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """What to try, each thing once."""
+    """The advice for some findings, without repetition."""
     advice = [WORDS[code][1] for code, _ in findings]
     if [code for code, _ in findings] == ["shape differs", "khat unknown"]:
         # Otherwise the advice of other findings comes first.

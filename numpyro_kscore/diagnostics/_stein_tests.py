@@ -253,7 +253,7 @@ def _modes(
     order = jnp.argsort(-heights)
     ends, heights = ends[order], heights[order]
     apart = squared_distances(ends, ends, jnp.asarray(True)) > 0.5 * dim**0.5
-    # Of ends near each other keep the highest; drop those more than 10 nats below the best.
+    # Keep the highest of ends near each other; drop those more than 10 nats below the best.
     earlier = jnp.tril(jnp.ones((MODE_STARTS, MODE_STARTS), bool), -1)
     is_mode = jnp.all(apart | ~earlier, axis=1) & (heights > heights[0] - 10.0)
     return ends, is_mode

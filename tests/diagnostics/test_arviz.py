@@ -67,7 +67,7 @@ def fitted(guide, loss):
 
 
 def quiet(call, *args, **kwargs):
-    """A call into ArviZ: what it warns of on these few draws is not what the test is about."""
+    """A call into ArviZ without its warnings, which are about the small number of draws."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call(*args, **kwargs)
@@ -78,7 +78,7 @@ def found():
     svi, result = fitted(implicit_guide, ImplicitELBO())
     draws = evaluate_guide(svi, result, SIGMA, Y, num_samples=NUM * 2)
     with pytest.MonkeyPatch.context() as patch:
-        # What the energy is made of is not the question here: nothing but closed forms is fitted.
+        # Closed forms only: the quality of the energy does not matter here.
         closed = tuple(family for family in FAMILIES if not family.kernel)
         patch.setattr("numpyro_kscore.diagnostics._khat.FAMILIES", closed)
         return khat(draws._replace(laplacian=None), num_bootstrap=20, num_repeats=2)
@@ -126,7 +126,7 @@ def test_groups_names_and_dimensions(tree):
     for group, shape in (("posterior_predictive", (1, NUM, 4)), ("prior_predictive", (1, NUM, 4))):
         values = dataset(tree, group)["obs"]
         assert values.shape == shape
-        # Drawn, not the observations themselves.
+        # Draws, not the observations themselves.
         assert float(values.std("draw").min()) > 0.1
     assert set(dataset(tree, "prior").data_vars) == {"mu", "tau", "z", "theta"}
     np.testing.assert_array_equal(dataset(tree, "observed_data")["obs"], Y)
@@ -168,7 +168,7 @@ def test_statistics_work_on_it(tree):
 
 
 def test_improper_priors():
-    """Sites that cannot be drawn from: all but the prior's own draws is there."""
+    """With a site that cannot be drawn from, everything works but draws of the prior."""
 
     def model(sigma, y=None):
         mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))
@@ -190,7 +190,7 @@ def test_improper_priors():
 
 
 def test_state_space_models():
-    """NumPyro's `scan` takes what is substituted one after another, by a traced index."""
+    """NumPyro's `scan` indexes substituted values by a traced integer."""
     y = jnp.array([0.5, -1.0, 2.0])
 
     def walk(y):
@@ -217,7 +217,7 @@ def test_state_space_models():
     assert x.shape == (1, NUM, 3)
     expected = stats.norm.logpdf(np.asarray(y), x, 1.5)
     np.testing.assert_allclose(dataset(tree, "log_likelihood")["y"], expected, rtol=1e-5)
-    # Drawn, not the data: around x, with a standard deviation of 1.5, to four standard errors.
+    # Not the data, but draws around x with a standard deviation of 1.5, to four standard errors.
     away = np.asarray(dataset(tree, "posterior_predictive")["y"]) - x
     assert np.mean(away**2) / 1.5**2 == pytest.approx(1.0, abs=4 * (2 / away.size) ** 0.5)
 
@@ -231,7 +231,7 @@ def test_round_trip(tree, kind, tmp_path):
         quiet(tree.to_netcdf, path)
         back = quiet(az.from_netcdf, path)
     elif IS_OLD:
-        # Its own writer knows zarr 2 only, and names this way for zarr 3.
+        # Its own writer knows zarr 2 only, and recommends this for zarr 3.
         quiet(tree.to_datatree().to_zarr, path)
         back = az.InferenceData.from_datatree(quiet(xarray.open_datatree, path, engine="zarr"))
     else:

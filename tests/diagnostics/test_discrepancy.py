@@ -71,7 +71,7 @@ def test_discrepancy_is_the_squared_shift_and_its_error_is_right(shift):
     values = np.asarray(found.value)
     # Unbiased: the mean lies within three of its standard errors.
     assert abs(values.mean() - shift**2) < 3 * values.std() / 200**0.5 + 0.01 * shift**2
-    # Cautious near zero, where the statistic is degenerate; elsewhere right.
+    # The error is too large near zero, where the statistic is degenerate; right elsewhere.
     ratio = np.sqrt(np.mean(np.square(found.standard_error))) / values.std()
     assert 0.9 < ratio < (1.4 if shift == 0 else 1.15)
 
@@ -82,13 +82,13 @@ def test_draws_that_are_not_valid_count_in_no_pair():
     x = jnp.where(valid[:, None], x, x[-1])
     found = masked_stein_discrepancy(x, -x, valid)
     assert abs(found.value) < 4 * found.standard_error
-    # Pairs of a draw and its copy would swamp the rest.
+    # If the copies counted, their pairs would swamp the rest.
     counted = masked_stein_discrepancy(x, -x, jnp.ones(200, bool))
     assert counted.value > 4 * found.standard_error
     assert jnp.isnan(masked_stein_discrepancy(x, -x, jnp.arange(200) < 2).value)
 
 
-def test_discrepancy_refuses_what_it_cannot_use():
+def test_wrong_input_is_named():
     x = jnp.ones((4, 2))
     with pytest.raises(ValueError, match=r"samples: expected at least 3 rows; got shape \(2, 2\)"):
         stein_discrepancy(x[:2], x[:2])

@@ -133,7 +133,7 @@ def test_mmd_is_unbiased_for_its_closed_form(dim, shift, scale, bandwidth):
     assert abs(estimates.mean() - exact_mmd_squared(dim, shift, scale, bandwidth)) < (
         4 * standard_error
     )
-    # Small enough to tell from the biased estimator, which adds the diagonal, about 1/n + 1/m.
+    # Small enough to detect the bias of the V-statistic, the diagonal: about 1/n + 1/m.
     assert standard_error < 0.1 * (1 / n + 1 / m)
 
 
@@ -170,10 +170,10 @@ def test_default_bandwidth_is_the_median_distance():
     distances = np.linalg.norm(pooled[:, None] - pooled[None], axis=-1)
     median = np.median(distances[np.triu_indices(55, 1)])
     np.testing.assert_allclose(mmd_squared(x, y), mmd_squared(x, y, median), rtol=1e-3)
-    # Many draws: the median of some of them.
+    # With many draws it is the median of some of them.
     many = normal(19, 1100, 2)
     value = mmd_squared(many, many + 1)
-    # For two Gaussians at distance √2, pairs within and between sets in equal shares.
+    # Two Gaussians √2 apart, with as many pairs within as between the sets.
     assert abs(value - mmd_squared(many, many + 1, 1.9)) < 0.05
 
 

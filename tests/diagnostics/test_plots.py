@@ -1,4 +1,4 @@
-"""What the plots show is what they were given; ``diagnose`` and ``vsbc`` from end to end."""
+"""Plots show the numbers they were given; ``diagnose`` and ``vsbc`` from end to end."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.quick_compilation
 mpl.use("Agg")
 KEY = random.key(0)
 DATA = jnp.array([1.0, -1.0])
-# Unit prior, data with sd 1/2: the posterior.
+# Mean and sd of the posterior: the prior has sd 1, the data sd 1/2.
 MEAN, SD = 0.8 * DATA, 0.2**0.5
 
 
@@ -63,7 +63,7 @@ def test_pairs():
     assert (lower_left.get_xlabel(), lower_left.get_ylabel()) == ("first", "second")
     shown = {tuple(line.get_data()[0][:2]) for line in lower_left.lines}
     assert shown == {tuple(DRAWS[:2, 0]), tuple(DRAWS[:2, 0] + 1)}
-    # The outermost contour is that of three standard deviations, in either direction.
+    # The outermost contour is at three standard deviations in either direction.
     outline = np.concatenate([p.vertices for p in lower_left.collections[0].get_paths()])
     np.testing.assert_allclose(np.abs(outline).max(0) / [1, 3], 3.0, rtol=0.25)
 

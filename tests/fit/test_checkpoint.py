@@ -1,4 +1,4 @@
-"""Checkpoints that are foreign, damaged, or not written to the end."""
+"""Checkpoints of other fits, damaged ones, and those not written to the end."""
 
 import re
 

@@ -57,7 +57,7 @@ def test_fit_stops_early_at_the_posterior(whole):
 
 
 def test_old_style_keys_are_taken(whole):
-    """As most NumPyro programs have them: words, with an axis of their own."""
+    """Most NumPyro programs have keys that are arrays of words."""
     result = fit(make_svi(), random.PRNGKey(0), DATA, **QUICK)
     np.testing.assert_array_equal(result.losses, whole.losses)
     assert repr(result.info) == repr(whole.info)
@@ -72,7 +72,7 @@ def test_the_state_holds_the_parameters_and_goes_on(whole):
 
 
 def test_the_search_takes_the_steps_of_svi_run(whole):
-    """Until the step size falls; compiled into another program, which rounds otherwise."""
+    """Until the step size falls, and up to rounding, since the compiled program is another."""
     plain = make_svi().run(KEY, 60, DATA, progress_bar=False, stable_update=True)
     np.testing.assert_allclose(whole.losses[:60], plain.losses, rtol=1e-5)
 
@@ -85,7 +85,7 @@ def test_results_can_be_pickled(whole):
 
 
 def interrupt_after(monkeypatch, count):
-    """Ctrl-C right after a checkpoint has been written so many times."""
+    """Interrupt from the keyboard right after this number of checkpoints."""
     calls = []
 
     def save(*args):
@@ -110,7 +110,7 @@ def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole
         done = stop
     monkeypatch.setattr(loop, "save_checkpoint", save_checkpoint)
     same(fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK), whole)
-    # Of a fit that has ended only the result is read.
+    # A fit that has ended takes no further step.
     monkeypatch.setattr(loop, "save_checkpoint", None)
     same(fit(make_svi(), KEY, DATA, checkpoint=path, **QUICK), whole)
     assert [p.name for p in tmp_path.iterdir()] == ["fit.npz"]
@@ -131,8 +131,8 @@ def test_all_chunks_are_one_program(monkeypatch):
 
 
 @pytest.mark.parametrize("criterion", ["stein", "loss"])
-def test_what_matters_grows_with_the_latents(monkeypatch, criterion):
-    """½ d tol² nats, whatever a fit looks at."""
+def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion):
+    """It is ½ d tol² nats for either criterion."""
 
     class SeenError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""What ``fit`` refuses."""
+"""Wrong input of ``fit``."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_an_aggregate_needs_the_loss_as_its_criterion():
         fit(svi, KEY, DATA)
 
 
-def test_what_is_no_svi_is_refused():
+def test_wrong_objects_are_refused():
     with pytest.raises(TypeError, match="svi: expected an SVI of numpyro.infer; got 'svi'"):
         fit("svi", KEY, DATA)
     with pytest.raises(TypeError, match=r"rng_key: expected a random key such as .*; got 0"):

@@ -27,7 +27,7 @@ def test_bad_steps_are_skipped_and_counted():
 
 
 class Broken:
-    """The compiled chunk, which says of some of its calls that they went wrong."""
+    """A compiled chunk of which some calls report numbers that are not finite."""
 
     def __init__(self, monkeypatch, bad):
         self.sizes, self.keys = [], []

@@ -1,4 +1,4 @@
-"""When a fit stops: the rule, on traces made by hand."""
+"""The stopping rule of a fit, on traces made by hand."""
 
 from typing import get_args
 
@@ -16,14 +16,14 @@ from numpyro_kscore._fit.stopping import (
     advance,
     conclude,
     step_sizes,
-    window_gain,
 )
+from numpyro_kscore._fit.windows import window_gain
 
 RULE = Rule(chunk_size=10, num_chunks=100, tol=0.1, patience=3, dim=2)
 
 
 def follow(discrepancies, losses=None, rule=RULE, error=1e-3, rng=None):
-    """Take in a trace with noise until the fit is done or the trace is."""
+    """Add looks with noise until the fit is done or the trace ends."""
     rng = rng or np.random.default_rng(0)
     losses = np.zeros(len(discrepancies)) if losses is None else losses
     progress = Progress()
@@ -87,12 +87,12 @@ def test_window_gain_against_plain_formulas():
     gain = window_gain(values, errors, 4)
     before, after = values[1:5], values[5:]
     np.testing.assert_allclose(gain.value, before.mean() - after.mean())
-    # Scattered more than their errors say, they are as good as their scatter.
+    # Values that scatter more than their errors say have the error of their scatter.
     wide = 10 * values
     gain = window_gain(wide, errors, 4)
     expected = np.sqrt((wide[1:5].var(ddof=1) + wide[5:].var(ddof=1)) / 4)
     np.testing.assert_allclose(gain.standard_error, expected)
-    # One that is known to nothing changes nothing.
+    # A value with a huge error changes nothing.
     broken, unsure = values.copy(), errors.copy()
     broken[6], unsure[6] = 1e6, 1e9
     kept = np.delete(values[5:], 1).mean()
@@ -122,7 +122,7 @@ def test_a_run_away_is_called_and_the_state_before_it_kept():
             break
     assert (progress.cause, progress.best, len(progress.looks)) == ("runaway", 3, 7)
     assert "ran away: by step 70" in describe(conclude(progress, RULE, interrupted=False))[0]
-    # A guide that starts narrow grows too, and the density at it falls, but not in vain.
+    # A guide that starts narrow grows too, and the density at it falls, but so does the loss.
     progress = Progress()
     for k in range(8):
         progress = advance(progress, a_look(0.5 * k, -5.0 * k, -k), RULE)
@@ -150,7 +150,7 @@ def test_a_doubtful_end_is_reported(smoothed, error, doubt, words):
 
 
 def test_an_interrupted_fit_has_no_other_reason():
-    """Not even where nothing has been seen."""
+    """With looks and without."""
     for looks in ((), (Look(1.0, 0.01, 0.0, 0.1, 0, 1, 0, 0),)):
         progress = Progress(looks=looks, cause="plateau", recoveries=1)
         ending = conclude(progress, RULE, interrupted=True)

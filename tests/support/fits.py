@@ -15,7 +15,7 @@ from numpyro_kscore import fit
 
 KEY = random.key(0)
 DATA = jnp.array([1.0, -1.0])
-# Of the posterior of `model`, which is Gaussian with independent coordinates.
+# Mean and sd of the posterior of `model`, which is Gaussian with independent coordinates.
 MEAN, SD = np.array([0.8, -0.8]), 0.2**0.5
 QUICK = {"max_steps": 600, "chunk_size": 20, "progress_bar": False}
 
@@ -36,7 +36,7 @@ def make_svi(step_size=5e-2, guide=guide, model=model, num_particles=8):
 
 
 def quiet_fit(*args, **kwargs):
-    """A fit that is cut short on purpose: what it warns of is not what the test is about."""
+    """A fit that is cut short on purpose, without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return fit(*args, **kwargs)

@@ -1,0 +1,118 @@
+"""Draws of a fitted guide and the model at them."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.importance import psis_diagnostic
+from numpyro.infer.svi import SVIRunResult, SVIState
+
+from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide, khat
+
+KEY = random.key(0)
+
+
+def model(data, sd=0.5):
+    z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("y", dist.Normal(z, sd).to_event(1), obs=data)
+
+
+def implicit_guide(data, sd=0.5):
+    noise = numpyro.sample(
+        "noise", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"is_auxiliary": True}
+    )
+    loc, scale = numpyro.param("loc", jnp.zeros(2)), numpyro.param("scale", jnp.ones(2))
+    numpyro.sample("z", Implicit(loc + scale * noise, 1))
+
+
+def explicit_guide(data, sd=0.5):
+    loc, scale = numpyro.param("loc", jnp.zeros(2)), numpyro.param("scale", jnp.ones(2))
+    numpyro.sample("z", dist.Normal(loc, scale).to_event(1))
+
+
+DATA = jnp.array([1.0, -1.0])
+# Mean and standard deviation of the posterior, which is Gaussian.
+MEAN, SD = 0.8 * DATA, 0.2**0.5
+
+
+def fitted(guide, scale=SD, loss=None):
+    params = {"loc": MEAN, "scale": scale * jnp.ones(2)}
+    svi = SVI(model, guide, optax.adam(1e-2), loss or ImplicitELBO())
+    return svi, SVIRunResult(params, SVIState(None, None, KEY), jnp.array([2.0, 1.0]))
+
+
+def test_evaluated_guide_against_closed_form():
+    svi, result = fitted(implicit_guide)
+    found = evaluate_guide(svi, result, DATA, num_samples=300)
+    x = np.asarray(found.samples)
+    np.testing.assert_allclose(found.scores, -(x - MEAN) / SD**2, atol=1e-4)
+    density = -0.5 * np.sum((x - MEAN) ** 2, axis=1) / SD**2
+    np.testing.assert_allclose(np.ptp(np.asarray(found.log_density) - density), 0.0, atol=1e-4)
+    # The Hessian is -I/SD²: in whitened coordinates the trace of the draws' covariance over SD².
+    np.testing.assert_allclose(
+        found.laplacian, -np.trace(np.cov(x.T, bias=True)) / SD**2, rtol=1e-4
+    )
+    assert found.log_q is None
+    assert found.num_lost == 0
+
+
+def test_explicit_guide_has_exact_weights():
+    """Its k̂ is NumPyro's, up to the noise of other draws: a scale of .6 has shape 1 - .36."""
+    svi, result = fitted(explicit_guide, scale=0.6 * SD, loss=Trace_ELBO())
+    draws = evaluate_guide(svi, result, DATA, num_samples=2_000)
+    z = (np.asarray(draws.samples) - MEAN) / (0.6 * SD)
+    exact = -0.5 * np.sum(z**2, axis=1) - 2 * np.log(0.6 * SD) - np.log(2 * np.pi)
+    np.testing.assert_allclose(draws.log_q, exact, atol=1e-4)
+    found = khat(draws, num_bootstrap=20)
+    theirs = psis_diagnostic(KEY, result.params, model, explicit_guide, DATA, num_particles=2_000)
+    # Each has an error of (1 + k)/√134.
+    assert abs(found.value - theirs) < 3 * 2**0.5 * 1.6 / 134**0.5
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "message"),
+    [
+        ((), TypeError, "args: expected the arguments the guide was fitted with"),
+        ((None,), ValueError, "model: expected at least one observed site.*got none"),
+    ],
+)
+def test_missing_data_is_named(args, error, message):
+    svi, result = fitted(implicit_guide)
+    with pytest.raises(error, match=message):
+        evaluate_guide(svi, result, *args)
+
+
+def test_missing_data_is_named_with_a_factor():
+    """A factor is an observed site at any arguments."""
+
+    def penalized(data):
+        model(data)
+        numpyro.factor("penalty", 0.0)
+
+    svi, result = fitted(implicit_guide)
+    svi = SVI(penalized, implicit_guide, svi.optim, svi.loss)
+    with pytest.raises(ValueError, match=r"model: expected data at \['y'\].*Pass the data"):
+        evaluate_guide(svi, result, None)
+
+
+def test_wrong_objects_are_named():
+    svi, result = fitted(implicit_guide)
+    with pytest.raises(ValueError, match="num_samples: expected an integer of at least 100; got 9"):
+        diagnose(svi, result, DATA, num_samples=9)
+    with pytest.raises(TypeError, match="svi: expected an SVI"):
+        evaluate_guide(model, result, DATA)
+    with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
+        evaluate_guide(svi, result.params, DATA)
+
+    def subsampled(data, sd=0.5):
+        z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("rows", 2, subsample_size=1):
+            numpyro.sample("y", dist.Normal(z[0], sd), obs=data[:1])
+
+    part = SVI(subsampled, implicit_guide, optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(ValueError, match="expected whole plates; got 'rows', which draws 1 of 2"):
+        evaluate_guide(part, result, DATA)

@@ -1,0 +1,105 @@
+"""k̂ and the Fisher divergence by an energy, against guides whose density is known and hidden."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore import ScoreEstimator, khat
+from numpyro_kscore.diagnostics import GuideDraws, fisher_divergence
+from numpyro_kscore.diagnostics._energy import FAMILIES
+from numpyro_kscore.kernels import Diagonal
+from support.gaussian_guides import gaussian_draws
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    """A narrow and shifted guide, and its k̂ by an energy, to which the density is not shown."""
+    draws = gaussian_draws(0.5, dim=2, n=600, shift=0.5)
+    return draws, khat(draws._replace(log_q=None), num_bootstrap=20, num_repeats=2)
+
+
+def test_khat_agrees_with_the_exact_one_where_the_density_is_hidden(hidden):
+    draws, found = hidden
+    exact = khat(draws, num_bootstrap=20)
+    assert exact.energy == "exact"
+    assert exact.energy_error == 0.0
+    # Both have the same draws and the same sampling error of the shape. The rest is the error of
+    # the energy: 5 or 6 numbers from 450 draws, .11 nats, where log weights vary by .83. The
+    # difference is .12 with these draws, .02 to .26 over twenty sets.
+    assert abs(found.value - exact.value) < 0.25
+    assert found.low <= found.value <= found.high
+    assert found.verdict != {"good": "bad", "bad": "good"}.get(exact.verdict)
+    truth = np.asarray(draws.log_density - draws.log_q)
+    assert np.corrcoef(found.log_weights, truth)[0, 1] > 0.97
+
+
+def narrow_in_one_direction(sd, dim, n):
+    """A Gaussian guide of a standard normal model, with a wrong sd in one direction."""
+    draws = gaussian_draws(1.0, dim=dim, n=n)
+    x = draws.samples.at[:, 0].multiply(sd)
+    laplacian = jnp.full(n, -np.trace(np.cov(np.asarray(x).T, bias=True)), jnp.float32)
+    log_density = -0.5 * jnp.sum(x**2, axis=1)
+    return GuideDraws(x, log_density, -x, laplacian, log_density - 0.5 * x[:, 0] ** 2 / sd**2)
+
+
+def test_one_direction_in_many_dimensions():
+    """A full quadratic form would be noise here: 300 numbers from 450 draws."""
+    draws = narrow_in_one_direction(0.4, dim=24, n=600)
+    found = khat(draws._replace(log_q=None), num_bootstrap=20, num_repeats=2)
+    assert found.energy == "model, affine in few directions"
+    exact = 0.5 * (0.4**-2 - 1) * np.asarray(draws.samples[:, 0]) ** 2
+    # 450 draws give the weight of one direction to 7 %; the 24 numbers of b add noise of
+    # (24/450)^½ = .23 nats, where log weights vary by .59.
+    assert np.corrcoef(found.log_weights, exact)[0, 1] > 0.85
+    assert found.verdict != "good"  # exactly k̂ is 1 - .4² = .84
+
+
+def test_a_right_guide_in_many_dimensions_has_equal_weights():
+    draws = gaussian_draws(1.0, dim=24, n=600)._replace(log_q=None)
+    found = khat(draws, num_bootstrap=20, num_repeats=2)
+    assert found.verdict == "good"
+    assert found.value == -np.inf
+
+
+def test_few_draws_cannot_tell():
+    draws = gaussian_draws(0.9, dim=20, n=160)._replace(log_q=None, laplacian=None)
+    found = khat(draws, num_bootstrap=20, num_repeats=2)
+    assert found.verdict == "cannot tell"
+    assert found.doubt == "few draws"
+    assert found.reason == "160 draws in 20 dimensions are too few for an energy"
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_draws_in_a_plane_cannot_tell(spread, monkeypatch):
+    """Equal weights speak for a guide, unless all draws coincide or lie on a line."""
+    closed = tuple(family for family in FAMILIES if not family.kernel)
+    monkeypatch.setattr("numpyro_kscore.diagnostics._khat.FAMILIES", closed)
+    line = spread * np.random.default_rng(0).normal(size=(200, 1))
+    x = jnp.asarray(line * np.ones(2), jnp.float32)
+    draws = GuideDraws(x, -0.5 * jnp.sum(x**2, axis=1), -x, jnp.full(200, -2.0))
+    found = khat(draws, num_bootstrap=20, num_repeats=2)
+    assert found.verdict == "cannot tell"
+    assert found.doubt == "flat draws"
+    assert "do not vary in some direction" in found.reason
+
+
+def test_fisher_divergence_is_a_lower_bound(hidden):
+    """N(½, ¼) against N(0, 1): s_q - s_p = -4(x - ½) + x, whitened by the guide's sd of ½."""
+    draws, found = hidden
+    bound = fisher_divergence(draws, found)
+    # ¼ E(½ - 3 (x - ½))² = ¼ (¼ + 9/4). The sample sd in the unit is off by 1/√1200 of itself.
+    expected = 0.625
+    assert abs(float(bound.value) - expected) < 3 * float(bound.standard_error) + 0.1 * expected
+    with pytest.raises(ValueError, match="Laplacian"):
+        fisher_divergence(draws._replace(laplacian=None))
+
+
+def test_wrong_input_is_named():
+    with pytest.raises(TypeError, match="curl-free kernel.*Diagonal.*no energy"):
+        khat(gaussian_draws(1.0), estimator=ScoreEstimator(kernel=Diagonal()))
+    with pytest.raises(TypeError, match="draws: expected GuideDraws"):
+        khat(np.zeros((100, 2)))
+    with pytest.raises(ValueError, match="exact: expected a guide with a density"):
+        khat(gaussian_draws(1.0)._replace(log_q=None), exact=True)
+    with pytest.raises(ValueError, match=r"log_density: expected shape \(1000,\)"):
+        khat(gaussian_draws(1.0)._replace(log_density=jnp.zeros(3)))
