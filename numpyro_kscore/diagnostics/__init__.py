@@ -1,6 +1,6 @@
 """Diagnostics of guides without a density: tests, importance weights, distances and plots."""
 
-from numpyro_kscore._tracing.evaluation import GuideDraws
+from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore.diagnostics._arviz import to_arviz
 from numpyro_kscore.diagnostics._diagnose import (
     Diagnosis,
@@ -12,7 +12,8 @@ from numpyro_kscore.diagnostics._diagnose import (
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy, stein_discrepancy
 from numpyro_kscore.diagnostics._distances import mmd_squared, sliced_wasserstein
 from numpyro_kscore.diagnostics._draws import evaluate_guide
-from numpyro_kscore.diagnostics._khat import KhatEstimate, khat
+from numpyro_kscore.diagnostics._estimate import KhatEstimate
+from numpyro_kscore.diagnostics._khat import khat
 from numpyro_kscore.diagnostics._pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._plots import (
     plot_convergence,

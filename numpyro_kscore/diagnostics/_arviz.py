@@ -10,7 +10,7 @@ from jax import Array
 from numpyro.handlers import substitute
 from numpyro.infer.svi import SVI
 
-from numpyro_kscore._tracing.evaluation import GuideDraws
+from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter, one_chain
@@ -20,7 +20,7 @@ from numpyro_kscore.diagnostics._draws import (
     evaluate_fitted,
     fitted_guide,
 )
-from numpyro_kscore.diagnostics._khat import KhatEstimate
+from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
     draw_posterior_predictive,
@@ -28,8 +28,9 @@ from numpyro_kscore.diagnostics._predictive import (
     find_constant_data,
 )
 from numpyro_kscore.estimators._bandwidth import Median
-from numpyro_kscore.estimators._coordinates import median_distance, whiten_samples
+from numpyro_kscore.estimators._coordinates import whiten_samples
 from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
 __all__ = ["to_arviz"]

@@ -14,15 +14,24 @@ serves every family of energies.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_kscore._tracing.evaluation import GuideDraws
+from numpyro_kscore._tracing.draws import GuideDraws
 
-__all__ = ["Fields", "Switches", "Weights", "combine", "features", "known_laplacian", "solve"]
+__all__ = [
+    "Fields",
+    "Switches",
+    "Weights",
+    "combine",
+    "features",
+    "known_laplacian",
+    "solve",
+    "take_rows",
+]
 
 # Ridge on a weight, as a fraction of its feature's mean square: it decides between features that
 # are equal up to rounding, such as the model's log density and a quadratic form.
@@ -73,6 +82,22 @@ def known_laplacian(target: GuideDraws) -> Array:
     if target.laplacian is None:
         return jnp.zeros_like(target.log_density)
     return target.laplacian
+
+
+def take_rows(draws: GuideDraws, rows: Any) -> GuideDraws:
+    """The draws of some rows: a slice, or indices or a mask, (m,) or (n,)."""
+
+    def some(values: Array | None) -> Any:
+        return None if values is None else values[rows]
+
+    return GuideDraws(
+        some(draws.samples),
+        some(draws.log_density),
+        some(draws.scores),
+        some(draws.laplacian),
+        some(draws.log_q),
+        draws.num_lost,
+    )
 
 
 def features(target: GuideDraws) -> Fields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from numpyro_kscore.diagnostics._codes import Code, Finding, Verdict
-from numpyro_kscore.diagnostics._khat import KhatEstimate
+from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest
 
 __all__ = ["decide"]

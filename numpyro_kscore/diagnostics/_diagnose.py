@@ -19,7 +19,7 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.evaluation import GuideDraws
+from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._util.checks import as_scored, check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._codes import Code, Verdict
@@ -30,10 +30,16 @@ from numpyro_kscore.diagnostics._draws import (
     fitted_guide,
     log_joint,
 )
-from numpyro_kscore.diagnostics._khat import KhatEstimate, check_is_draws, khat
+from numpyro_kscore.diagnostics._estimate import KhatEstimate
+from numpyro_kscore.diagnostics._khat import check_is_draws, compute_khat, energy_estimator, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
 from numpyro_kscore.diagnostics._pareto import pareto_smooth, weight_ess
-from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
+from numpyro_kscore.diagnostics._stein_tests import (
+    JumpTest,
+    SteinTest,
+    compute_jump_test,
+    compute_ksd,
+)
 from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
@@ -217,11 +223,11 @@ def diagnose(
     def log_density(flat: Array) -> Array:
         return log_joint(flat, fitted.program, fitted.layout, key)
 
-    tested = draws.take(slice(TEST_DRAWS))
-    estimate = khat(draws)
-    stein = ksd(tested.samples, tested.scores, rng_key=key_apart(key, 3))
-    jumps = mode_jump_test(log_density, tested.samples, rng_key=key_apart(key, 4))
-    ratios = np.asarray(spread_ratios(draws.samples, draws.scores))
+    samples, scores = draws.samples[:TEST_DRAWS], draws.scores[:TEST_DRAWS]
+    estimate = compute_khat(draws, draws.log_q is not None, energy_estimator())
+    stein = compute_ksd(samples, scores, key_apart(key, 3))
+    jumps = compute_jump_test(log_density, samples, key_apart(key, 4))
+    ratios = np.asarray(_spread_ratios(draws.samples, draws.scores))
     spread = float(ratios[0]), float(ratios[-1])
     smoothed = pareto_smooth(estimate.log_weights)[0]
     verdict, findings = decide(estimate, stein, jumps, spread, draws.num_lost)

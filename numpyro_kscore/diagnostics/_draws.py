@@ -15,12 +15,14 @@ from numpyro.infer import SVI
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from numpyro_kscore._tracing.dependencies import is_drawn
-from numpyro_kscore._tracing.evaluation import GuideDraws, evaluate_particles
+from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore.diagnostics._closed_form import take_rows
 from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = [
@@ -177,7 +179,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
             f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
             "density vanishes where the guide is"
         )
-    draws = jax.tree.map(jnp.asarray, draws.take(valid))
+    draws = jax.tree.map(jnp.asarray, take_rows(draws, valid))
     is_explicit = not any(part.is_implicit for part in layout.parts)
     return draws._replace(
         laplacian=draws.laplacian if np.all(np.isfinite(draws.laplacian)) else None,

@@ -18,15 +18,13 @@ Held-out loss decides which features to use, as it decides the kernel's regulari
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_kscore._tracing.evaluation import GuideDraws
-from numpyro_kscore._util.checks import with_jax_leaves
+from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore.diagnostics._closed_form import (
     Fields,
     Switches,
@@ -34,12 +32,10 @@ from numpyro_kscore.diagnostics._closed_form import (
     features,
     known_laplacian,
     solve,
+    take_rows,
 )
-from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.kernels._matrix import CurlFree
-from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "cross_fit", "energy_estimator"]
+__all__ = ["FAMILIES", "FOLDS", "CrossFit", "Family", "cross_fit"]
 
 # Every energy is fitted to three quarters of the draws: with fewer, the noise of the fit makes
 # weights vary more, and k̂ larger.
@@ -130,51 +126,23 @@ class _Fold(NamedTuple):
     at_test: Fields
 
 
-def cross_fit(
-    target: GuideDraws, order: Array, family: Family, estimator: ScoreEstimator | None = None
-) -> CrossFit:
+def cross_fit(target: GuideDraws, order: Array, family: Family, estimator: Any = None) -> CrossFit:
     """Evaluate energies at all draws, each fitted to the draws of the other folds.
 
     Args:
         target: the draws in whitened coordinates; their number n is a multiple of ``FOLDS``.
         order: a permutation of the draws, (n,), whose consecutive quarters are the folds.
         family: the features to use.
-        estimator: the estimator of the rest, if the family has a kernel; the default is the
-            curl-free ν-method with automatic step count.
-
-    Raises:
-        TypeError: for a kernel without potential.
+        estimator: the :class:`~numpyro_kscore.ScoreEstimator` of the rest, of points that are
+            whitened already; only for a family with a kernel.
 
     Cost: O(n d³); with a kernel O(n d) more for each of at most 1024 draws.
     """
-    estimator = energy_estimator(estimator)
     folds = _closed_forms(target, order, family.switches(target.samples.dtype))
     if family.kernel:
         # A program of its own, compiled once: most of the time is compilation.
         folds = _add_kernel(estimator, folds)
     return _judge(folds, order)
-
-
-def energy_estimator(estimator: Any = None) -> ScoreEstimator:
-    """The estimator of the kernel part of an energy, checked.
-
-    Raises:
-        TypeError: for anything but a ``ScoreEstimator`` with a curl-free kernel.
-    """
-    if estimator is None:
-        estimator = ScoreEstimator(regularizer=NuMethod("auto"))
-    if not isinstance(estimator, ScoreEstimator):
-        raise TypeError(
-            f"estimator: expected a ScoreEstimator with a curl-free kernel; got {estimator!r}"
-        )
-    if not isinstance(estimator.kernel, CurlFree):
-        raise TypeError(
-            f"estimator: expected a curl-free kernel, whose fields have a potential; got "
-            f"{type(estimator.kernel).__name__}, which gives no energy. Use CurlFree(), or leave "
-            "estimator out"
-        )
-    # The points are whitened already, and the base is the closed form's.
-    return with_jax_leaves(dataclasses.replace(estimator, standardize="none", base=None))
 
 
 @jax.jit
@@ -185,8 +153,8 @@ def _closed_forms(target: GuideDraws, order: Array, switches: Switches) -> _Fold
     def one(k: Array) -> _Fold:
         others = jnp.arange(FOLDS - 1)
         others = jnp.ravel(folds[others + (others >= k)])
-        train = target.take(others)
-        test = target.take(folds[k])
+        train = take_rows(target, others)
+        test = take_rows(target, folds[k])
         # Centered: features far apart in size cost digits, and a constant of log p means nothing.
         shift, center = jnp.mean(train.log_density), jnp.mean(train.samples, axis=0)
         near_train, near_test = (
@@ -206,7 +174,7 @@ def _closed_forms(target: GuideDraws, order: Array, switches: Switches) -> _Fold
 
 
 @jax.jit
-def _add_kernel(estimator: ScoreEstimator, folds: _Fold) -> _Fold:
+def _add_kernel(estimator: Any, folds: _Fold) -> _Fold:
     """The folds with a kernel estimate of the rest added to the closed form."""
 
     def one(fold: _Fold) -> _Fold:

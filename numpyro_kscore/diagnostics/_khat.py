@@ -6,14 +6,16 @@ without a density, and says how far they can be trusted.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._tracing.evaluation import GuideDraws
-from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._util.checks import check_count, with_jax_leaves
+from numpyro_kscore.diagnostics._closed_form import take_rows
 from numpyro_kscore.diagnostics._codes import Doubt, Verdict
 from numpyro_kscore.diagnostics._energy import (
     FAMILIES,
@@ -21,14 +23,18 @@ from numpyro_kscore.diagnostics._energy import (
     CrossFit,
     Family,
     cross_fit,
-    energy_estimator,
 )
+from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother
 from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.kernels._matrix import CurlFree
+from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["KhatEstimate", "check_is_draws", "khat", "whitened_draws"]
+__all__ = ["check_is_draws", "compute_khat", "energy_estimator", "khat", "whitened_draws"]
 
+NUM_REPEATS, NUM_BOOTSTRAP = 4, 100
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
 # log weights vary by half a nat and more.
 DRAWS_PER_DIMENSION = 10
@@ -40,55 +46,11 @@ LARGE_ERROR = 0.5
 LEVEL = 0.9
 
 
-class KhatEstimate(NamedTuple):
-    """A Pareto k̂ and how far it can be trusted.
-
-    Attributes:
-        value: the estimate; ``-inf`` where all weights are equal.
-        low: lower end of a 90 % interval, which includes the error of the energy.
-        high: upper end.
-        verdict: ``"good"`` (the interval below 0.7), ``"bad"`` (above) or ``"cannot tell"``.
-        reason: why, in words.
-        log_weights: log p - log q at the draws, up to a constant, (n,); unless they are exact, n
-            is rounded down to a multiple of 4.
-        log_q: the guide's log density at the same draws, up to a constant, (n,).
-        energy: the family of the energy, the estimate of -log q, that was used; ``"exact"`` if the
-            guide has a density.
-        energy_error: standard deviation over draws of the error of that estimate, in nats.
-        alternatives: k̂ by other families that fit the draws equally well.
-        fisher: lower bound of the Fisher divergence in whitened coordinates, averaged over
-            dimensions, and its standard error; see
-            :func:`~numpyro_kscore.diagnostics.fisher_divergence`.
-        doubt: the reason of a "cannot tell", to match on: ``"interval"`` (it holds 0.7),
-            ``"few draws"``, ``"flat draws"`` or ``"large error"``; empty otherwise.
-    """
-
-    value: float
-    low: float
-    high: float
-    verdict: Verdict
-    reason: str
-    log_weights: np.ndarray
-    log_q: np.ndarray
-    energy: str
-    energy_error: float
-    alternatives: dict[str, float]
-    fisher: tuple[float, float]
-    doubt: Doubt = ""
-
-    def __str__(self) -> str:
-        equal = " (all weights are equal)" if self.value == -np.inf else ""
-        return (
-            f"k̂ = {self.value:.2f}{equal}, 90 % interval {self.low:.2f} to {self.high:.2f}: "
-            f"{self.verdict} ({self.reason})"
-        )
-
-
 def khat(
     draws: GuideDraws,
     *,
-    num_repeats: int = 4,
-    num_bootstrap: int = 100,
+    num_repeats: int = NUM_REPEATS,
+    num_bootstrap: int = NUM_BOOTSTRAP,
     seed: int = 0,
     exact: bool | None = None,
     estimator: Any = None,
@@ -137,10 +99,23 @@ def khat(
             "exact: expected a guide with a density; got one that can only be sampled. Leave "
             "exact out: its density is then estimated"
         )
-    smoother()
+    is_exact = draws.log_q is not None and exact is not False
     estimator = energy_estimator(estimator)
+    return compute_khat(draws, is_exact, estimator, num_repeats, num_bootstrap, seed)
+
+
+def compute_khat(
+    draws: GuideDraws,
+    is_exact: bool,
+    estimator: ScoreEstimator,
+    num_repeats: int = NUM_REPEATS,
+    num_bootstrap: int = NUM_BOOTSTRAP,
+    seed: int = 0,
+) -> KhatEstimate:
+    """:func:`khat` of draws and with settings that have been checked."""
+    smoother()
     rng = np.random.default_rng(seed)
-    if draws.log_q is not None and exact is not False:
+    if is_exact:
         return _exact_khat(draws, num_bootstrap, rng)
     return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
 
@@ -178,7 +153,7 @@ def _energy_khat(
     n, dim = draws.samples.shape
     used = FOLDS * (n // FOLDS)
     target = whitened_draws(draws)
-    part = target.take(slice(used))
+    part = take_rows(target, slice(used))
     orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
     families = _families(n, dim, draws.laplacian is not None)
     first = {family: cross_fit(part, orders[0], family, estimator) for family in families}
@@ -305,3 +280,25 @@ def _judge(low: float, high: float, doubt: Doubt = "") -> tuple[Verdict, Doubt]:
     if not doubt and low > GOOD_KHAT:
         return "bad", doubt
     return "cannot tell", doubt or "interval"
+
+
+def energy_estimator(estimator: Any = None) -> ScoreEstimator:
+    """The estimator of the kernel part of an energy, checked.
+
+    Raises:
+        TypeError: for anything but a ``ScoreEstimator`` with a curl-free kernel.
+    """
+    if estimator is None:
+        estimator = ScoreEstimator(regularizer=NuMethod("auto"))
+    if not isinstance(estimator, ScoreEstimator):
+        raise TypeError(
+            f"estimator: expected a ScoreEstimator with a curl-free kernel; got {estimator!r}"
+        )
+    if not isinstance(estimator.kernel, CurlFree):
+        raise TypeError(
+            f"estimator: expected a curl-free kernel, whose fields have a potential; got "
+            f"{type(estimator.kernel).__name__}, which gives no energy. Use CurlFree(), or leave "
+            "estimator out"
+        )
+    # The points are whitened already, and the base is the closed form's.
+    return with_jax_leaves(dataclasses.replace(estimator, standardize="none", base=None))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kscore._util.checks import as_points
-from numpyro_kscore.diagnostics._khat import KhatEstimate
+from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 

@@ -25,12 +25,14 @@ from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_points, as_scored, check_count
 from numpyro_kscore.diagnostics._discrepancy import stein_kernel
-from numpyro_kscore.estimators._coordinates import median_distance, whiten_samples
+from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ
 
-__all__ = ["JumpTest", "SteinTest", "ksd", "mode_jump_test"]
+__all__ = ["JumpTest", "SteinTest", "compute_jump_test", "compute_ksd", "ksd", "mode_jump_test"]
 
+NUM_BOOTSTRAP = 1_000
 # Scales of wide proposals, in standard deviations of the draws.
 JUMP_SCALES = (1.0, 2.0, 4.0, 8.0)
 # Number of starting points of ascents, which are as far from the draws as the widest proposals.
@@ -63,7 +65,7 @@ def ksd(
     scores: ArrayLike,
     *,
     rng_key: Array | None = None,
-    num_bootstrap: int = 1_000,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> SteinTest:
     """Kernel Stein discrepancy of draws from a model, with a p-value.
 
@@ -90,11 +92,12 @@ def ksd(
     x, s = as_scored(samples, scores, minimum=10)
     check_count("num_bootstrap", num_bootstrap, minimum=19)
     key = jax.random.key(0) if rng_key is None else rng_key
-    return _ksd(x, s, key, num_bootstrap)
+    return compute_ksd(x, s, key, num_bootstrap)
 
 
 @partial(jax.jit, static_argnames="num_bootstrap")
-def _ksd(x: Array, s: Array, key: Array, num_bootstrap: int) -> SteinTest:
+def compute_ksd(x: Array, s: Array, key: Array, num_bootstrap: int = NUM_BOOTSTRAP) -> SteinTest:
+    """:func:`ksd` of draws that have been checked."""
     n = x.shape[0]
     kernel, unit, discrepancy = stein_kernel(x, s, jnp.ones(n, bool))
     apart = kernel * (1.0 - jnp.eye(n, dtype=x.dtype))
@@ -135,7 +138,7 @@ def mode_jump_test(
     samples: ArrayLike,
     *,
     rng_key: Array | None = None,
-    num_bootstrap: int = 1_000,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> JumpTest:
     """Test whether a guide has dropped a mode of its model.
 
@@ -167,13 +170,17 @@ def mode_jump_test(
     x = as_points("samples", samples, minimum=10)
     check_count("num_bootstrap", num_bootstrap, minimum=19)
     key = jax.random.key(0) if rng_key is None else rng_key
-    return _mode_jump_test(log_density, x, key, num_bootstrap)
+    return compute_jump_test(log_density, x, key, num_bootstrap)
 
 
 @partial(jax.jit, static_argnames=("log_density", "num_bootstrap"))
-def _mode_jump_test(
-    log_density: Callable[[Array], Array], x: Array, key: Array, num_bootstrap: int
+def compute_jump_test(
+    log_density: Callable[[Array], Array],
+    x: Array,
+    key: Array,
+    num_bootstrap: int = NUM_BOOTSTRAP,
 ) -> JumpTest:
+    """:func:`mode_jump_test` of draws that have been checked."""
     # Scales of proposals from draws that are not tested: with scales from the tested ones a draw
     # and its new place are not quite exchangeable, and 7 % were rejected at a level of 5 %.
     untested = max(x.shape[0] // 4, 2)

@@ -22,8 +22,6 @@ from numpyro_kscore._util.pytree import pytree
 __all__ = [
     "Coordinates",
     "Whitening",
-    "make_whitening",
-    "median_distance",
     "regress_out",
     "standardize_samples",
     "whiten_samples",
@@ -32,8 +30,6 @@ __all__ = [
 STANDARDIZE_CHOICES = ("full", "diagonal", "none")
 # Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
 LARGEST_WHITENED = 256
-# Points whose distances to all others are measured.
-MEDIAN_POINTS = 64
 
 
 class Whitening(NamedTuple):
@@ -146,17 +142,13 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     floor = 10 * dim * eps
     is_sound = jnp.min(jnp.diag(cholesky(lax.stop_gradient(matrix)))) ** 2 > floor
     factor = cholesky(jnp.where(is_sound, matrix, (1.0 - floor) * correlation + floor * eye))
-    return Coordinates(mean, scale, make_whitening(factor), jnp.ones((), x.dtype))
+    whitening = Whitening(factor, invert_lower(factor))
+    return Coordinates(mean, scale, whitening, jnp.ones((), x.dtype))
 
 
 def whiten_samples(x: jax.Array) -> Coordinates:
     """:func:`standardize_samples`, (n, d): ``"full"`` up to 256 dimensions, else ``"diagonal"``."""
     return standardize_samples(x, "full" if x.shape[1] <= LARGEST_WHITENED else "diagonal")
-
-
-def make_whitening(factor: jax.Array) -> Whitening:
-    """A lower triangular factor (d, d) with its inverse. Cost: O(d³)."""
-    return Whitening(factor, invert_lower(factor))
 
 
 def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
@@ -173,54 +165,3 @@ def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
     n, size = context.shape
     slopes = context.T @ (x - jnp.mean(x, axis=0)) / (n + size)
     return x - context @ slopes
-
-
-def median_distance(s: jax.Array) -> jax.Array:
-    """Median distance of distinct pairs of points, never zero; not differentiated.
-
-    A point's distance to itself does not count. Where half of the pairs coincide the mean
-    distance replaces the median, and 1 replaces that where all do. Beyond 64 points only distances
-    from 64 of them, evenly spaced, to all others are used: a bandwidth need not be exact.
-
-    Args:
-        s: squared distances of all pairs, (n, n).
-
-    Cost: 31 passes over at most 64 n numbers (63 in float64).
-    """
-    n = s.shape[0]
-    stride = -(-n // MEDIAN_POINTS)
-    off_diagonal = s * (1.0 - jnp.eye(n, dtype=s.dtype))
-    part = lax.stop_gradient(off_diagonal)[::stride]
-    zeros, pairs = part.shape[0], part.shape[0] * (n - 1)
-    # Distances of points to themselves sort first. Where all points are used each pair occurs
-    # twice, which does not change the median.
-    values = part.ravel()
-    lower = _order_statistic(values, zeros + (pairs - 1) // 2)
-    next_larger = jnp.min(jnp.where(values > lower, values, jnp.inf))
-    is_tied = jnp.sum(values <= lower) > zeros + pairs // 2
-    upper = jnp.where(is_tied, lower, next_larger)
-    median = 0.5 * (jnp.sqrt(lower) + jnp.sqrt(upper))
-    distance = jnp.where(median > 0, median, jnp.sum(jnp.sqrt(values)) / pairs)
-    return jnp.where(distance > 0, distance, 1.0)
-
-
-def _order_statistic(values: jax.Array, rank: int) -> jax.Array:
-    """The ``rank``-th smallest (from 0) of non-negative values, exactly.
-
-    The bits of non-negative floats are ordered as the floats are, so the answer is built bit by
-    bit from counts. Sorting costs 10-30 times as much on CPU.
-    """
-    integer, bits = (jnp.int64, 63) if values.dtype == jnp.float64 else (jnp.int32, 31)
-    ordered = lax.bitcast_convert_type(values, integer)
-
-    ones = jnp.ones(values.shape, jnp.float32)
-
-    def add_bit(answer: jax.Array, bit: jax.Array) -> tuple[jax.Array, None]:
-        candidate = answer | bit
-        # Counted by an inner product, which is vectorized; exact below 2^24 values.
-        count = (ordered < candidate).astype(jnp.float32) @ ones
-        return jnp.where(count <= rank, candidate, answer), None
-
-    powers = jnp.asarray([2**k for k in reversed(range(bits))], integer)
-    answer = lax.scan(add_bit, jnp.zeros((), integer), powers)[0]
-    return lax.bitcast_convert_type(answer, values.dtype)

@@ -18,7 +18,7 @@ from jax import lax
 
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower, qr
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._coordinates import Coordinates, make_whitening, standardize_samples
+from numpyro_kscore.estimators._coordinates import Coordinates, Whitening, standardize_samples
 
 __all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
 
@@ -101,10 +101,11 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     best = jnp.argmax(jnp.where(is_sound, gain, -jnp.inf))
     shrinkage, sharpness = rho[best], sharpness[best]
     shrunk = (1.0 - shrinkage) * covariance + shrinkage * jnp.eye(dim, dtype=samples.dtype)
+    factor = None if dim == 1 else cholesky(shrunk)
     coordinates = dataclasses.replace(
         diagonal,
         scale=jnp.where(varies, diagonal.scale / jnp.sqrt(sharpness), diagonal.scale),
-        whitening=None if dim == 1 else make_whitening(cholesky(shrunk)),
+        whitening=None if factor is None else Whitening(factor, invert_lower(factor)),
     )
     # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
     whole = (1.0 - shrinkage) * larger + shrinkage

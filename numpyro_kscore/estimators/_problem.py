@@ -16,12 +16,7 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base, GaussianBase
-from numpyro_kscore.estimators._coordinates import (
-    Coordinates,
-    median_distance,
-    regress_out,
-    standardize_samples,
-)
+from numpyro_kscore.estimators._coordinates import Coordinates, regress_out, standardize_samples
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._landmarks import compress
@@ -30,6 +25,7 @@ from numpyro_kscore.estimators._selection import choose
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.estimators._subset import subsample
 from numpyro_kscore.kernels._gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
+from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution

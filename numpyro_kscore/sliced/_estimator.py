@@ -20,7 +20,7 @@ from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import (
     STANDARDIZE_CHOICES,
     Coordinates,
-    make_whitening,
+    Whitening,
     standardize_samples,
 )
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
@@ -137,10 +137,11 @@ class SlicedScoreMatching(GuideEstimator):
         dtype = jnp.zeros(()).dtype if dtype is None else dtype
         layers = init_layers(key, (dim, *self.hidden_dims, dim), dtype)
         whitened = self.standardize == "full" and dim > 1
+        eye = jnp.eye(dim, dtype=dtype)
         coordinates = Coordinates(
             jnp.zeros(dim, dtype),
             jnp.ones(dim, dtype),
-            make_whitening(jnp.eye(dim, dtype=dtype)) if whitened else None,
+            Whitening(eye, eye) if whitened else None,
             jnp.ones((), dtype),
         )
         loss = jnp.zeros((), dtype)

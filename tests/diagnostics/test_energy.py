@@ -8,7 +8,7 @@ import pytest
 from numpyro_kscore.diagnostics import GuideDraws
 from numpyro_kscore.diagnostics._closed_form import combine, features, solve
 from numpyro_kscore.diagnostics._energy import FAMILIES, cross_fit
-from numpyro_kscore.diagnostics._khat import whitened_draws
+from numpyro_kscore.diagnostics._khat import energy_estimator, whitened_draws
 
 FAMILY = {family.name: family for family in FAMILIES}
 
@@ -31,7 +31,7 @@ def test_energy_of_a_gaussian_guide_is_its_log_density(x64, name):
         jnp.asarray(laplacian),
     )
     order = jnp.asarray(rng.permutation(n))
-    fit = cross_fit(whitened_draws(draws), order, FAMILY[name])
+    fit = cross_fit(whitened_draws(draws), order, FAMILY[name], energy_estimator())
     exact = np.asarray(draws.log_density) + 0.5 * np.sum(z**2, axis=1)
     error = np.asarray(fit.log_weights) - exact
     # Mean and covariance have d(d+3)/2 numbers, each worth 1/(3n/4) in the error's variance.
@@ -100,7 +100,10 @@ def test_skewed_guides_have_the_tail_of_their_weights(x64):
         exact = np.asarray(target.log_density) + np.sum(x + np.exp(-x), axis=1)
         order = jnp.asarray(np.random.default_rng(seed).permutation(1_000))
         gaussian, skewed = (
-            np.std(np.asarray(cross_fit(target, order, FAMILY[name]).log_weights) - exact)
+            np.std(
+                np.asarray(cross_fit(target, order, FAMILY[name], energy_estimator()).log_weights)
+                - exact
+            )
             for name in ("Gaussian", "skewed")
         )
         return skewed / gaussian

@@ -1,0 +1,62 @@
+"""Draws of a guide, with the model's density and score at them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_kscore._util.checks import as_points, as_scored
+
+__all__ = ["GuideDraws"]
+
+
+class GuideDraws(NamedTuple):
+    """Independent draws of a guide, in unconstrained coordinates, and the model at them.
+
+    Attributes:
+        samples: (n, d).
+        log_density: the model's, with the log-Jacobian, up to a constant, (n,).
+        scores: its gradient, (n, d).
+        laplacian: its Laplacian in coordinates whitened by the samples, (n,), or None. Without it
+            fewer estimates of the guide's density can be compared.
+        log_q: the guide's log density, (n,), where it has one; otherwise None.
+        num_lost: number of draws left out because something was not finite at them.
+    """
+
+    samples: Array
+    log_density: Array
+    scores: Array
+    laplacian: Array | None = None
+    log_q: Array | None = None
+    num_lost: int = 0
+
+    def checked(self, minimum: int = 100) -> GuideDraws:
+        """The same draws as arrays of one precision.
+
+        Args:
+            minimum: least number of draws.
+
+        Raises:
+            TypeError: for entries that are not floating point.
+            ValueError: for shapes that do not fit, too few draws, or entries that are not finite.
+        """
+        x, scores = as_scored(self.samples, self.scores, minimum)
+        n = x.shape[0]
+
+        def column(name: str, values: Array | None) -> Any:
+            if values is None:
+                return None
+            if jnp.shape(values) != (n,):
+                raise ValueError(f"{name}: expected shape ({n},); got {jnp.shape(values)}")
+            return as_points(name, jnp.reshape(jnp.asarray(values), (n, 1)))[:, 0]
+
+        return GuideDraws(
+            x,
+            column("log_density", self.log_density),
+            scores,
+            column("laplacian", self.laplacian),
+            column("log_q", self.log_q),
+            self.num_lost,
+        )
