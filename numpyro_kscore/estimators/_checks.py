@@ -1,6 +1,6 @@
 """Checks of a fit's input: its settings, its context, and options that exclude each other.
 
-They run before the compiled fit, where concrete values can be looked at.
+They run before the compiled fit, where concrete values are known.
 """
 
 from __future__ import annotations
