@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 from numpyro_kscore._tracing.dependencies import KEY, GuideSite
+from numpyro_kscore._tracing.layout import Site
 
-__all__ = ["Block", "find_blocks"]
+__all__ = ["Block", "check_subsampling", "find_blocks"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,25 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
         row_plates = frozenset[str]().union(*(_row_plates_behind(name, sites) for name in members))
         blocks.append(Block(members, ordered, plates, is_implicit, row_plates))
     return tuple(blocks)
+
+
+def check_subsampling(block: Block, sites: dict[str, Site]) -> None:
+    """Raise unless rows that are not drawn have an entropy, for which rows must be independent."""
+    for name in (*block.sites, *block.parents):
+        for frame in sites[name].frames:
+            if frame.size == frame.full_size or frame.name in block.plates:
+                continue
+            drawn = f"plate '{frame.name}', which draws {frame.size} of {frame.full_size}"
+            if name in block.sites:
+                raise ValueError(
+                    f"guide: expected latent sites in subsampled plates to have noise of their "
+                    f"own in the plate; got '{name}' in {drawn}, computed from noise outside. "
+                    "Draw its noise inside the plate"
+                )
+            raise ValueError(
+                f"guide: expected latent sites outside subsampled plates not to depend on those "
+                f"inside; got {list(block.sites)}, computed from '{name}' in {drawn}"
+            )
 
 
 def _plates_of(source: str, sites: dict[str, GuideSite]) -> frozenset[str]:

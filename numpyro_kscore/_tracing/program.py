@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.blocks import Block, find_blocks
+from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.dependencies import is_drawn, trace_guide
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
@@ -22,7 +22,6 @@ from numpyro_kscore._tracing.supports import free_axes, support_sources
 from numpyro_kscore._tracing.validation import (
     check_draws,
     check_sites,
-    check_subsampling,
     num_rows,
 )
 

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._tracing.blocks import Block
 from numpyro_kscore._tracing.dependencies import is_drawn, layers
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 
-__all__ = ["check_draws", "check_sites", "check_subsampling", "find_latents", "num_rows"]
+__all__ = ["check_draws", "check_sites", "find_latents", "num_rows"]
 
 
 def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
@@ -162,22 +161,3 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"Implicit(value) with value of shape {jnp.shape(fn.value)}, which a plate or "
             "sample_shape repeats. Copies have no density: give value the site's shape"
         )
-
-
-def check_subsampling(block: Block, sites: dict[str, Site]) -> None:
-    """Raise unless rows that are not drawn have an entropy, for which rows must be independent."""
-    for name in (*block.sites, *block.parents):
-        for frame in sites[name].frames:
-            if frame.size == frame.full_size or frame.name in block.plates:
-                continue
-            drawn = f"plate '{frame.name}', which draws {frame.size} of {frame.full_size}"
-            if name in block.sites:
-                raise ValueError(
-                    f"guide: expected latent sites in subsampled plates to have noise of their "
-                    f"own in the plate; got '{name}' in {drawn}, computed from noise outside. "
-                    "Draw its noise inside the plate"
-                )
-            raise ValueError(
-                f"guide: expected latent sites outside subsampled plates not to depend on those "
-                f"inside; got {list(block.sites)}, computed from '{name}' in {drawn}"
-            )
