@@ -38,7 +38,7 @@ FITTED = 4
 SUBSET = 2048
 SUBSET_SAMPLES = (4096, 16384, 65536, 262144)
 # Sizes of a quick run: the smallest of each series.
-QUICK = {"samples": 5, "dimension": 5, "subset": 2}
+QUICK = {"samples": 3, "dimension": 3, "subset": 2}
 
 
 def fit_row(what: str, n: int, dim: int, estimator: ScoreEstimator, budget: float) -> Row:

@@ -129,16 +129,10 @@ def sandwich(
     return lower, upper
 
 
-def _anneal(
-    log_likelihood: LogLikelihood,
-    latent_dim: int,
-    annealing: Annealing,
-    backwards: bool,
-    key: Array,
-    images: Array,
-    codes: Array | None,
-) -> tuple[Array, Array]:
-    """Values and acceptance rates of a batch of images."""
+def _make_transition(
+    log_likelihood: LogLikelihood, latent_dim: int, annealing: Annealing, backwards: bool
+) -> Callable[..., tuple[Array, Array, Array]]:
+    """A transition: code, image, step size, β, key -> new code, log p(x | z), acceptance rate."""
     # Imported here, because the import takes a second and only this function needs it.
     try:
         from blackjax.mcmc import hmc
@@ -147,7 +141,6 @@ def _anneal(
         raise
     transition = hmc.build_kernel()
     inverse_mass = jnp.ones(latent_dim)
-    chains = annealing.num_chains
 
     def log_prior(z: Array) -> Array:
         return jnp.sum(norm.logpdf(z))
@@ -169,6 +162,21 @@ def _anneal(
         likelihood = (at.logdensity - log_prior(at.position)) / beta
         return after.position, likelihood, info.acceptance_rate
 
+    return one_chain
+
+
+def _anneal(
+    log_likelihood: LogLikelihood,
+    latent_dim: int,
+    annealing: Annealing,
+    backwards: bool,
+    key: Array,
+    images: Array,
+    codes: Array | None,
+) -> tuple[Array, Array]:
+    """Values and acceptance rates of a batch of images."""
+    chains = annealing.num_chains
+    one_chain = _make_transition(log_likelihood, latent_dim, annealing, backwards)
     all_chains = jax.vmap(jax.vmap(one_chain, (0, None, None, None, 0)), in_axes=(0, 0, 0, None, 0))
 
     def step(

@@ -1,4 +1,4 @@
-"""The benchmarks of speed compare what is equal, and compute what they say."""
+"""The speed benchmarks compare equal results, and compute what they say."""
 
 import csv
 

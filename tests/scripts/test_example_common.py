@@ -1,4 +1,4 @@
-"""The helpers of examples and benchmarks: tables that can be resumed, compiled programs kept."""
+"""Helpers of examples and benchmarks: resumable tables and a cache of compiled programs."""
 
 import csv
 import os
@@ -47,7 +47,7 @@ def test_another_table_is_not_overwritten(tmp_path):
 
 
 def test_compiled_programs_are_found_again(tmp_path):
-    """In the user's caches, and nowhere else; a folder that was chosen is left alone."""
+    """They are in the user's cache folder, or in the folder that the environment names."""
     code = "from examples.common.compiled import keep_compiled; import jax; print(keep_compiled());"
     code += "jax.jit(lambda x: x + 1)(1)"
     settings = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}

@@ -1,4 +1,4 @@
-"""The example of functional networks: its parts, its exact posteriors, and the whole."""
+"""The example of functional networks: its parts, its exact posteriors, and a whole run."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ mpl.use("Agg")
 
 @pytest.mark.parametrize("kind", networks.KINDS)
 def test_networks_are_random_functions(kind):
-    """One function at all points, another for another key, and every parameter matters."""
+    """A draw is one function at all points, it depends on the key, and on every parameter."""
     function = networks.RandomFunction(kind, hidden=(8,), activation=jnp.tanh)
     points = jnp.concatenate([POOL[:5], POOL[:5]])
 
@@ -58,14 +58,13 @@ def test_information_ratio_of_all_data_is_one():
         all_data = ratio(some_process(scale), batch_size=6, num_points=0, num_sets=1)
         # The covariance is float32's, and its condition is 15 at most.
         np.testing.assert_allclose(all_data, 1.0, rtol=1e-5)
-    # Values that know nothing of each other: every set of three tells half of what six do, whatever
-    # three they are, but for the targets.
+    # Independent values: with equal targets, any set of three has half the information of all six.
     alone = gp.information_ratio(some_process(0.01), X, jnp.ones(6), POOL, 3, 0, jitter=0.0)
     np.testing.assert_allclose(alone, 2.0, rtol=1e-5)
 
 
 def test_the_ratio_divides_what_data_count(monkeypatch):
-    """N/B of them, over the ratio."""
+    """The scale of the likelihood is N/B divided by the ratio."""
 
     class Stop(Exception):
         pass
@@ -83,7 +82,7 @@ def test_the_ratio_divides_what_data_count(monkeypatch):
 
 
 def test_metrics_of_a_gaussian_prediction():
-    """Equally likely quantiles stand for a Gaussian, whose figures are known."""
+    """Quantiles represent a Gaussian, whose figures are known."""
     levels = norm.ppf((np.arange(500) + 0.5) / 500)
     rng = np.random.default_rng(0)
     mean, y = rng.normal(size=200), rng.normal(size=200)
@@ -128,12 +127,11 @@ def test_exact_piecewise_posterior():
 
 
 def test_exact_periodic_posterior():
-    """The data's own period is found, so the mean goes on where there are no data."""
+    """The period is identified, so the mean is right where there are no data."""
     toy, draws = exact_draws("periodic", 300, 201)
     grid = np.asarray(toy.grid[:, 0])
     sd = draws.std(0)
-    # Of functions that are plausible one in 16 000 leaves four standard deviations; .05 allows for
-    # the 300 draws.
+    # One plausible function in 16 000 leaves four standard deviations; .05 allows for 300 draws.
     assert np.all(np.abs(draws.mean(0) - np.sin(2 * np.pi * grid / 1.5)) < 4 * sd + 0.05)
     assert sd[grid > 0.5].max() < np.sqrt(0.5)
 
@@ -155,7 +153,7 @@ def test_data_from_a_file(tmp_path):
 @pytest.mark.filterwarnings("ignore:Please use numpyro.util.is_prng_key:DeprecationWarning")
 @pytest.mark.slow
 def test_functional_network_matches_the_exact_posterior():
-    """The wanted figures: means within .1 posterior sd, sd within 10 % inside and 20 % beyond."""
+    """Means are within .1 posterior sd, and sd within 10 % inside the data and 20 % beyond."""
     found = toys.compare(toys.solve("sine"))
     assert found["mean_inside"] < 0.1
     assert found["sd_inside_least"] > 0.9

@@ -1,4 +1,4 @@
-"""The Wasserstein autoencoder: data, training, and the figures its quality is judged by."""
+"""The Wasserstein autoencoder: data, training, and the figures of its quality."""
 
 import gzip
 import struct
@@ -140,7 +140,7 @@ def test_binary_pixels_have_the_probability_of_their_grey():
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in ("kef", "nkef-20")])
 def test_every_estimator_takes_a_step(name):
-    """Traced, not run: structure, shapes and dtypes of the state stay."""
+    """A step keeps structure, shapes and dtypes of the state; it is traced, not run."""
     autoencoder = Autoencoder(Settings(name, latent_dim=2, batch_size=16), (2, 2, 1))
     state = jax.eval_shape(autoencoder.init)
     x = jax.ShapeDtypeStruct((16, 2, 2, 1), jnp.float32)
@@ -214,7 +214,7 @@ def test_a_stopped_run_goes_on_as_if_it_were_not(tmp_path):
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_one_particle_that_is_not_finite_moves_nothing(broken):
-    """With one particle there is no other to take its place: gradients are zero, the loss NaN."""
+    """A single particle cannot be replaced by another: gradients are zero, the loss is NaN."""
 
     def model():
         weight = numpyro.param("weight", 1.0)
@@ -274,7 +274,7 @@ def test_annealed_likelihood_of_a_linear_gaussian_decoder():
 
 
 def test_bounds_of_a_bernoulli_decoder():
-    """The truth is an integral over one coordinate; forward and backward chains are around it."""
+    """The truth is an integral over one coordinate, between the two bounds."""
     weight = jnp.linspace(-3.0, 3.0, 12)
 
     def log_likelihood(z, x):
@@ -288,7 +288,7 @@ def test_bounds_of_a_bernoulli_decoder():
     key, annealing = random.key(0), Annealing(100, batch_size=100)
     lower, upper = sandwich(key, log_likelihood, simulate, 100, 1, annealing)
     gap = upper.log_likelihood - lower.log_likelihood
-    # What is asked for; and on average, up to four standard errors, the bounds are in order.
+    # The required gap. On average, up to four standard errors, the bounds are in order.
     assert abs(gap.mean()) < 0.5
     assert gap.mean() > -4 * gap.std() / 10
     # The same images again.
