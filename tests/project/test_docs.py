@@ -76,7 +76,6 @@ def test_code_of_a_page(name, tmp_path, monkeypatch):
         plt.close("all")
 
 
-@pytest.mark.quick_compilation
 def test_the_readme_shows_what_the_start_page_shows():
     first, second = blocks((ROOT / "README.md").read_text())
     assert [first] == blocks(PAGES["index"])
@@ -148,8 +147,8 @@ def test_every_page_is_in_one_menu():
     assert sorted(listed) == sorted(set(PAGES) - {"index"})
 
 
-def test_the_table_of_folders_says_what_they_import():
-    """And each imports only folders that stand above it in the table."""
+def test_the_table_of_folders_says_what_they_may_import():
+    """And all that a folder imports stands above it in the table."""
     page = PAGES["architecture"].partition("\n## ")[0]
     table = re.findall(r"^\| `(\w+)` \| [^|]* \| ([^|]*)\|$", page, flags=re.MULTILINE)
     package = ROOT / "numpyro_kscore"
@@ -158,8 +157,7 @@ def test_the_table_of_folders_says_what_they_import():
     for folder, cell in table:
         source = "".join(path.read_text() for path in (package / folder).glob("*.py"))
         found = set(re.findall(r"^from numpyro_kscore\.(\w+)", source, flags=re.MULTILINE))
-        assert set(re.findall(r"`(\w+)`", cell)) == found - {folder}, folder
-        assert found - {folder} <= above, folder
+        assert found - {folder} <= set(re.findall(r"`(\w+)`", cell)) <= above, folder
         above.add(folder)
 
 
