@@ -1,5 +1,6 @@
 """The frozen dataclasses that configurations are made of, as JAX sees them."""
 
+import functools
 import itertools
 import pickle
 
@@ -18,13 +19,15 @@ from support.compiling import quick_jit
 def configurations():
     """One object of every public class that can be made without arguments."""
     made = {}
-    for name in numpyro_kscore.__all__:
-        public = getattr(numpyro_kscore, name)
-        if isinstance(public, type) and hasattr(public, "__dataclass_fields__"):
-            try:
-                made[name] = public()
-            except (TypeError, ValueError):  # needs arguments
-                continue
+    namespaces = ("estimators", "kernels", "regularizers", "sliced", "solvers")
+    for module in map(functools.partial(getattr, numpyro_kscore), namespaces):
+        for name in module.__all__:
+            public = getattr(module, name)
+            if isinstance(public, type) and hasattr(public, "__dataclass_fields__"):
+                try:
+                    made[name] = public()
+                except (TypeError, ValueError):  # needs arguments
+                    continue
     return made
 
 
