@@ -171,7 +171,7 @@ def test_published_estimators_are_used_as_published():
     objective = make_objective("ssge", 0.9, 8)
     assert (objective.settings.base, objective.settings.debias) == (None, None)
     assert not objective.estimator.normalize
-    assert make_objective("default", None, 8).base == "model"
+    assert make_objective("default", None, 8).settings.base == "model"
     with pytest.raises(ValueError, match="estimator: expected one of default, nu.*got 'none'"):
         make_objective("none", None, 8)
     with pytest.raises(ValueError, match="cost: expected one of norm"):
