@@ -56,6 +56,10 @@ def blocks(page: str) -> list[Block]:
 
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
 RUN = [name for name, page in PAGES.items() if blocks(page)]
+PROSE = {
+    **PAGES,
+    **{name: (ROOT / f"{name}.md").read_text() for name in ("README", "CONTRIBUTING", "CHANGELOG")},
+}
 
 
 @pytest.mark.slow
@@ -77,9 +81,14 @@ def test_code_of_a_page(name, tmp_path, monkeypatch):
 
 
 def test_the_readme_shows_what_the_start_page_shows():
-    first, second = blocks((ROOT / "README.md").read_text())
+    first, second = blocks(PROSE["README"])
     assert [first] == blocks(PAGES["index"])
-    exec(compile(second.code, "README.md", "exec"), {})
+    assert {module for module, _ in imports(first.code + second.code)} == {"numpyro_kscore"}
+
+
+@pytest.mark.slow
+def test_the_readmes_second_example():
+    exec(compile(blocks(PROSE["README"])[1].code, "README.md", "exec"), {})
 
 
 def test_the_readmes_table_is_that_of_the_benchmark():
@@ -159,12 +168,6 @@ def test_the_table_of_folders_says_what_they_may_import():
         found = set(re.findall(r"^from numpyro_kscore\.(\w+)", source, flags=re.MULTILINE))
         assert found - {folder} <= set(re.findall(r"`(\w+)`", cell)) <= above, folder
         above.add(folder)
-
-
-PROSE = {
-    **PAGES,
-    **{name: (ROOT / f"{name}.md").read_text() for name in ("README", "CONTRIBUTING", "CHANGELOG")},
-}
 
 
 @pytest.mark.parametrize("name", PROSE)
@@ -261,9 +264,9 @@ def imports(code: str) -> Iterator[tuple[str, str]]:
             yield from ((str(node.module), alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [*RUN, "README"])
 def test_pages_import_public_names(name):
-    for module, imported in imports("".join(block.code for block in blocks(PAGES[name]))):
+    for module, imported in imports("".join(block.code for block in blocks(PROSE[name]))):
         assert module in PUBLIC or module in INTERNAL
         assert hasattr(importlib.import_module(module), imported)
         assert not imported.startswith("_")
