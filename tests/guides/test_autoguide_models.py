@@ -20,8 +20,6 @@ from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO
 from support.autoguides import KEY, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
 
 def ordered_model():
     """The support of one site depends on the values of two others."""

@@ -5,13 +5,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-import pytest
 from jax import random
 from numpyro.infer import SVI, init_to_median
 
 from numpyro_kscore import AutoSemiImplicit, ImplicitELBO
-
-pytestmark = pytest.mark.quick_compilation
 
 FACTOR = np.array([[1.0, 0.0], [0.8, 0.5], [-0.4, 1.0], [0.0, 0.7], [0.6, -0.6]])
 REST = np.array([0.3, 0.5, 0.4, 0.6, 0.3])

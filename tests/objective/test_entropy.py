@@ -15,8 +15,6 @@ from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_d
 from numpyro_kscore.regularizers import LandweberIteration, Tikhonov
 from numpyro_kscore.solvers import Krylov
 
-pytestmark = pytest.mark.quick_compilation
-
 REPETITIONS = 400
 
 
