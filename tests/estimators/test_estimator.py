@@ -19,7 +19,7 @@ from numpyro_kscore.regularizers import (
 )
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 from support import oracle
-from support.compiling import default_jit, quick_jit
+from support.compiling import quick_jit
 from support.estimating import (
     BASES,
     FULL,
@@ -198,7 +198,7 @@ def test_few_krylov_steps_equal_a_hundred_nu_steps(dim, num_steps):
     expected = base + literal @ whitener
     for solver in (Krylov(num_steps), Recursion())[: 2 if dim == 8 else 1]:
         estimator = ScoreEstimator(CurlFree(), NuMethod(100), solver, base=None)
-        score = default_jit(estimator.fit)(jnp.asarray(samples), jnp.asarray(base))
+        score = jax.jit(estimator.fit)(jnp.asarray(samples), jnp.asarray(base))
         assert score.at_samples.dtype == jnp.float32
         assert oracle.relative_error(score.at_samples, expected) < 1e-4
         assert score.info.steps == (100 if isinstance(solver, Recursion) else solver.num_steps)

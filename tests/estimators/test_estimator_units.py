@@ -10,7 +10,7 @@ from numpyro_kscore.kernels import CurlFree, Diagonal
 from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
 from numpyro_kscore.solvers import Dense, Krylov, Recursion
 from support import oracle
-from support.compiling import default_jit, quick_jit
+from support.compiling import quick_jit
 from support.estimating import FULL, POINTS, SAMPLES, TOLERANCE, D, M, reference_fit
 
 
@@ -93,7 +93,7 @@ def test_spectrum_beyond_the_polynomial_methods_is_rescaled(enabled):
     """Curl-free K grows as 1 / bandwidth^2: small data leave [0, 1] and the iteration diverges."""
     samples, points = 0.1 * SAMPLES, 0.1 * POINTS
 
-    @(quick_jit if enabled else default_jit)
+    @quick_jit
     def evaluate(samples, points):
         results = {}
         for name, (regularizer, _) in regularizers.items():
