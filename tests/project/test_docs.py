@@ -76,7 +76,6 @@ def test_code_of_a_page(name, tmp_path, monkeypatch):
         plt.close("all")
 
 
-@pytest.mark.quick_compilation
 def test_the_readme_shows_what_the_start_page_shows():
     first, second = blocks((ROOT / "README.md").read_text())
     assert [first] == blocks(PAGES["index"])
