@@ -3,9 +3,9 @@
 from importlib.metadata import version
 
 EMITTER = "xla_cpu_use_fusion_emitters"
-# XLA can emit fusions in two ways, and the newer takes four times as long to compile. jaxlib 0.12
-# has no older one, and refuses an option that it does not know.
-HAS_OLDER_EMITTER = tuple(int(part) for part in version("jaxlib").split(".")[:2]) < (0, 12)
+# XLA can emit fusions in two ways, and the newer takes four times as long to compile. jaxlib 0.11
+# has no older one, and a process ends at an option in XLA_FLAGS that it does not know.
+HAS_OLDER_EMITTER = tuple(int(part) for part in version("jaxlib").split(".")[:2]) < (0, 11)
 
 
 def older_emitter(flags):
