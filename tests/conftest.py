@@ -1,9 +1,13 @@
-"""Settings of the whole run: the CPU, shared compilations, and the fixtures several files use."""
+"""Settings of the whole run: the CPU, how programs are compiled, fixtures several files use."""
 
 import os
 
+from support.flags import older_emitter
+
 # Read when JAX is imported: results must not depend on which accelerator is at hand.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Also what a run inherits by its environment; processes that tests start inherit it from here.
+os.environ["XLA_FLAGS"] = older_emitter(os.environ.get("XLA_FLAGS", ""))
 
 # Each process of a parallel run on a core of its own: XLA starts as many threads as it sees cores,
 # and those of several processes get into each other's way.
@@ -39,9 +43,12 @@ def compilation_cache(tmp_path_factory):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Whether what a test runs, its fixtures too, is compiled without optimizing it."""
-    quick = item.get_closest_marker("quick_compilation") is not None
-    jax.config.update("jax_disable_most_optimizations", quick)
+    """Programs of a test and its fixtures are not optimized, unless it is marked ``optimized``.
+
+    Compiling takes most of the suite's time, and most programs run once.
+    """
+    optimized = item.get_closest_marker("optimized") is not None
+    jax.config.update("jax_disable_most_optimizations", not optimized)
     return (yield)
 
 

@@ -24,8 +24,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import arviz as az
 
-pytestmark = pytest.mark.quick_compilation
-
 IS_OLD = int(az.__version__.split(".")[0]) < 1
 SCHOOLS = list("ABCD")
 Y, SIGMA = jnp.array([1.0, -1.0, 0.5, 2.0]), jnp.array([1.0, 1.5, 1.0, 2.0])

@@ -9,8 +9,6 @@ from scipy import special, stats
 
 from numpyro_kscore.diagnostics import mmd_squared, sliced_wasserstein
 
-pytestmark = pytest.mark.quick_compilation
-
 KEY = random.key(0)
 
 

@@ -9,6 +9,7 @@ from numpyro_kscore.diagnostics import GuideDraws
 from numpyro_kscore.diagnostics._closed_form import combine, features, solve
 from numpyro_kscore.diagnostics._energy import FAMILIES, cross_fit
 from numpyro_kscore.diagnostics._khat import energy_estimator, whitened_draws
+from support.compiling import quick_jit
 
 FAMILY = {family.name: family for family in FAMILIES}
 
@@ -55,13 +56,16 @@ def test_features_are_the_formulas(x64):
         heavy = 0.5 * dim * jnp.log(1 + jnp.sum(z**2) / dim)
         return jnp.concatenate([jnp.stack([-jnp.sum(z**4), heavy]), z * root, root])
 
-    known = features(target)
-    x = target.samples
-    np.testing.assert_allclose(known.value.T, jax.vmap(formulas)(x), rtol=1e-12)
-    np.testing.assert_allclose(
-        jnp.swapaxes(known.gradient, 0, 1), jax.vmap(jax.jacobian(formulas))(x), atol=1e-12
-    )
-    laplacians = jax.vmap(lambda z: jnp.trace(jax.hessian(formulas)(z), axis1=1, axis2=2))(x)
+    @quick_jit
+    @jax.vmap
+    def differentiated(z):
+        hessians = jax.hessian(formulas)(z)
+        return formulas(z), jax.jacobian(formulas)(z), jnp.trace(hessians, axis1=1, axis2=2)
+
+    known = quick_jit(features)(target)
+    values, gradients, laplacians = differentiated(target.samples)
+    np.testing.assert_allclose(known.value.T, values, rtol=1e-12)
+    np.testing.assert_allclose(np.swapaxes(known.gradient, 0, 1), gradients, atol=1e-12)
     np.testing.assert_allclose(known.laplacian.T, laplacians, atol=1e-12)
 
 
@@ -69,19 +73,24 @@ def test_features_are_the_formulas(x64):
 def test_closed_form_minimizes_the_loss(x64, name):
     """In the free weights its gradient is that of the ridge alone; all others are 0."""
     target, family = a_target(), FAMILY[name]
-    known, switches = features(target), family.switches(jnp.float64)
-    best = solve(target, known, switches)
 
-    def loss(weights):
-        energy = combine(target, known, weights, switches)
-        return jnp.mean(0.5 * jnp.sum(energy.gradient**2, axis=1) + energy.laplacian)
+    @quick_jit
+    def solved(target, switches):
+        known = features(target)
+        best = solve(target, known, switches)
 
-    slope = jax.grad(loss)(best)
+        def loss(weights):
+            energy = combine(target, known, weights, switches)
+            return jnp.mean(0.5 * jnp.sum(energy.gradient**2, axis=1) + energy.laplacian)
+
+        return known, best, jax.grad(loss)(best)
+
+    known, best, slope = solved(target, family.switches(jnp.float64))
     np.testing.assert_allclose(slope.matrix + slope.matrix.T, 0.0, atol=1e-10)
     np.testing.assert_allclose(slope.vector, 0.0, atol=1e-10)
     is_free = np.array([family.model == "free", family.radial, *[family.skewed] * 6])
     assert np.all(np.asarray(best.theta)[~is_free] == 0)
-    size = np.asarray(jnp.mean(jnp.sum(known.gradient**2, axis=2), axis=1))
+    size = np.mean(np.sum(np.asarray(known.gradient) ** 2, axis=2), axis=1)
     toward = np.asarray(best.theta) - np.eye(8)[0]
     np.testing.assert_allclose(
         np.asarray(slope.theta)[is_free], (-1e-3 * size * toward)[is_free], rtol=1e-6, atol=1e-9

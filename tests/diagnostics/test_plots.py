@@ -18,8 +18,6 @@ from numpyro_kscore import Implicit, ImplicitELBO, diagnose, khat
 from numpyro_kscore.diagnostics import GuideDraws, vsbc
 from numpyro_kscore.diagnostics import _plots as plots
 
-pytestmark = pytest.mark.quick_compilation
-
 mpl.use("Agg")
 KEY = random.key(0)
 DATA = jnp.array([1.0, -1.0])

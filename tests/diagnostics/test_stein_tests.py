@@ -7,6 +7,7 @@ import pytest
 from jax import random
 
 from numpyro_kscore.diagnostics import ksd, mode_jump_test, spread_ratios, stein_discrepancy
+from support.compiling import quick_jit
 from support.gaussian_guides import gaussian_draws
 
 
@@ -39,7 +40,7 @@ def mixture(x):
 def test_jumps_find_a_dropped_mode_and_ksd_does_not():
     rng = np.random.default_rng(0)
     x = (4.0 + rng.normal(size=(200, 2))).astype(np.float32)
-    scores = jax.vmap(jax.grad(mixture))(jnp.asarray(x))
+    scores = quick_jit(jax.vmap(jax.grad(mixture)))(jnp.asarray(x))
     assert float(ksd(x, scores).p_value) > 0.01
     found = mode_jump_test(mixture, x, num_bootstrap=199)
     assert float(found.p_value) < 0.01

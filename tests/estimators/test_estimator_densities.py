@@ -63,7 +63,7 @@ def test_residual_potentials_and_divergences_equal_the_reference(curl_free, x64)
     assert not {case: error for case, error in errors.items() if error > 1e-9}
 
 
-@pytest.mark.parametrize("name", bases_with_density())
+@pytest.mark.parametrize("name", ["none", "gaussian", "student-t"])
 def test_scores_differentiate_their_log_density(name, x64):
     points = jnp.asarray(POINTS)
     base = bases_with_density()[name]

@@ -17,6 +17,7 @@ from numpyro_kscore.regularizers import (
 )
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 from support import oracle
+from support.compiling import default_jit
 from support.estimating import SAMPLES, D, M, N
 
 # ----------------------------------------------------------------------------- degenerate samples
@@ -62,7 +63,7 @@ def test_degenerate_samples_are_finite(kernel, regularizer, solver, standardize,
         kernel, regularizer, solver, standardize=standardize, normalize=normalize, base=base
     )
 
-    @jax.jit
+    @default_jit
     def fit(samples, points):
         score = estimator.fit(samples)
         return score.at_samples, score(points), score.info.finite
@@ -160,7 +161,7 @@ def test_capabilities_are_checked_while_tracing():
 
 
 def test_values_that_go_bad_under_jit_are_reported_as_data():
-    score = jax.jit(ScoreEstimator(base=None, regularizer=NuMethod(50)).fit)(with_entry(np.nan))
+    score = default_jit(ScoreEstimator(base=None, regularizer=NuMethod(50)).fit)(with_entry(np.nan))
     assert not bool(score.info.finite)
     assert not bool(score.info.converged)
     with pytest.raises(FloatingPointError, match=r"(?s)expected.*got"):

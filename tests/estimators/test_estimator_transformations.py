@@ -18,7 +18,7 @@ from numpyro_kscore.regularizers import (
 )
 from numpyro_kscore.solvers import ConjugateGradient, Dense, Krylov, Recursion
 from support import oracle
-from support.compiling import quick_jit
+from support.compiling import default_jit, quick_jit
 from support.estimating import (
     FULL,
     LANDWEBER,
@@ -50,7 +50,7 @@ def test_compiled_first_steps_equal_the_reference(num_steps):
     ):
         estimator = ScoreEstimator(CurlFree(), regularizer, solver, 2.0, "none", base=None)
 
-        @jax.jit
+        @default_jit
         def fit(samples, base, estimator=estimator):
             score = estimator.fit(samples, base)
             return score.at_samples, score.info.steps

@@ -93,7 +93,7 @@ def test_spectrum_beyond_the_polynomial_methods_is_rescaled(enabled):
     """Curl-free K grows as 1 / bandwidth^2: small data leave [0, 1] and the iteration diverges."""
     samples, points = 0.1 * SAMPLES, 0.1 * POINTS
 
-    @(quick_jit if enabled else jax.jit)
+    @quick_jit
     def evaluate(samples, points):
         results = {}
         for name, (regularizer, _) in regularizers.items():

@@ -21,8 +21,6 @@ from numpyro_kscore.solvers import Dense
 from support import oracle
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
 KEY = random.key(0)
 RNG = np.random.default_rng(0)
 MIXING = np.array([[1.0, 0.0, 0.0], [0.6, 0.8, 0.0], [-0.3, 0.5, 0.4]])

@@ -18,8 +18,6 @@ from numpyro_kscore import AutoImplicit
 from support.autoguides import KEY, NUM_DRAWS, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
 DATA = jnp.array([0.5, -1.0, 2.0])
 
 

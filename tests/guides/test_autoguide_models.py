@@ -20,8 +20,6 @@ from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO
 from support.autoguides import KEY, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
 
 def ordered_model():
     """The support of one site depends on the values of two others."""
@@ -101,7 +99,7 @@ def test_improper_priors():
 
     start = init_to_value(values={"width": 2.0})
     guide, svi, state, params = initialized(model, jnp.ones(2), init_loc_fn=start)
-    assert np.isfinite(svi.evaluate(state, jnp.ones(2)))
+    assert np.isfinite(quick_jit(svi.evaluate)(state, jnp.ones(2)))
     draws = guide.sample_posterior(KEY, params, jnp.ones(2), sample_shape=(50,))
     assert draws["place"].shape == (50, 2)
     assert abs(np.mean(draws["width"]) - 2.0) < 0.2

@@ -24,9 +24,6 @@ from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO
 from support.autoguides import KEY, NUM_DRAWS, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
-
 # -------------------------------------------------------------------------------- where it starts
 
 

@@ -15,6 +15,8 @@ from numpyro.infer import SVI
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from support.compiling import quick_jit
 
+pytestmark = pytest.mark.optimized
+
 KEY = random.key(0)
 
 REGRESSORS = jnp.array([[1.0, 0.2], [1.0, 0.9], [1.0, 1.4], [1.0, 2.5]])

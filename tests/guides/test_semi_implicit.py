@@ -5,13 +5,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-import pytest
 from jax import random
 from numpyro.infer import SVI, init_to_median
 
 from numpyro_kscore import AutoSemiImplicit, ImplicitELBO
-
-pytestmark = pytest.mark.quick_compilation
+from support.compiling import quick_jit
 
 FACTOR = np.array([[1.0, 0.0], [0.8, 0.5], [-0.4, 1.0], [0.0, 0.7], [0.6, -0.6]])
 REST = np.array([0.3, 0.5, 0.4, 0.6, 0.3])
@@ -57,7 +55,7 @@ def test_networks_of_the_user_in_a_mixture():
 
     guide = AutoSemiImplicit(factor_model, noise_dim=3, network=network)
     svi = SVI(factor_model, guide, optax.adam(1e-2), ImplicitELBO(16))
-    state, loss = svi.update(svi.init(random.key(0)))
+    state, loss = quick_jit(svi.update)(svi.init(random.key(0)))
     assert np.isfinite(loss)
     assert set(svi.get_params(state)) == {"weight", "auto_loc", "auto_scale"}
     median = guide.median(svi.get_params(state))["z"]

@@ -19,8 +19,6 @@ from numpyro_kscore.sliced import SlicedScoreMatching
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
 AUXILIARY = {"is_auxiliary": True}
 ROWS, PICKED = 40, 10
 DATA = np.linspace(-1.5, 1.5, ROWS)

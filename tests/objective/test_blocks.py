@@ -91,6 +91,9 @@ def negative_elbo(params):
     return -expected - entropy
 
 
+exact_gradient = quick_jit(jax.value_and_grad(negative_elbo))
+
+
 def gradients(elbo, guide, num_keys, *args, target=model, params=PARAMS):
     """Losses and gradients for several keys: (keys,), dict of (keys, …)."""
     start = {name: jnp.asarray(value) for name, value in params.items()}
@@ -120,7 +123,7 @@ def test_expected_gradient_is_the_closed_form(kind, rows, x64):
     num_keys = 32 if rows == N else 128
     losses, found = gradients(elbo, make_guide(kind), num_keys, rows)
     params = {name: jnp.asarray(value) for name, value in PARAMS.items()}
-    value, expected = jax.value_and_grad(negative_elbo)(params)
+    value, expected = exact_gradient(params)
     for name, mean in expected.items():
         error = np.mean(found[name], axis=0) - mean
         standard_error = np.std(found[name], axis=0) / np.sqrt(num_keys)
@@ -137,7 +140,7 @@ def test_gradient_of_a_shared_parameter_is_not_counted_twice(x64):
     params = {name: jnp.asarray(value) for name, value in PARAMS.items()}
     gradient = jax.grad(negative_elbo)
 
-    @jax.jit
+    @quick_jit
     def descended(start):
         def step(p, _):
             return jax.tree.map(lambda x, g: x - 0.02 * g, p, gradient(p)), None
@@ -145,7 +148,7 @@ def test_gradient_of_a_shared_parameter_is_not_counted_twice(x64):
         return jax.lax.scan(step, start, length=20_000)[0]
 
     optimum = descended(params)
-    assert max(float(jnp.max(jnp.abs(g))) for g in gradient(optimum).values()) < 1e-9
+    assert max(float(jnp.max(jnp.abs(g))) for g in exact_gradient(optimum)[1].values()) < 1e-9
     elbo = ImplicitELBO(512, estimator=GaussianScore(), debias=None)
     _, found = gradients(elbo, make_guide("both"), 32, params=optimum)
     for name, values in found.items():
@@ -235,6 +238,7 @@ def test_rows_are_drawn_apart_from_the_noise_of_particles():
     assert not of_rows & set(guide.keys)
 
 
+@pytest.mark.optimized
 def test_sites_inside_plates_are_fitted_row_by_row():
     """A bimodal posterior in each of several rows, by an amortized guide with its own noise."""
     centers = jnp.array([1.0, 2.0, 3.0])
@@ -296,7 +300,7 @@ def partial_matrix(profile, bandwidth, x, w):
 
     def over_pairs(fn):
         inner = jax.vmap(fn, (None, 0, None, 0))
-        return np.asarray(jax.vmap(inner, (0, None, 0, None))(x, x, w, w))
+        return np.asarray(quick_jit(jax.vmap(inner, (0, None, 0, None)))(x, x, w, w))
 
     matrix = over_pairs(block).transpose(0, 2, 1, 3).reshape(x.size, x.size)
     assert dim == x.shape[1]
@@ -322,7 +326,7 @@ def test_conditional_estimates_equal_their_definition(x64):
         normalize=False,
     )
     # The context is centered and not scaled.
-    found = estimator.at_samples(x, base, context=w)
+    found = quick_jit(lambda x, w: estimator.at_samples(x, base, context=w))(x, w)
     assert oracle.relative_error(found.residual, expected) < 1e-9
     assert oracle.relative_error(found.scores, base + expected) < 1e-9
 
@@ -359,21 +363,21 @@ def test_conditional_estimates_are_equivariant(x64):
     x = np.stack([w[:, 0] + rng.normal(size=60), rng.normal(size=60) ** 2], axis=1)
     a, b = rng.normal(size=(2, 2)) + 2 * np.eye(2), rng.normal(size=(2, 2)) + 2 * np.eye(2)
     estimator = ScoreEstimator(CurlFree(), NuMethod(20), base=None)
-    plain = estimator.at_samples(x, context=w, debias="jackknife").scores
-    mapped = estimator.at_samples(x @ a.T + 3.0, context=w @ b.T - 1.0, debias="jackknife").scores
+    scores = quick_jit(lambda x, w: estimator.at_samples(x, context=w, debias="jackknife").scores)
+    plain, mapped = scores(x, w), scores(x @ a.T + 3.0, w @ b.T - 1.0)
     assert oracle.relative_error(mapped @ a, plain) < 1e-9
 
 
 def test_what_a_regression_leaves():
     rng = np.random.default_rng(2)
     w = rng.normal(size=(500, 3))
-    w = np.asarray(standardize_samples(jnp.asarray(w), "full").to_kernel(jnp.asarray(w)))
+    w = np.asarray(quick_jit(lambda w: standardize_samples(w, "full").to_kernel(w))(jnp.asarray(w)))
     x = w @ np.array([[1.0], [2.0], [-1.0]]) + 0.1 * rng.normal(size=(500, 1))
-    left = np.asarray(regress_out(jnp.asarray(x), jnp.asarray(w)))
+    left = np.asarray(quick_jit(regress_out)(jnp.asarray(x), jnp.asarray(w)))
     # The fraction c/(n + c) of what the context explains is left, and the noise, whose sd of .1
     # scatters by .003 with 500 draws; over five seeds the sd of what was left was .094 to .104.
     assert np.std(left) < 0.12
-    few = np.asarray(regress_out(jnp.asarray(x[:3]), jnp.asarray(w[:3])))
+    few = np.asarray(quick_jit(regress_out)(jnp.asarray(x[:3]), jnp.asarray(w[:3])))
     assert np.all(np.abs(few) > 0)
 
 

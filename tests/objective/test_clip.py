@@ -14,7 +14,7 @@ from scipy import stats
 
 from numpyro_kscore import Implicit, ImplicitELBO
 from numpyro_kscore._objective.block_gradient import NOISE, typical_length
-from support.compiling import quick_jit
+from support.compiling import default_jit, quick_jit
 from support.doubles import GaussianScore
 
 KEY = random.key(0)
@@ -94,7 +94,7 @@ def test_typical_length_of_directions_that_vanish_or_overflow():
     directions = jnp.array([[0.0, 0.0], [3e30, 4e30], [3e30, 4e30]])
     assert np.isfinite(typical_length(directions))
     np.testing.assert_allclose(typical_length(directions[1:]), 12.5**0.5 * 1e30, rtol=1e-5)
-    for compiled in (typical_length, quick_jit(typical_length), jax.jit(typical_length)):
+    for compiled in (typical_length, quick_jit(typical_length), default_jit(typical_length)):
         assert 0 <= compiled(jnp.zeros((3, 2))) < 1e-14
 
 

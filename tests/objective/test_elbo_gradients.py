@@ -29,9 +29,6 @@ from support.affine import (
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
-
 # -------------------------------------------------------------- a posterior with a closed-form KL
 
 DESIGN = jnp.array([[1.0, 0.5, -0.3], [0.0, 1.0, 0.8], [0.7, -1.0, 0.2]])

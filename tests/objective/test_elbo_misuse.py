@@ -13,8 +13,6 @@ from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from support.affine import FEW, KEY, affine_guide, draw_noise, standard_model
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
 
 def first_loss(model, guide):
     return ImplicitELBO(FEW, estimator=GaussianScore()).loss(KEY, {}, model, guide)

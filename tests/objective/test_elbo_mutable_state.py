@@ -17,8 +17,6 @@ from support.affine import FEW, KEY, affine_guide, assert_close, standard_model
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
 
 def counting_guide(data):
     state = mutable("guide_state", {"steps": jnp.array(0), "average": jnp.zeros(())})

@@ -27,8 +27,6 @@ from support.affine import (
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
 
 @pytest.mark.parametrize("vectorize", [True, False])
 def test_one_value_and_gradient_of_the_model_a_step(vectorize):

@@ -29,8 +29,6 @@ from support.affine import (
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
 
 @pytest.mark.parametrize("progress_bar", [True, False])
 def test_svi_run(progress_bar, capsys):

@@ -24,8 +24,6 @@ from support.affine import (
 )
 from support.doubles import GaussianScore
 
-pytestmark = pytest.mark.quick_compilation
-
 
 def model_that_breaks(value, where=0.5):
     def model():

@@ -27,7 +27,7 @@ from numpyro_kscore import (
 )
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore.estimators import Subset, kef_cg, nu_method, ssge, stein
-from support.compiling import quick_jit
+from support.compiling import default_jit, quick_jit
 
 # Few shapes, so that few programs are compiled: what varies freely are the numbers.
 MANY, FEW = (16, 3), (2, 1)
@@ -62,7 +62,7 @@ def everything(estimator, x, points):
 
 
 # As users run it, and as it compiles fastest, for what no optimization of the compiler changes.
-evaluate, evaluate_quickly = jax.jit(everything), quick_jit(everything)
+evaluate, evaluate_quickly = default_jit(everything), quick_jit(everything)
 
 
 def same(a, b):
@@ -217,7 +217,7 @@ def test_threads_do_not_see_each_other():
     sets = [np.asarray(random.normal(random.key(k), (16, 3))) * (k + 1) for k in range(4)]
 
     def run(k):
-        return evaluate(ESTIMATORS["default"], sets[k], sets[k][:2])
+        return evaluate_quickly(ESTIMATORS["default"], sets[k], sets[k][:2])
 
     found = [None] * 4
     barrier = threading.Barrier(4)

@@ -15,8 +15,6 @@ from benchmarks.accuracy.guides import METHODS
 from benchmarks.accuracy.posteriors import POSTERIORS, make_posterior
 from benchmarks.accuracy.references import QUICK, Reference, load_reference
 
-pytestmark = pytest.mark.quick_compilation
-
 mpl.use("Agg")
 
 LOCAL = [name for name in POSTERIORS if name != "waveform"]

@@ -33,8 +33,6 @@ from examples.wae.training import (
 from numpyro_kscore import ImplicitELBO
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
 mpl.use("Agg")
 
 

@@ -19,8 +19,6 @@ from numpyro_kscore.sliced import SlicedScoreMatching, SlicedState, sliced_loss
 from support import oracle
 from support.compiling import quick_jit
 
-pytestmark = pytest.mark.quick_compilation
-
 KEY = random.key(0)
 SMALL = SlicedScoreMatching(hidden_dims=(8,), num_steps=20, learning_rate=1e-2)
 

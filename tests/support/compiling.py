@@ -4,23 +4,19 @@ import functools
 
 import jax
 
-
-def _is_known(option, value):
-    try:
-        jax.jit(lambda x: x + 1).lower(0.0).compile({option: value})
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
+from support.flags import EMITTER, HAS_OLDER_EMITTER
 
 
-OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# The newer of XLA's two ways to emit fusions takes four times as long. Where there is no older one
-# (jaxlib 0.12), there is no such option either.
-if _is_known("xla_cpu_use_fusion_emitters", False):
-    OPTIONS["xla_cpu_use_fusion_emitters"] = False
+def _with_options(level, **options):
+    options |= {
+        "xla_backend_optimization_level": level,
+        "xla_llvm_disable_expensive_passes": level == 0,
+    }
+    return functools.partial(jax.jit, compiler_options=options)
 
-# For programs that only check algebra, or run once: most of the time would be compilation. Files of
-# which that holds altogether are marked ``quick_compilation``. What the optimizer may break is
-# checked with plain ``jax.jit`` in files without that mark: at the first steps, on degenerate
-# samples, in fits from end to end.
-quick_jit = functools.partial(jax.jit, compiler_options=OPTIONS)
+
+# For programs that only check algebra, or run once, in tests marked ``optimized`` too.
+quick_jit = _with_options(0, **({EMITTER: False} if HAS_OLDER_EMITTER else {}))
+# As users compile: for what XLA may break, such as the first steps of an iteration, or degenerate
+# samples. Elsewhere tests compile without most optimizations (``conftest.py``).
+default_jit = _with_options(3, **({EMITTER: True} if HAS_OLDER_EMITTER else {}))

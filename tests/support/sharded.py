@@ -14,7 +14,8 @@ FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 NUM_DEVICES = 2
 if __name__ == "__main__":
     forced = f" --xla_force_host_platform_device_count={NUM_DEVICES}" * (sys.argv[1] == "devices")
-    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "XLA_FLAGS": FLAGS + forced}
+    flags = " ".join([os.environ.get("XLA_FLAGS", ""), FLAGS + forced])
+    os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1", "XLA_FLAGS": flags}
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -110,30 +110,30 @@ def in_plate(size, to_value):
     return guide
 
 
-ORDERED = dist.TransformedDistribution(
-    dist.Normal(jnp.zeros(3), 1.0).to_event(1), transforms.OrderedTransform()
-)
+def ordered():
+    base = dist.Normal(jnp.zeros(3), 1.0).to_event(1)
+    return dist.TransformedDistribution(base, transforms.OrderedTransform())
 
 
 @pytest.mark.parametrize(
-    ("prior", "to_value", "shape"),
+    ("make_prior", "to_value", "shape"),
     [
-        (dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), lambda e: e, (3, 1)),
-        (dist.Gamma(jnp.ones(3)).to_event(1), jnp.exp, (3, 1)),
-        (ORDERED, lambda e: 9.0 * jnp.arange(3) + jnp.tanh(e), (1, 3)),
-        (dist.Dirichlet(jnp.ones(3)), jax.nn.softmax, (1, 2)),
+        (lambda: dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3)), lambda e: e, (3, 1)),
+        (lambda: dist.Gamma(jnp.ones(3)).to_event(1), jnp.exp, (3, 1)),
+        (ordered, lambda e: 9.0 * jnp.arange(3) + jnp.tanh(e), (1, 3)),
+        (lambda: dist.Dirichlet(jnp.ones(3)), jax.nn.softmax, (1, 2)),
     ],
     ids=["vector", "positive", "ordered", "simplex"],
 )
-def test_a_plate_of_the_guide_over_an_event_of_the_model(prior, to_value, shape):
+def test_a_plate_of_the_guide_over_an_event_of_the_model(make_prior, to_value, shape):
     """Numbers of an event are estimated row by row only if each has coordinates of its own."""
-    part = parts_of(lambda: numpyro.sample("c", prior), in_plate(3, to_value))["c",]
+    part = parts_of(lambda: numpyro.sample("c", make_prior()), in_plate(3, to_value))["c",]
     assert part.columns.shape == shape
 
 
 def test_rows_that_depend_on_tied_numbers_see_all_of_them():
     def model():
-        c = numpyro.sample("c", ORDERED)
+        c = numpyro.sample("c", ordered())
         with numpyro.plate("numbers", 3):
             numpyro.sample("z", dist.Normal(c, 1.0))
 

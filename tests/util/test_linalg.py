@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, qr
+from support.compiling import default_jit
 
 LOWER = jnp.asarray([[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [-0.3, 0.2, 1.0]])
 SYMMETRIC = LOWER @ LOWER.T
@@ -43,7 +44,7 @@ def test_equals_the_plain_function_batched_and_differentiated(name):
 def test_a_triangle_is_inverted_by_blocks_as_exactly_as_its_condition_allows(dim):
     """Against float64; coordinates correlated by .999 have a factor of condition 30 √d."""
     factor = np.linalg.cholesky(0.999 * np.ones((dim, dim)) + 0.001 * np.eye(dim))
-    found = jax.jit(invert_lower)(jnp.asarray(factor, jnp.float32))
+    found = default_jit(invert_lower)(jnp.asarray(factor, jnp.float32))
     assert found.dtype == jnp.float32
     exact = np.linalg.inv(np.asarray(jnp.asarray(factor, jnp.float32), np.float64))
     assert np.all(np.triu(np.asarray(found), 1) == 0.0)

@@ -25,8 +25,7 @@ TOLERANCE = 1e-11
 
 def start(*arguments):
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    # The compiler's optimizer would take most of the time, for programs that run once.
-    settings = {"PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    settings = {"PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         stdout=subprocess.PIPE,
