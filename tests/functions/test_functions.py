@@ -99,7 +99,7 @@ def test_inputs_of_any_shape():
     [
         ((X, 7), ValueError, "batch_size: expected at most the number of inputs, 6; got 7"),
         ((X, 2.0), TypeError, "batch_size: expected an integer; got 2.0"),
-        ((X, 2, POOL, 201), ValueError, "num_points: expected at most the 200"),
+        ((X, 2, POOL, 201), ValueError, "num_points: expected at most the number of inputs, 200"),
         ((X, 2, None, 3), ValueError, "num_points: expected none without a pool; got 3"),
         ((X, 2, POOL[:, 0], 3), ValueError, r"pool: expected inputs of shape \(1,\)"),
         ((1.0,), ValueError, r"x: expected shape \(N, ...\), one input a row; got \(\)"),
