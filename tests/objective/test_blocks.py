@@ -66,8 +66,10 @@ def make_guide(kind):
 
 def negative_elbo(params):
     """In closed form: the guide is the affine image v = μ + A ε, and log p is quadratic."""
+    # Copies: JAX keeps the dtype of a NumPy array that another program uses in another precision.
+    x, y = X.copy(), Y.copy()
     loc = jnp.concatenate(
-        [params["g_loc"][None], params["slope"] * X + params["on_g"] * params["g_loc"]]
+        [params["g_loc"][None], params["slope"] * x + params["on_g"] * params["g_loc"]]
     )
     below = jnp.full(N, params["on_g"] * params["g_scale"])
     factor = jnp.block(
@@ -79,7 +81,7 @@ def negative_elbo(params):
 
     def log_joint(v):
         g, z = v[0], v[1:]
-        terms = jnp.sum(((z - g) / LOCAL_SD) ** 2) + jnp.sum(((Y - z) / NOISE_SD) ** 2)
+        terms = jnp.sum(((z - g) / LOCAL_SD) ** 2) + jnp.sum(((y - z) / NOISE_SD) ** 2)
         constant = jnp.log(PRIOR_SD) + N * jnp.log(LOCAL_SD * NOISE_SD)
         return (
             -0.5 * ((g / PRIOR_SD) ** 2 + terms) - constant - (2 * N + 1) / 2 * jnp.log(2 * jnp.pi)
