@@ -14,7 +14,7 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["FitOperator", "Full", "expansion_at_samples"]
+__all__ = ["FitOperator", "Full", "OverAllSamples"]
 
 
 class FitOperator(Protocol):
@@ -56,8 +56,32 @@ class FitOperator(Protocol):
         """The operator of some of the samples."""
 
 
+class OverAllSamples:
+    """The expansion of a fit that has coefficients at all samples.
+
+    Attributes:
+        gram: the operator whose factor on the kernel counts.
+    """
+
+    gram: Gram
+
+    def expansion(
+        self,
+        points: jax.Array,
+        base_scores: jax.Array | None,
+        coefficients: jax.Array,
+        zeta_weight: jax.Array,
+    ) -> Expansion:
+        """``a ζ' + Σ_j K(·, x_j) c_j`` over all samples."""
+        if base_scores is not None:
+            # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
+            coefficients = coefficients + zeta_weight / points.shape[0] * base_scores
+        scale = self.gram.scale
+        return Expansion(points, scale * coefficients, scale * zeta_weight)
+
+
 @pytree
-class Full:
+class Full(OverAllSamples):
     """The Gram operator on all samples.
 
     Attributes:
@@ -86,30 +110,6 @@ class Full:
             target = target + exact @ base_scores.T
         return solver.solve(self.gram, target, regularizer)
 
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> Expansion:
-        """``a ζ' + Σ_j K(·, x_j) c_j`` over all samples."""
-        return expansion_at_samples(self.gram.scale, points, base_scores, coefficients, zeta_weight)
-
     def restricted(self, rows: slice) -> Full:
         """The operator of some of the samples, averaged over those."""
         return Full(self.gram.restricted(rows))
-
-
-def expansion_at_samples(
-    scale: jax.Array,
-    points: jax.Array,
-    base_scores: jax.Array | None,
-    coefficients: jax.Array,
-    zeta_weight: jax.Array,
-) -> Expansion:
-    """``a ζ' + Σ_j K(·, x_j) c_j`` over all samples, of a kernel with a factor ``scale``."""
-    if base_scores is not None:
-        # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
-        coefficients = coefficients + zeta_weight / points.shape[0] * base_scores
-    return Expansion(points, scale * coefficients, scale * zeta_weight)

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import by_rows, divides
-from numpyro_kscore.estimators._operator import expansion_at_samples
+from numpyro_kscore.estimators._operator import OverAllSamples
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, is_cached, make_gram
@@ -33,8 +33,10 @@ __all__ = ["Subsampled", "field_by_rows", "subsample"]
 
 
 @pytree
-class Subsampled:
+class Subsampled(OverAllSamples):
     """The operator of a subset, with all samples.
+
+    Coefficients of the expansion outside the subset come from ζ' alone.
 
     Attributes:
         gram: ``K/b`` on the subset.
@@ -67,16 +69,6 @@ class Subsampled:
         solution = solver.solve(gram, target, regularizer)
         spread = jnp.zeros_like(self.points.T).at[:, self.rows].set(solution.coefficients)
         return solution._replace(coefficients=spread)
-
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> Expansion:
-        """``a ζ' + Σ_j K(·, x_j) c_j``: coefficients outside the subset come from ζ' alone."""
-        return expansion_at_samples(self.gram.scale, points, base_scores, coefficients, zeta_weight)
 
     def restricted(self, rows: slice) -> Subsampled:
         """Refused: the halves of a jackknife would have other operators."""
