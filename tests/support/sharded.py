@@ -32,6 +32,7 @@ from numpyro_kscore.kernels import CurlFree  # noqa: E402
 from numpyro_kscore.kernels import _pairwise as pairwise  # noqa: E402
 from numpyro_kscore.kernels._gram import make_gram  # noqa: E402
 from numpyro_kscore.regularizers import NuMethod, Tikhonov  # noqa: E402
+from support.doubles import GaussianScore  # noqa: E402
 
 NUM_STEPS = 30
 
@@ -61,16 +62,27 @@ def pair(compute):
     return difference(compute(layout()), compute(None))
 
 
-def fit_and_choose(sharding, base=None):
-    x = draw_samples(59)  # one short of an even number
-    score = ScoreEstimator(base=base, sharding=sharding).fit(x)
-    selected = score.info.selection
+def fit_and_choose(sharding, **options):
+    """In the samples' own units, unless told otherwise: landmarks are standardized below."""
+    options = {"base": None, "bandwidth": 4.0, "standardize": "none"} | options
+
+    @jax.jit
+    def evaluate(x):
+        score = ScoreEstimator(sharding=sharding, **options).fit(x)
+        return score.at_samples, score(x[:7] + 0.1), score.info.selection
+
+    *values, selected = evaluate(draw_samples(59))  # one short of an even number
     assert 0 < selected.column, "the base alone would be no estimate"
-    return score.at_samples, score(x[:7] + 0.1), selected.loss[:, 1:]
+    return values, selected.loss[:, 1:]
 
 
 def estimator(sharding=None, **options):
     return ScoreEstimator(regularizer=NuMethod(NUM_STEPS), base=None, sharding=sharding, **options)
+
+
+def of_process():
+    """What processes fit: devices of one process cover the ways to standardize."""
+    return estimator(bandwidth=1.0, standardize="none")
 
 
 def landmarks(sharding):
@@ -103,14 +115,13 @@ def guide(data):
     numpyro.sample("z", Implicit(jnp.tanh(matrix @ eps), 1))
 
 
-def objective(sharding):
-    """The loss of particles and its gradient in guide and model."""
-    elbo = ImplicitELBO(16, estimator=estimator(bandwidth=Median(0.8)), sharding=sharding)
+def objective(sharding, estimator, of=lambda f: f):
+    """The loss of particles, or its value and gradient in guide and model."""
+    elbo = ImplicitELBO(16, estimator=estimator, sharding=sharding)
     params = {"matrix": jnp.asarray([[1.0, 0.3], [0.2, 0.7]]), "scale": jnp.asarray(1.5)}
     data = jnp.asarray(draw_samples()[:, 0])
     loss = partial(elbo.loss, jax.random.key(0))
-    run = jax.jit(jax.value_and_grad(lambda p: loss(p, model, guide, data)))
-    return run(params)
+    return jax.jit(of(lambda p: loss(p, model, guide, data)))(params)
 
 
 def share_of_work():
@@ -140,8 +151,13 @@ def share_of_memory():
 
 def on_devices(everything):
     """Every comparison by name; the last ones in tiles."""
-    found = {"work": share_of_work(), "objective": pair(objective)}
+    found = {
+        "work": share_of_work(),
+        "objective": pair(partial(objective, estimator=GaussianScore())),
+    }
     if everything:
+        estimating = partial(objective, estimator=estimator(bandwidth=Median(0.8)))
+        found["gradient"] = pair(partial(estimating, of=jax.value_and_grad))
         found |= {"jackknife": pair(jackknife), "derivatives": pair(derivatives)}
     pairwise.CACHED_PAIRS, pairwise.TILE_ROWS, pairwise.TILE_COLUMNS = 400, 8, 16
     jax.clear_caches()
@@ -151,7 +167,9 @@ def on_devices(everything):
     if everything:
         halves = partial(jackknife, landmarks=Landmarks(12))
         found |= {"halves": pair(jackknife), "tiles": pair(derivatives), "few": pair(halves)}
-        found["gaussian base"] = pair(partial(fit_and_choose, base="gaussian"))
+        found["gaussian base"] = pair(
+            partial(fit_and_choose, base="gaussian", bandwidth="median", standardize="full")
+        )
     return found
 
 
@@ -171,14 +189,15 @@ def one_of_two(index, address, folder):
     x, sharding = draw_samples(), layout()
     half = len(x) // 2
     own = jax.make_array_from_process_local_data(sharding, x[half * index : half * (index + 1)])
-    score = estimator().fit(own)
+    fit = of_process().fit
+    score = fit(own)
     (shard,) = score.at_samples.addressable_shards
     np.save(f"{folder}/{index}.npy", shard.data)
     if index == 1:
         os._exit(0)
     while True:
         try:
-            jax.block_until_ready(estimator().fit(own).at_samples)
+            jax.block_until_ready(fit(own).at_samples)
         except ValueError as error:
             print(json.dumps({"error": str(error)}))
             break
