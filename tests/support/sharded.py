@@ -32,7 +32,6 @@ from numpyro_kscore.kernels import CurlFree  # noqa: E402
 from numpyro_kscore.kernels import _pairwise as pairwise  # noqa: E402
 from numpyro_kscore.kernels._gram import make_gram  # noqa: E402
 from numpyro_kscore.regularizers import NuMethod, Tikhonov  # noqa: E402
-from support.doubles import GaussianScore  # noqa: E402
 
 NUM_STEPS = 30
 
@@ -115,13 +114,14 @@ def guide(data):
     numpyro.sample("z", Implicit(jnp.tanh(matrix @ eps), 1))
 
 
-def objective(sharding, estimator, of=lambda f: f):
-    """The loss of particles, or its value and gradient in guide and model."""
-    elbo = ImplicitELBO(16, estimator=estimator, sharding=sharding)
+def objective(sharding):
+    """The loss of particles and its gradient in guide and model."""
+    elbo = ImplicitELBO(16, estimator=estimator(bandwidth=Median(0.8)), sharding=sharding)
     params = {"matrix": jnp.asarray([[1.0, 0.3], [0.2, 0.7]]), "scale": jnp.asarray(1.5)}
     data = jnp.asarray(draw_samples()[:, 0])
     loss = partial(elbo.loss, jax.random.key(0))
-    return jax.jit(of(lambda p: loss(p, model, guide, data)))(params)
+    run = jax.jit(jax.value_and_grad(lambda p: loss(p, model, guide, data)))
+    return run(params)
 
 
 def share_of_work():
@@ -151,13 +151,9 @@ def share_of_memory():
 
 def on_devices(everything):
     """Every comparison by name; the last ones in tiles."""
-    found = {
-        "work": share_of_work(),
-        "objective": pair(partial(objective, estimator=GaussianScore())),
-    }
+    found = {"work": share_of_work()}
     if everything:
-        estimating = partial(objective, estimator=estimator(bandwidth=Median(0.8)))
-        found["gradient"] = pair(partial(estimating, of=jax.value_and_grad))
+        found["objective"] = pair(objective)
         found |= {"jackknife": pair(jackknife), "derivatives": pair(derivatives)}
     pairwise.CACHED_PAIRS, pairwise.TILE_ROWS, pairwise.TILE_COLUMNS = 400, 8, 16
     jax.clear_caches()

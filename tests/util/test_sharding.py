@@ -57,9 +57,9 @@ def free_address():
     ],
 )
 def test_two_devices_equal_one(arguments):
-    """Fit and selection in tiles with odd n, landmarks, an objective; in the long test gradients.
+    """Fit and selection in tiles with odd n, and landmarks; in the long test derivatives too.
 
-    The objective takes the Gaussian's score, but for its gradient that of an estimate.
+    There also an objective: that it divides its particles, test_elbo_options sees on one device.
     """
     out, err = finish(start("devices", *arguments))
     assert out, err
