@@ -287,6 +287,12 @@ def test_a_choice_is_not_differentiated(x64):
     assert np.linalg.norm(expected) > 0.1
     assert oracle.relative_error(value, expected) < 1e-8
 
+    # No operation of the default is without a reverse mode.
+    def total(x):
+        return jnp.sum(ScoreEstimator(bandwidth="auto").fit(x).at_samples)
+
+    assert jax.eval_shape(jax.grad(total), SAMPLES).shape == (N, D)
+
 
 def test_a_base_that_cannot_be_improved_is_left_alone():
     """Normal draws: the Gaussian base is the whole score."""
