@@ -14,6 +14,8 @@ from support.estimating import SAMPLES, SHARE, jackknife_reference
 from support.samples import base_function, make_data
 
 
+# Quick ones are in test_presets.
+@pytest.mark.slow
 def test_presets_are_the_paper_to_the_letter(x64):
     samples = jnp.asarray(SAMPLES)
     bandwidth = 2.5
@@ -40,7 +42,7 @@ def test_presets_are_the_paper_to_the_letter(x64):
         assert oracle.relative_error(estimate.scores, fitted.in_sample) < 1e-9
 
 
-@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("size", [pytest.param(8, marks=pytest.mark.slow), 9])
 def test_jackknife_equals_its_definition(size, x64):
     samples = make_data(size, 2, 1, seed=9)[0]
     base = base_function(samples)
