@@ -68,11 +68,18 @@ def test_losses_on_the_samples_own_scale(x64):
             np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("n", "d"), [(3, 2), (4, 12), pytest.param(5, 1, marks=pytest.mark.slow)])
-def test_few_samples(n, d):
+@pytest.mark.parametrize(
+    ("n", "d", "options"),
+    [
+        (3, 2, {"standardize": "none", "base": None}),
+        (4, 2, {"standardize": "none", "base": None}),
+        *(pytest.param(n, d, {}, marks=pytest.mark.slow) for n, d in ((3, 2), (4, 12), (5, 1))),
+    ],
+)
+def test_few_samples(n, d, options):
     """Below four samples none is held out: the strongest member that is not zero."""
     samples = np.float32(make_scaled(n, d, seed=8))
-    score = quick_jit(lambda x: ScoreEstimator().at_samples(x))(samples)
+    score = quick_jit(lambda x: ScoreEstimator(**options).at_samples(x))(samples)
     assert score.scores.dtype == score.info.selection.loss.dtype == jnp.float32
     assert bool(score.info.finite)
     if n < 4:

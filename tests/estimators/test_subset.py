@@ -99,10 +99,7 @@ def test_all_samples_as_subset_are_the_full_estimate(x64):
     @quick_jit
     def evaluate(samples, points):
         scores = [estimator.fit(samples) for estimator in (whole, some)]
-        return [
-            (score(points), score.at_samples, score.log_density(points))
-            for score in scores
-        ]
+        return [(score(points), score.at_samples, score.log_density(points)) for score in scores]
 
     for a, b in zip(*evaluate(SAMPLES, POINTS), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
