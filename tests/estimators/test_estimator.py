@@ -52,15 +52,10 @@ class Case(NamedTuple):
     bandwidth: Any = 2.0
 
 
-# Every regularizer with every solver that takes it; bases, coordinates and scales alternate.
+# Every regularizer with every solver that takes it; bases, coordinates and scales alternate. Those
+# that share a solver share coordinates where they can: the compiler then builds one operator.
 CASES = {
-    "tikhonov-dense": Case(TIKHONOV[0], Dense(), TIKHONOV[1], None, "none", False),
-    "tikhonov-krylov": Case(
-        TIKHONOV[0], Krylov(FULL), TIKHONOV[1], "function", "full", True, "median"
-    ),
-    "tikhonov-cg": Case(
-        TIKHONOV[0], ConjugateGradient(200, 1e-13), TIKHONOV[1], "values", "diagonal", True
-    ),
+    "tikhonov-dense": Case(TIKHONOV[0], Dense(), TIKHONOV[1], "gaussian", "full"),
     "truncated-dense": Case(
         TruncatedTikhonov(1e-2),
         Dense(),
@@ -69,7 +64,13 @@ CASES = {
         "full",
     ),
     "cutoff-dense": Case(
-        SpectralCutoff, Dense(), lambda s, cut: oracle.spectral_cutoff(cut), None, "full"
+        SpectralCutoff,
+        Dense(),
+        lambda s, cut: oracle.spectral_cutoff(cut),
+        "values",
+        "none",
+        False,
+        "median",
     ),
     "share-dense": Case(
         SpectralCutoff(fraction=SHARE),
@@ -83,12 +84,20 @@ CASES = {
     "landweber-dense": Case(
         LANDWEBER[0], Dense(), LANDWEBER[1], "function", "diagonal", False, 0.7
     ),
+    "nu-dense": Case(NU[0], Dense(), NU[1], "function", "diagonal", False, 0.7),
+    "tikhonov-krylov": Case(
+        TIKHONOV[0], Krylov(FULL), TIKHONOV[1], "function", "full", True, "median"
+    ),
     "landweber-krylov": Case(LANDWEBER[0], Krylov(FULL), LANDWEBER[1]),
-    "landweber-recursion": Case(LANDWEBER[0], Recursion(), LANDWEBER[1], "gaussian", "none", False),
-    "nu-dense": Case(NU[0], Dense(), NU[1], "gaussian", "diagonal", True, "median"),
     "nu-krylov": Case(NuMethod(20, 2.0), Krylov(FULL), oracle.nu_method(20, 2.0), "values", "full"),
+    "tikhonov-cg": Case(
+        TIKHONOV[0], ConjugateGradient(200, 1e-13), TIKHONOV[1], "values", "diagonal", True
+    ),
+    "landweber-recursion": Case(LANDWEBER[0], Recursion(), LANDWEBER[1], "gaussian", "none", False),
     "nu-recursion": Case(NU[0], Recursion(), NU[1], "function", "none", False, 0.7),
 }
+# Solvers reach a scalar kernel by the same products, but for its matrix, which is one coordinate's.
+SCALAR_CASES = ("truncated-dense", "landweber-dense", "nu-krylov", "tikhonov-cg")
 SINGLE_PROFILES = [
     "imq",
     "gaussian",
@@ -99,21 +108,17 @@ SINGLE_PROFILES = [
 ]
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["float64", "float32"])
-@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
-def test_every_estimator_equals_the_reference(curl_free, enabled):
-    """Every regularizer with every solver that takes it, for every profile.
+def relative_errors(cases, curl_free, enabled, names=("imq",), mixed=False):
+    """Errors at samples and points of every case with every profile.
 
-    All cases are one program, mapped over the profiles by a mixture with all weight on one, or, for
-    the last, on several: what is compared is cheap, what is compiled is not.
+    All are one program, mapped over the profiles by a mixture with all weight on one, or, for the
+    last, on several: what is compared is cheap, what is compiled is not.
     """
     kernel_class = CurlFree if curl_free else Diagonal
-    # float32 tests the rounding of solvers; that of the profiles has its own test.
-    names = SINGLE_PROFILES if enabled else SINGLE_PROFILES[:1]
     profiles = tuple(PROFILES[name] for name in names)
     references = {name: REFERENCE_PROFILES[name] for name in names}
     weights, lengthscales = np.eye(len(names)), np.ones((len(names), len(names)))
-    if enabled:
+    if mixed:
         weights = np.concatenate([weights, [[1.0, 0.5, 0.0, 0.0, 2.0, 0.0]]])
         lengthscales = np.concatenate([lengthscales, [[0.7, 1.0, 1.0, 1.0, 1.6, 1.0]]])
         references["mixture"] = oracle.mixture(
@@ -135,7 +140,7 @@ def test_every_estimator_equals_the_reference(curl_free, enabled):
         def fit(weights, lengthscales, cut):
             kernel = kernel_class(Mixture(profiles, tuple(weights), tuple(lengthscales)))
             results = {}
-            for name, case in CASES.items():
+            for name, case in cases.items():
                 is_family = case.regularizer is SpectralCutoff
                 estimator = ScoreEstimator(
                     kernel,
@@ -152,14 +157,18 @@ def test_every_estimator_equals_the_reference(curl_free, enabled):
                 results[name] = score.at_samples, at_points, score.info
             return results
 
-        return jax.vmap(fit)(weights, lengthscales, cuts)
+        if len(cuts) > 1:
+            return jax.vmap(fit)(weights, lengthscales, cuts)
+        # The loops of a map would be more to compile than the one fit.
+        return jax.tree.map(lambda a: a[None], fit(weights[0], lengthscales[0], cuts[0]))
 
     with jax.enable_x64(enabled):
         arguments = weights, lengthscales, cuts, SAMPLES, POINTS, base_function(SAMPLES)
-        results = jax.device_get(fit_all(*(jnp.asarray(a, float) for a in arguments)))
+        arguments = (np.asarray(a, float if enabled else np.float32) for a in arguments)
+        results = jax.device_get(fit_all(*arguments))
 
     errors = {}
-    for name, case in CASES.items():
+    for name, case in cases.items():
         at_samples, at_points, info = results[name]
         assert at_samples.dtype == at_points.dtype == (np.float64 if enabled else np.float32)
         assert np.all(info.finite)
@@ -184,10 +193,41 @@ def test_every_estimator_equals_the_reference(curl_free, enabled):
             if case.base != "values":
                 expected = expected + base_values(case.base, POINTS)
             errors[name, profile_name, "points"] = oracle.relative_error(at_points[i], expected)
-    assert not {key: error for key, error in errors.items() if error > TOLERANCE[enabled]}
+    return {key: error for key, error in errors.items() if error > TOLERANCE[enabled]}
 
 
-@pytest.mark.parametrize(("dim", "num_steps"), [(2, 24), (8, 24), (20, 16)])
+@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+def test_every_solver_equals_the_reference(curl_free):
+    """Every regularizer with every solver that takes it, in double precision."""
+    cases = CASES if curl_free else {name: CASES[name] for name in SCALAR_CASES}
+    assert not relative_errors(cases, curl_free, True)
+
+
+@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+def test_every_profile_equals_the_reference(curl_free):
+    """Each profile alone, and three of them mixed with lengthscales of their own."""
+    cases = {"nu-krylov": CASES["nu-krylov"]}
+    assert not relative_errors(cases, curl_free, True, SINGLE_PROFILES, mixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("enabled", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+def test_every_profile_with_every_solver_equals_the_reference(curl_free, enabled):
+    """All combinations; in single precision too, as test_presets does for some of them."""
+    # float32 tests the rounding of solvers; that of the profiles has its own test.
+    names = SINGLE_PROFILES if enabled else SINGLE_PROFILES[:1]
+    assert not relative_errors(CASES, curl_free, enabled, names, mixed=enabled)
+
+
+@pytest.mark.parametrize(
+    ("dim", "num_steps"),
+    [
+        (2, 24),
+        pytest.param(8, 24, marks=pytest.mark.slow),
+        pytest.param(20, 16, marks=pytest.mark.slow),
+    ],
+)
 def test_few_krylov_steps_equal_a_hundred_nu_steps(dim, num_steps):
     samples, _ = make_data(64, dim, 1, seed=3)
     whitener = oracle.whitener(samples, "full")
@@ -216,7 +256,8 @@ def test_an_unconverged_krylov_space_is_reported():
         score.info.raise_if_failed()
 
 
-@pytest.mark.parametrize("standardize", ["none", "full"])
+# Without standardization: test_landmarks, for some of the samples.
+@pytest.mark.parametrize("standardize", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_more_dimensions_than_samples(standardize, x64):
     """n < d: the problem is reduced to fewer dimensions, which must be exact."""
     samples, points = make_data(5, 9, 4, seed=2)
@@ -230,55 +271,54 @@ def test_more_dimensions_than_samples(standardize, x64):
         score = estimator.fit(samples, base)
         return score, score.residual(points), score.residual_divergence(points)
 
-    arguments = (jnp.asarray(a) for a in (samples, base, points))
-    score, at_points, divergence = evaluate(*arguments)
+    score, at_points, divergence = jax.device_get(evaluate(samples, base, points))
     # The covariance is shrunk here, so the whitener is the library's own: scores transform by it.
     whitener = np.eye(9)
     if standardize == "full":
-        coordinates = score.coordinates
-        origin = coordinates.to_kernel(jnp.zeros((1, 9)))
-        unit = coordinates.to_kernel(jnp.eye(9)) - origin
-        whitener = np.asarray(unit).T * float(score.info.bandwidth)
+        origin, *units = score.coordinates.to_kernel(np.concatenate([np.zeros((1, 9)), np.eye(9)]))
+        whitener = (np.stack(units) - origin).T * float(score.info.bandwidth)
     kernel = oracle.Kernel(True, oracle.imq(), float(score.info.bandwidth))
     fitted = oracle.estimate(kernel, samples, oracle.tikhonov(1e-2), base, whitener)
     assert oracle.relative_error(score.at_samples, base + fitted.in_sample) < 1e-9
-    assert (
-        oracle.relative_error(score.residual(jnp.asarray(points)), fitted.residual(points)) < 1e-9
-    )
+    assert oracle.relative_error(at_points, fitted.residual(points)) < 1e-9
     assert oracle.relative_error(divergence, fitted.residual_divergence(points)) < 1e-9
 
 
-@pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
-def test_without_stored_pairs(curl_free, x64, monkeypatch):
+@pytest.mark.parametrize(
+    ("kernel", "solver", "base"),
+    [
+        pytest.param(CurlFree(), Krylov(22), "function", id="curl-free"),
+        pytest.param(Diagonal(), Krylov(22), "function", id="diagonal"),
+        # By the same products.
+        pytest.param(CurlFree(), Recursion(), None, id="recursion", marks=pytest.mark.slow),
+    ],
+)
+def test_without_stored_pairs(kernel, solver, base, x64, monkeypatch):
     """Pairs are recomputed tile by tile above a size; here always, in many small tiles."""
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 0)
     monkeypatch.setattr(pairwise, "TILE_ROWS", 4)
     monkeypatch.setattr(pairwise, "TILE_COLUMNS", 3)
     # A shape of its own: programs traced for stored pairs must not be used, nor replaced.
     samples, points = make_data(11, 2, M, seed=8)
-    kernel = CurlFree() if curl_free else Diagonal()
-    for solver, base in ((Krylov(22), "function"), (Recursion(), None))[: 2 if curl_free else 1]:
-        estimator = ScoreEstimator(kernel, NuMethod(20), solver, base=BASES[base])
+    curl_free = isinstance(kernel, CurlFree)
+    # The jackknife does not know which kernel it is.
+    split = curl_free and isinstance(solver, Krylov)
+    estimator = ScoreEstimator(kernel, NuMethod(20), solver, base=BASES[base])
 
-        @quick_jit
-        def evaluate(samples, points, estimator=estimator):
-            score = estimator.fit(samples)
-            is_krylov = isinstance(estimator.solver, Krylov)
-            debias = "jackknife" if is_krylov else None
-            jackknife = estimator.at_samples(samples, debias=debias).residual
-            residual = score.residual(points), score.residual_divergence(points)
-            return score.at_samples, jackknife, *residual
+    @quick_jit
+    def evaluate(samples, points):
+        score = estimator.fit(samples)
+        values = [score.at_samples, score.residual(points), score.residual_divergence(points)]
+        if split:
+            values.append(estimator.at_samples(samples, debias="jackknife").residual)
+        return values
 
-        at_samples, jackknife, at_points, divergence = evaluate(
-            jnp.asarray(samples), jnp.asarray(points)
-        )
-        filt, values = oracle.nu_method(20), base_values(base, samples)
-        fitted = reference_fit(curl_free, oracle.imq(), filt, base, samples=samples)
-        assert oracle.relative_error(at_samples, values + fitted.in_sample) < 1e-9
-        assert oracle.relative_error(at_points, fitted.residual(points)) < 1e-9
-        assert oracle.relative_error(divergence, fitted.residual_divergence(points)) < 1e-9
-        if isinstance(solver, Krylov):
-            expected = jackknife_reference(curl_free, filt, samples, values)
-        else:
-            expected = fitted.in_sample
-        assert oracle.relative_error(jackknife, expected) < 1e-9
+    at_samples, at_points, divergence, *jackknife = evaluate(samples, points)
+    filt, values = oracle.nu_method(20), base_values(base, samples)
+    fitted = reference_fit(curl_free, oracle.imq(), filt, base, samples=samples)
+    assert oracle.relative_error(at_samples, values + fitted.in_sample) < 1e-9
+    assert oracle.relative_error(at_points, fitted.residual(points)) < 1e-9
+    assert oracle.relative_error(divergence, fitted.residual_divergence(points)) < 1e-9
+    if split:
+        expected = jackknife_reference(curl_free, filt, samples, values)
+        assert oracle.relative_error(jackknife[0], expected) < 1e-9

@@ -6,14 +6,16 @@ import pytest
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import kef, kef_cg, landweber, nu_method, ssge
 from numpyro_kscore.kernels import CurlFree
-from numpyro_kscore.regularizers import NuMethod
-from numpyro_kscore.solvers import Krylov
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import Dense, Krylov
 from support import oracle
 from support.compiling import quick_jit
 from support.estimating import SAMPLES, SHARE, jackknife_reference
 from support.samples import base_function, make_data
 
 
+# Quick ones are in test_presets.
+@pytest.mark.slow
 def test_presets_are_the_paper_to_the_letter(x64):
     samples = jnp.asarray(SAMPLES)
     bandwidth = 2.5
@@ -40,7 +42,7 @@ def test_presets_are_the_paper_to_the_letter(x64):
         assert oracle.relative_error(estimate.scores, fitted.in_sample) < 1e-9
 
 
-@pytest.mark.parametrize("size", [8, 9])
+@pytest.mark.parametrize("size", [pytest.param(8, marks=pytest.mark.slow), 9])
 def test_jackknife_equals_its_definition(size, x64):
     samples = make_data(size, 2, 1, seed=9)[0]
     base = base_function(samples)
@@ -58,7 +60,7 @@ def test_jackknife_equals_its_definition(size, x64):
 
 
 def test_estimates_at_the_samples_only(x64):
-    estimator = ScoreEstimator(CurlFree(), NuMethod(20), Krylov(8), base=None)
+    estimator = ScoreEstimator(CurlFree(), Tikhonov(1e-2), Dense(), base=None)
 
     @quick_jit
     def evaluate(samples, base):

@@ -51,9 +51,15 @@ def degenerate_sets():
     [
         (CurlFree(), NuMethod(50), Krylov(16), "full", True, "gaussian"),
         (CurlFree(Matern(2.5)), Tikhonov(1e-3), ConjugateGradient(), "diagonal", True, None),
-        (CurlFree(), TruncatedTikhonov(1e-3), Dense(), "none", True, None),
+        pytest.param(
+            *(CurlFree(), TruncatedTikhonov(1e-3), Dense(), "none", True, None),
+            marks=pytest.mark.slow,
+        ),
         (Diagonal(Gaussian()), SpectralCutoff(fraction=0.95), Dense(), "none", False, None),
-        (Diagonal(), LandweberIteration(50), Recursion(), "full", True, "gaussian"),
+        pytest.param(
+            *(Diagonal(), LandweberIteration(50), Recursion(), "full", True, "gaussian"),
+            marks=pytest.mark.slow,
+        ),
         (CurlFree(), NuMethod(50), Recursion(), "full", True, None),
     ],
     ids=["nu-krylov", "cg", "truncated", "ssge", "landweber", "nu-recursion"],
@@ -161,7 +167,8 @@ def test_capabilities_are_checked_while_tracing():
 
 
 def test_values_that_go_bad_under_jit_are_reported_as_data():
-    score = default_jit(ScoreEstimator(base=None, regularizer=NuMethod(50)).fit)(with_entry(np.nan))
+    estimator = ScoreEstimator(base=None, regularizer=NuMethod(50), standardize="none")
+    score = default_jit(estimator.at_samples)(with_entry(np.nan))
     assert not bool(score.info.finite)
     assert not bool(score.info.converged)
     with pytest.raises(FloatingPointError, match=r"(?s)expected.*got"):

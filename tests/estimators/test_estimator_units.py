@@ -14,7 +14,7 @@ from support.compiling import quick_jit
 from support.estimating import FULL, POINTS, SAMPLES, TOLERANCE, D, M, reference_fit
 
 
-@pytest.mark.parametrize("base", [None, "gaussian"])
+@pytest.mark.parametrize("base", [pytest.param(None, marks=pytest.mark.slow), "gaussian"])
 def test_full_standardization_is_affine_equivariant(base, x64):
     rng = np.random.default_rng(5)
     matrix, shift = rng.normal(size=(D, D)) + 2 * np.eye(D), rng.normal(size=D) * 10
@@ -88,7 +88,10 @@ def test_float32_survives_offsets_and_distant_clusters():
             assert oracle.relative_error(value, fitted.in_sample) < TOLERANCE[False]
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    "enabled",
+    [pytest.param(True, id="float64", marks=pytest.mark.slow), pytest.param(False, id="float32")],
+)
 def test_spectrum_beyond_the_polynomial_methods_is_rescaled(enabled):
     """Curl-free K grows as 1 / bandwidth^2: small data leave [0, 1] and the iteration diverges."""
     samples, points = 0.1 * SAMPLES, 0.1 * POINTS

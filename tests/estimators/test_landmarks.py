@@ -1,7 +1,5 @@
 """Estimates on the span of landmarks, and which samples are landmarks."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,8 +116,15 @@ def nystrom_errors(curl_free, rows, names, *, float_type=np.float64):
     return errors
 
 
+def test_landmarks_equal_the_projected_estimator(x64):
+    """Solvers that iterate: the dense one has tests below, of tiles and of all points."""
+    errors = nystrom_errors(True, ROWS, ("nkef-krylov", "nkef-cg", "landweber-recursion"))
+    assert not {key: error for key, error in errors.items() if error > 1e-9}
+
+
+@pytest.mark.slow
 @KERNELS
-def test_landmarks_equal_the_projected_estimator(curl_free, x64):
+def test_all_filters_and_solvers_equal_the_projected_estimator(curl_free, x64):
     errors = nystrom_errors(curl_free, ROWS, NYSTROM)
     assert not {key: error for key, error in errors.items() if error > 1e-9}
 
@@ -136,13 +141,23 @@ def test_landmarks_without_stored_pairs(curl_free, x64, monkeypatch):
     assert not {key: error for key, error in errors.items() if error > 1e-9}
 
 
+# A quick one is test_presets, which has nkef in single precision.
+@pytest.mark.slow
 def test_landmarks_in_float32():
     errors = nystrom_errors(True, ROWS, ["nkef-krylov"], float_type=np.float32)
     assert not {key: error for key, error in errors.items() if error > 1e-4}
 
 
-@KERNELS
-@pytest.mark.parametrize("with_base", [False, True], ids=["no-base", "base"])
+@pytest.mark.parametrize(
+    ("curl_free", "with_base"),
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+    ids=["curl-free-base", "diagonal-no-base", "curl-free-no-base", "diagonal-base"],
+)
 def test_all_points_as_landmarks_are_truncated_tikhonov(curl_free, with_base, x64):
     """NKEF as published, once corrected, is the range-space solution when Z = X."""
     base = base_function(SAMPLES) if with_base else None
@@ -159,10 +174,15 @@ def test_all_points_as_landmarks_are_truncated_tikhonov(curl_free, with_base, x6
         normalize=False,
         landmarks=Landmarks(fraction=1.0),
     )
-    score = quick_jit(estimator.fit)(SAMPLES, base)
-    residual = score.at_samples if base is None else score.at_samples - base
-    assert oracle.relative_error(residual, expected.in_sample) < 1e-8
-    residual = quick_jit(Score.residual)(score, POINTS)
+
+    @quick_jit
+    def evaluate(samples, base, points):
+        score = estimator.fit(samples, base)
+        return score, score.residual(points)
+
+    score, residual = evaluate(SAMPLES, base, POINTS)
+    in_sample = score.at_samples if base is None else score.at_samples - base
+    assert oracle.relative_error(in_sample, expected.in_sample) < 1e-8
     assert oracle.relative_error(residual, expected.residual(POINTS)) < 1e-8
     assert score.expansion.zeta_weight is None
 
@@ -195,6 +215,7 @@ def test_landmarks_with_more_dimensions_than_samples(x64):
     assert oracle.relative_error(value, fitted.residual(points)) < 1e-9
 
 
+@pytest.mark.slow
 def test_error_of_landmarks_shrinks_with_samples_and_landmarks():
     """On Gaussian draws, whose score is known, in float32."""
     samples = np.random.default_rng(3).normal(size=(1600, 2)).astype(np.float32)
@@ -223,18 +244,22 @@ def test_many_samples_stay_in_tiles():
 
 def test_degenerate_landmarks_are_finite():
     """Repeated samples as landmarks make K_ZZ singular, which changes nothing."""
-    samples = np.repeat(np.asarray(SAMPLES, np.float32), 2, axis=0)
-
-    @quick_jit
-    def evaluate(samples, points):
-        estimator = ScoreEstimator(CurlFree(), NuMethod(20), Krylov(2 * N))
-        choices = (Landmarks(fraction=1.0), Landmarks(indices=np.arange(0, 2 * N, 2)))
-        estimators = (dataclasses.replace(estimator, landmarks=choice) for choice in choices)
-        return [estimator.fit(samples)(points) for estimator in estimators]
-
-    everything, once = evaluate(samples, np.asarray(POINTS, np.float32))
-    assert np.all(np.isfinite(everything))
-    assert oracle.relative_error(everything, once) < 1e-3
+    estimator = ScoreEstimator(
+        CurlFree(),
+        NuMethod(20),
+        Krylov(2 * N),
+        BANDWIDTH,
+        "none",
+        None,
+        landmarks=Landmarks(fraction=1.0),
+    )
+    evaluate = quick_jit(lambda samples, points: estimator.fit(samples)(points))
+    found = evaluate(np.float32(np.repeat(SAMPLES, 2, axis=0)), np.float32(POINTS))
+    # Once is as good as twice.
+    kernel = oracle.Kernel(True, oracle.imq(), BANDWIDTH).normalized(D)
+    expected = oracle.nystrom(kernel, SAMPLES, np.arange(N), oracle.nu_method(20))
+    assert np.all(np.isfinite(found))
+    assert oracle.relative_error(found, expected.residual(POINTS)) < 1e-3
 
 
 # -------------------------------------------------------------------------------- which landmarks
@@ -274,9 +299,8 @@ def test_landmarks_are_leaves():
     assert bool(first.info.finite)
     assert not bool(bad.info.finite)
     assert len(traces) == 1
-    batched = jax.vmap(lambda key: fit(nkef(landmarks=Landmarks(2, key=key)), samples).scores)
-    scores = batched(jax.random.split(jax.random.key(1), 3))
-    assert np.all(np.isfinite(scores))
+    batched = jax.vmap(lambda key: nkef(landmarks=Landmarks(2, key=key)).fit(samples).at_samples)
+    assert jax.eval_shape(batched, jax.random.split(jax.random.key(1), 3)).shape == (3, N, D)
     leaves, structure = jax.tree.flatten(Landmarks(2, key=jax.random.key(0)))
     assert len(leaves) == 1
     assert jax.tree.unflatten(structure, leaves).count == 2

@@ -68,12 +68,19 @@ def test_losses_on_the_samples_own_scale(x64):
             np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("n", "d"), [(3, 2), (4, 12), (5, 1)])
-def test_few_samples(n, d):
+@pytest.mark.parametrize(
+    ("n", "d", "options"),
+    [
+        (3, 2, {"standardize": "none", "base": None}),
+        (4, 2, {"standardize": "none", "base": None}),
+        *(pytest.param(n, d, {}, marks=pytest.mark.slow) for n, d in ((3, 2), (4, 12), (5, 1))),
+    ],
+)
+def test_few_samples(n, d, options):
     """Below four samples none is held out: the strongest member that is not zero."""
-    samples = jnp.asarray(make_scaled(n, d, seed=8), jnp.float32)
-    score = quick_jit(lambda x: ScoreEstimator().fit(x))(samples)
-    assert score.at_samples.dtype == score.info.selection.loss.dtype == jnp.float32
+    samples = np.float32(make_scaled(n, d, seed=8))
+    score = quick_jit(lambda x: ScoreEstimator(**options).at_samples(x))(samples)
+    assert score.scores.dtype == score.info.selection.loss.dtype == jnp.float32
     assert bool(score.info.finite)
     if n < 4:
         assert int(score.info.selection.column) == 1
@@ -85,11 +92,13 @@ def test_few_samples(n, d):
 
 def test_nothing_finite_is_no_base():
     """A fixed strength is kept where no loss can be computed."""
-    estimator = ScoreEstimator(regularizer=Tikhonov(0.1), bandwidth="auto")
+    estimator = ScoreEstimator(
+        regularizer=Tikhonov(0.1), bandwidth="auto", standardize="none", base=None
+    )
 
     @quick_jit
     def fit(x, s):
-        return estimator.fit(x, s).info
+        return estimator.at_samples(x, s).info
 
     samples = jnp.asarray(SAMPLES, jnp.float32)
     info = fit(samples, jnp.full_like(samples, jnp.nan))

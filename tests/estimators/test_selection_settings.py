@@ -29,7 +29,8 @@ def test_batches_and_one_trace():
     def selected(x):
         nonlocal traces
         traces += 1
-        info = ScoreEstimator(bandwidth=AutoBandwidth(FACTORS)).fit(x).info
+        estimator = ScoreEstimator(bandwidth=AutoBandwidth(FACTORS), standardize="none", base=None)
+        info = estimator.at_samples(x).info
         return info.selection, info.finite
 
     plain = quick_jit(selected)

@@ -6,6 +6,8 @@ import pytest
 
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.kernels import IMQ, CurlFree, Diagonal, Matern, Profile
+from numpyro_kscore.regularizers import Tikhonov
+from numpyro_kscore.solvers import Dense
 from support import oracle
 
 
@@ -91,5 +93,5 @@ def test_kernels_are_checked_at_a_fit():
     samples = jnp.asarray([[0.0, 1.0], [1.0, 0.5], [0.3, -1.0]])
     with pytest.raises(ValueError, match=r"(?s)expected.*got"):
         ScoreEstimator(CurlFree(Matern(1.5))).fit(samples)
-    score = ScoreEstimator(Diagonal(Matern(1.5))).fit(samples)
-    assert bool(jnp.all(jnp.isfinite(score.at_samples)))
+    estimator = ScoreEstimator(Diagonal(Matern(1.5)), Tikhonov(0.1), Dense(), base=None)
+    assert bool(jnp.all(jnp.isfinite(estimator.at_samples(samples).scores)))

@@ -1,5 +1,6 @@
 """Radial profiles and kernels against closed forms and automatic differentiation."""
 
+import functools
 import math
 
 import jax
@@ -47,49 +48,83 @@ PROFILES = {
 FINITE_AT_ZERO = {"matern-1.5": 1, "matern-2.5": 2, "matern-3.5": 3, "mixture": 3}
 
 
-# Compiled as a whole: one operation at a time, compiling would take most of the time.
-derivatives = jax.jit(lambda profile, s: profile.derivatives(s, 4))
+GRID = np.concatenate([np.logspace(-6, 2, 33), [0.5, 1.0]])
+NEAR_ZERO = np.array([0.0, 1e-30, 1e-16])
+SOME = np.array([0.2, 1.0, 3.7])
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_derivatives_equal_closed_forms(name):
-    profile, reference = PROFILES[name]
-    s = np.concatenate([np.logspace(-6, 2, 33), [0.5, 1.0]])
-    for enabled, tolerance in ((True, 1e-12), (False, 3e-6)):
-        with jax.enable_x64(enabled):
-            values = derivatives(profile, jnp.asarray(s))
-            assert len(values) == 5
-            for order, value in enumerate(values):
-                assert value.dtype == (jnp.float64 if enabled else jnp.float32)
-                expected = reference.derivative(s, order)
-                # exp(-z) in float32 loses z ulps by rounding its argument; below 1e-6 nothing of
-                # it reaches a Gram sum.
-                error = np.abs(np.asarray(value, np.float64) - expected)
-                floor = 1e-6 * np.max(np.abs(expected[s > 0.1]))
-                assert np.max(error / (np.abs(expected) + floor)) < tolerance, order
-            tight = 1e-13 if enabled else 1e-6
-            np.testing.assert_allclose(profile(jnp.asarray(s)), values[0], rtol=tight, atol=1e-37)
+@functools.cache
+def derivatives(enabled):
+    """φ and its derivatives in s up to the fourth, (5, number of points), of every profile.
+
+    At GRID, NEAR_ZERO and SOME: one program, since compiling takes most of the time.
+    """
+
+    @jax.jit
+    def evaluate(s):
+        return {
+            name: (profile(s), profile.derivatives(s, 4)) for name, (profile, _) in PROFILES.items()
+        }
+
+    with jax.enable_x64(enabled):
+        s = np.concatenate([GRID, NEAR_ZERO, SOME]).astype(float if enabled else np.float32)
+        results = jax.device_get(evaluate(s))
+    for phi, values in results.values():
+        assert len(values) == 5
+        assert {phi.dtype, *(v.dtype for v in values)} == {s.dtype}
+    return {name: (phi, np.stack(values)) for name, (phi, values) in results.items()}
 
 
-@pytest.mark.parametrize("name", PROFILES)
-def test_derivatives_equal_autodiff_of_the_profile(name):
-    profile, reference = PROFILES[name]
-    with jax.enable_x64(True):
-        s = jnp.asarray([0.2, 1.0, 3.7])
-        values = derivatives(profile, s)
+def at(points, enabled=True):
+    """Derivatives by profile at one of the sets of points."""
+    start = {id(GRID): 0, id(NEAR_ZERO): len(GRID), id(SOME): len(GRID) + len(NEAR_ZERO)}
+    own = slice(start[id(points)], start[id(points)] + len(points))
+    return {name: values[:, own] for name, (_, values) in derivatives(enabled).items()}
 
-        @jax.jit
-        def differentiate(s):
-            # This ties the closed forms, of library and reference, to phi.
+
+@functools.cache
+def towers():
+    """The same by automatic differentiation of φ alone, at SOME."""
+
+    @jax.jit
+    def differentiate(s):
+        results = {}
+        for name, (_, reference) in PROFILES.items():
             function, tower = reference.traced, []
             for _ in range(5):
                 tower.append(jax.vmap(function)(s))
                 function = jax.grad(function)
-            return tower
+            results[name] = tower
+        return results
 
-        for order, expected in enumerate(differentiate(s)):
-            np.testing.assert_allclose(values[order], expected, rtol=1e-10, atol=1e-13)
-            np.testing.assert_allclose(values[order], reference.derivative(s, order), rtol=1e-10)
+    with jax.enable_x64(True):
+        return jax.device_get(differentiate(SOME))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_derivatives_equal_closed_forms(name):
+    _, reference = PROFILES[name]
+    for enabled, tolerance in ((True, 1e-12), (False, 3e-6)):
+        values = at(GRID, enabled)[name]
+        for order, value in enumerate(values):
+            expected = reference.derivative(GRID, order)
+            # exp(-z) in float32 loses z ulps by rounding its argument; below 1e-6 nothing of
+            # it reaches a Gram sum.
+            error = np.abs(value.astype(np.float64) - expected)
+            floor = 1e-6 * np.max(np.abs(expected[GRID > 0.1]))
+            assert np.max(error / (np.abs(expected) + floor)) < tolerance, order
+        phi = derivatives(enabled)[name][0][: len(GRID)]
+        np.testing.assert_allclose(phi, values[0], rtol=1e-13 if enabled else 1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_derivatives_equal_autodiff_of_the_profile(name):
+    """This ties the closed forms, of library and reference, to φ."""
+    _, reference = PROFILES[name]
+    values = at(SOME)[name]
+    for order, expected in enumerate(towers()[name]):
+        np.testing.assert_allclose(values[order], expected, rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(values[order], reference.derivative(SOME, order), rtol=1e-10)
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -97,27 +132,23 @@ def test_derivatives_equal_autodiff_of_the_profile(name):
 def test_derivatives_at_zero_are_finite(name, enabled):
     """Coincident points have s = 0: limits where they exist, finite values where not."""
     profile, reference = PROFILES[name]
-    with jax.enable_x64(enabled):
-        zero = jnp.zeros(())
-        values = derivatives(profile, zero)
-        assert all(bool(jnp.isfinite(value)) for value in values)
-        for order in range(FINITE_AT_ZERO.get(name, 4) + 1):
-            expected = reference.derivative(np.zeros(()), order)
-            np.testing.assert_allclose(values[order], expected, rtol=1e-12 if enabled else 1e-5)
-        for order in (0, 1, 2, 3):
-            assert len(profile.derivatives(zero, order)) == order + 1
+    values = at(NEAR_ZERO, enabled)[name][:, 0]
+    assert np.all(np.isfinite(values))
+    for order in range(FINITE_AT_ZERO.get(name, 4) + 1):
+        expected = reference.derivative(np.zeros(()), order)
+        np.testing.assert_allclose(values[order], expected, rtol=1e-12 if enabled else 1e-5)
+    for order in (0, 1, 2, 3):
+        few = jax.eval_shape(lambda s, order=order: profile.derivatives(s, order), np.zeros(()))
+        assert len(few) == order + 1
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_terms_of_the_estimator_vanish_at_zero(name):
     """s phi''', s^2 phi'''' and similar terms tend to 0 at coincident points, not to 0 * inf."""
-    profile, _ = PROFILES[name]
-    with jax.enable_x64(True):
-        for s in (0.0, 1e-30, 1e-16):
-            phi = derivatives(profile, jnp.asarray(s))
-            first_open = FINITE_AT_ZERO.get(name, 4) + 1
-            for order in range(first_open, 5):
-                assert abs(float(phi[order]) * s ** (order - first_open + 1)) < 1e-5
+    first_open = FINITE_AT_ZERO.get(name, 4) + 1
+    for order in range(first_open, 5):
+        terms = at(NEAR_ZERO)[name][order] * NEAR_ZERO ** (order - first_open + 1)
+        assert np.all(np.abs(terms) < 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,19 @@ KEY = random.key(0)
 SMALL = SlicedScoreMatching(hidden_dims=(8,), num_steps=20, learning_rate=1e-2)
 
 
+TRACES = []
+
+
+# One program for all small fits, and one for all updates, of 30 draws in two dimensions.
+@quick_jit
+def fit_small(key, samples, rate):
+    TRACES.append(rate)
+    return dataclasses.replace(SMALL, learning_rate=rate).fit(key, samples)
+
+
+update_small = quick_jit(functools.partial(SMALL.update, num_steps=3))
+
+
 def gaussian_draws(n, seed):
     """Correlated draws off the origin, and their score."""
     mixing = np.array([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [-0.5, 0.3, 0.4]])
@@ -94,6 +107,7 @@ def test_loss_of_a_curved_field_by_finite_differences(x64):
 # --------------------------------------------------------------------------------------- the fit
 
 
+@pytest.mark.slow
 def test_recovers_the_score_of_a_gaussian():
     """Without whitening, so that the network has to find it: its base alone is off by 0.82.
 
@@ -131,28 +145,36 @@ def test_recovers_the_score_of_a_banana_and_the_loss_falls():
     assert losses[-300:-200].mean() < losses[100:200].mean()
 
 
-@pytest.mark.parametrize("base", ["gaussian", None])
-def test_score_is_base_plus_residual_in_the_units_of_the_samples(base, x64):
+def test_score_is_base_plus_residual_in_the_units_of_the_samples(x64):
     """The network's coordinates, undone by hand; the divergence by automatic differentiation."""
-    draws, _ = gaussian_draws(50, 0)
-    estimator = SlicedScoreMatching((8,), 20, 1e-1, base=base)
-    fitted = quick_jit(estimator.fit)(KEY, jnp.asarray(draws))
-    points = jnp.asarray(gaussian_draws(7, 1)[0])
+    draws, points = gaussian_draws(50, 0)[0], gaussian_draws(7, 1)[0]
+
+    @quick_jit
+    def evaluate(key, draws, points):
+        results = []
+        for base in ("gaussian", None):
+            fitted = SlicedScoreMatching((8,), 20, 1e-1, base=base).fit(key, draws)
+            jacobian = jax.vmap(jax.jacfwd(lambda x, f=fitted: f(x[None])[0]))(points)
+            values = fitted(points), fitted.residual(points), fitted.divergence(points)
+            results.append((fitted, fitted(draws), values, jacobian))
+        return results
+
     mean, root = draws.mean(axis=0), np.linalg.cholesky(np.cov(draws.T, ddof=0))
-    z = np.linalg.solve(root, (np.asarray(points) - mean).T).T
-    hidden = z
-    for weight, bias in fitted.layers[:-1]:
-        hidden = hidden @ np.asarray(weight) + np.asarray(bias)
-        hidden = hidden / (1 + np.exp(-hidden))
-    out = hidden @ np.asarray(fitted.layers[-1][0]) + np.asarray(fitted.layers[-1][1])
-    residual = np.linalg.solve(root.T, out.T).T
-    gaussian = np.linalg.solve(root.T, -z.T).T if base else 0.0
-    assert oracle.relative_error(fitted.residual(points), residual) < 1e-10
-    assert oracle.relative_error(fitted(points), residual + gaussian) < 1e-10
-    jacobian = quick_jit(jax.vmap(jax.jacfwd(lambda x: fitted(x[None])[0])))(points)
-    divergence = jnp.trace(jacobian, axis1=1, axis2=2)
-    assert oracle.relative_error(fitted.divergence(points), divergence) < 1e-10
-    np.testing.assert_allclose(fitted.at_samples, fitted(jnp.asarray(draws)), rtol=1e-10)
+    z = np.linalg.solve(root, (points - mean).T).T
+    gaussian = np.linalg.solve(root.T, -z.T).T
+    results = jax.device_get(evaluate(KEY, draws, points))
+    for base, (fitted, at_draws, values, jacobian) in zip((gaussian, 0.0), results, strict=True):
+        hidden = z
+        for weight, bias in fitted.layers[:-1]:
+            hidden = hidden @ weight + bias
+            hidden = hidden / (1 + np.exp(-hidden))
+        out = hidden @ fitted.layers[-1][0] + fitted.layers[-1][1]
+        residual = np.linalg.solve(root.T, out.T).T
+        score, found, divergence = values
+        assert oracle.relative_error(found, residual) < 1e-10
+        assert oracle.relative_error(score, residual + base) < 1e-10
+        assert oracle.relative_error(divergence, np.trace(jacobian, axis1=1, axis2=2)) < 1e-10
+        np.testing.assert_allclose(fitted.at_samples, at_draws, rtol=1e-10)
 
 
 def test_follows_a_change_of_units(x64):
@@ -186,19 +208,14 @@ def test_values_of_a_base_score():
 
 
 def test_jit_vmap_pytree_and_one_trace():
-    draws = jnp.asarray(banana_draws(40, 0)[0], jnp.float32)
-    traces = []
-
-    @quick_jit
-    def train(key, samples, rate):
-        traces.append(1)
-        return SlicedScoreMatching((8,), 20, rate).fit(key, samples)
-
-    batch, rates = jnp.stack([draws, 3 * draws]), jnp.array([1e-2, 1e-3])
+    draws = np.float32(banana_draws(30, 0)[0])
+    batch, rates = np.stack([draws, 3 * draws]), np.float32([1e-2, 1e-3])
     keys = random.split(KEY, 2)
-    single = [train(keys[i], batch[i], rates[i]) for i in range(2)]
-    assert len(traces) == 1
-    mapped = jax.vmap(train)(keys, batch, rates)
+    before = len(TRACES)
+    single = [fit_small(keys[i], batch[i], rates[i]) for i in range(2)]
+    # None if another test has traced it.
+    assert len(TRACES) - before <= 1
+    mapped = jax.vmap(fit_small)(keys, batch, rates)
     for i in range(2):
         np.testing.assert_allclose(mapped.at_samples[i], single[i].at_samples, rtol=2e-3, atol=2e-3)
     again = jax.tree.unflatten(*jax.tree.flatten(single[0])[::-1])
@@ -224,15 +241,16 @@ def test_dtypes_follow_the_samples(dtype, x64):
 
 def test_samples_that_do_not_vary_give_finite_values():
     """One coordinate constant, half of the draws duplicates."""
-    half = random.normal(KEY, (10, 2)) * jnp.array([1.0, 0.0])
-    fitted = quick_jit(SMALL.fit)(KEY, jnp.concatenate([half, half]))
-    assert bool(jnp.all(jnp.isfinite(fitted.at_samples)))
+    half = np.float32(np.random.default_rng(0).normal(size=(15, 2)) * [1.0, 0.0])
+    fitted = fit_small(KEY, np.concatenate([half, half]), np.float32(1e-2))
+    assert np.all(np.isfinite(fitted.at_samples))
     fitted.info.raise_if_failed()
 
 
 # ---------------------------------------------------------------------------------- following
 
 
+@pytest.mark.slow
 def test_follows_a_drifting_target():
     """A banana that moves by ten and triples in size while two steps are taken for each new set."""
     estimator = SlicedScoreMatching((32, 32), learning_rate=5e-3)
@@ -268,30 +286,36 @@ def test_update_is_pure_and_takes_the_steps_asked_for():
     samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32)
     start = SMALL.init(KEY, 2)
     before = jax.tree.map(np.array, start)
-    update = quick_jit(functools.partial(SMALL.update, num_steps=3))
-    first = update(start, KEY, samples)
-    again = update(start, KEY, samples)
+    first = update_small(start, KEY, samples)
+    again = update_small(start, KEY, samples)
     jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, start))
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert isinstance(first, SlicedState)
     assert int(jax.tree.leaves(first.optimizer)[0]) == 3
+    # It follows draws that move: the Gaussian is that of the last ones, the network goes on.
+    moved = np.float32(3 * samples + 10)
+    after = update_small(first, KEY, moved)
+    assert int(jax.tree.leaves(after.optimizer)[0]) == 6
+    gaussian = SMALL.score(after, moved) - SMALL.residual(after, moved)
+    expected = -np.linalg.solve(np.cov(moved.T, ddof=0), (moved - moved.mean(axis=0)).T).T
+    assert oracle.relative_error(gaussian, expected) < 1e-4
 
 
 def test_bad_draws_leave_the_state_usable():
     samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32)
-    update = quick_jit(SMALL.update)  # outside jit such samples are refused
-    state = update(SMALL.init(KEY, 2), KEY, samples)
+    # Outside jit such samples are refused.
+    state = update_small(SMALL.init(KEY, 2), KEY, samples)
     old = jax.tree.leaves((state.layers, state.optimizer, state.coordinates))
     for bad in (jnp.nan, jnp.inf):
-        after = update(state, KEY, samples.at[3, 1].set(bad))
+        after = update_small(state, KEY, samples.at[3, 1].set(bad))
         assert jnp.isnan(after.loss)
         kept = jax.tree.leaves((after.layers, after.optimizer, after.coordinates))
         for a, b in zip(kept, old, strict=True):
             np.testing.assert_array_equal(a, b)
-        assert jnp.isfinite(update(after, KEY, samples).loss)
+        assert jnp.isfinite(update_small(after, KEY, samples).loss)
 
 
-@pytest.mark.parametrize("base", ["gaussian", "values", None])
+@pytest.mark.parametrize("base", ["gaussian", "values", pytest.param(None, marks=pytest.mark.slow)])
 def test_a_step_of_an_objective_is_an_update_and_the_estimate_after_it(base):
     estimator = dataclasses.replace(SMALL, base=None if base == "values" else base)
     samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32)
@@ -319,7 +343,7 @@ def test_a_step_of_an_objective_takes_no_jackknife_and_no_context():
 
 def test_non_finite_samples_are_reported_by_a_jitted_fit():
     samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32).at[3, 1].set(jnp.nan)
-    fitted = quick_jit(SMALL.fit)(KEY, samples)
+    fitted = fit_small(KEY, samples, np.float32(1e-2))
     assert not bool(fitted.info.finite)
     with pytest.raises(FloatingPointError, match="expected finite values"):
         fitted.info.raise_if_failed()
@@ -339,14 +363,16 @@ def test_state_lives_in_a_mutable_site():
         numpyro.sample("x", dist.Normal(loc, 1.0).to_event(1))
 
     svi = SVI(model, guide, optax.sgd(0.1), Trace_ELBO())
-    svi_state = svi.init(KEY)
-    started = svi_state.mutable_state["network"]["state"]
-    update = quick_jit(svi.update)
-    for _ in range(3):
-        svi_state, _ = update(svi_state)
-    state = svi_state.mutable_state["network"]["state"]
-    steps = [int(jax.tree.leaves(s.optimizer)[0]) for s in (started, state)]
-    assert steps[1] == steps[0] + 3
+
+    @quick_jit
+    def run(key):
+        start = svi.init(key)
+        return start, svi.update(start)[0]
+
+    states = [after.mutable_state["network"]["state"] for after in run(KEY)]
+    state = states[-1]
+    steps = [int(jax.tree.leaves(s.optimizer)[0]) for s in states]
+    assert steps[1] == steps[0] + 1
     assert SMALL.score(state, jnp.zeros((3, 2))).shape == (3, 2)
 
 

@@ -49,7 +49,13 @@ def test_several_numbers_are_mapped_over():
     """Several fits are one vmap, as the message says."""
 
     def scores(bandwidth):
-        estimator = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Dense(), bandwidth=bandwidth)
+        estimator = ScoreEstimator(
+            regularizer=Tikhonov(0.1),
+            solver=Dense(),
+            bandwidth=bandwidth,
+            standardize="none",
+            base=None,
+        )
         return estimator.fit(SAMPLES).at_samples
 
     found = jax.vmap(scores)(jnp.array([1.0, 2.0]))

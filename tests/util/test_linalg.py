@@ -16,7 +16,7 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, qr
 from support.compiling import default_jit
 
-LOWER = jnp.asarray([[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [-0.3, 0.2, 1.0]])
+LOWER = np.float32([[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [-0.3, 0.2, 1.0]])
 SYMMETRIC = LOWER @ LOWER.T
 CASES = {
     "eigh": (eigh, jnp.linalg.eigh, (SYMMETRIC,)),
@@ -33,10 +33,16 @@ def test_equals_the_plain_function_batched_and_differentiated(name):
     def total(fn):
         return lambda *a: sum(jnp.sum(jnp.sin(part)) for part in jax.tree.leaves(fn(*a)))
 
-    batches = [jnp.stack([a, 1.1 * a]) for a in arguments]
-    for transform in (lambda f: f, jax.grad, lambda f: jax.jacfwd(f)):
-        mine = jax.vmap(transform(total(looped)))(*batches)
-        reference = jax.vmap(transform(total(plain)))(*batches)
+    batches = [np.stack([a, np.float32(1.1) * a]) for a in arguments]
+
+    @jax.jit
+    def evaluate(*batches):
+        return [
+            [jax.vmap(transform(total(fn)))(*batches) for fn in (looped, plain)]
+            for transform in (lambda f: f, jax.grad, lambda f: jax.jacfwd(f))
+        ]
+
+    for mine, reference in evaluate(*batches):
         np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=2e-4)
 
 
@@ -54,7 +60,9 @@ def test_a_triangle_is_inverted_by_blocks_as_exactly_as_its_condition_allows(dim
     assert np.all(np.abs(found - exact) <= 0.03 * bound + np.finfo(np.float32).eps * np.abs(exact))
 
 
-@pytest.mark.parametrize("dim", [1, 10, 40, 100])
+@pytest.mark.parametrize(
+    "dim", [*(pytest.param(d, marks=pytest.mark.slow) for d in (1, 10)), 40, 100]
+)
 def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     """Threads of OpenBLAS spin after a call that used them: on two cores steps took twice as long.
 

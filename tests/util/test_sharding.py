@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from numpyro_kscore import ImplicitELBO, ScoreEstimator
-from support.sharded import draw_samples, estimator
+from support.sharded import draw_samples, of_process
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "sharded.py"
@@ -57,7 +57,10 @@ def free_address():
     ],
 )
 def test_two_devices_equal_one(arguments):
-    """Fit and selection in tiles with odd n, landmarks, an objective and its gradient."""
+    """Fit and selection in tiles with odd n, and landmarks; in the long test derivatives too.
+
+    There also an objective: that it divides its particles, test_elbo_options sees on one device.
+    """
     out, err = finish(start("devices", *arguments))
     assert out, err
     found = json.loads(out.splitlines()[-1])
@@ -74,12 +77,14 @@ def test_processes_give_the_numbers_of_one_and_end_with_the_other(tmp_path, x64)
     (out, err), _ = (finish(process) for process in both)
     found = np.concatenate([np.load(tmp_path / f"{index}.npy") for index in range(2)])
     x = draw_samples()
-    expected = estimator().fit(x).at_samples
+    expected = of_process().fit(x).at_samples
     np.testing.assert_allclose(found, expected, atol=TOLERANCE * np.abs(expected).max())
     assert out, err
     assert "error" in json.loads(out.splitlines()[-1])
 
 
+# It is jax.distributed that ends it.
+@pytest.mark.slow
 def test_a_process_that_never_comes_ends_in_an_error():
     process = start("alone", free_address())
     _, err = finish(process, timeout=60)
