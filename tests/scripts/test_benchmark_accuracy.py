@@ -114,7 +114,7 @@ def test_networks_that_differ_by_order_and_sign_are_one_function():
     np.testing.assert_allclose(posterior.summarize(mirrored | offset), expected, atol=1e-5)
 
 
-def make_reference(rng, num_draws=4_000):
+def make_reference(rng, num_draws=1_000):
     truth, other = rng.normal([1, -2, 0], [1, 5, 0.1], (2, num_draws, 3)).astype(np.float32)
     return Reference(jnp.asarray(truth), jnp.asarray(other), 1.0, 8_000.0, 0.0)
 
@@ -232,6 +232,7 @@ def check_run(arguments, folder, monkeypatch, capsys):
     return rows, printed
 
 
+@pytest.mark.slow
 def test_quick_run_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NUMPYRO_KSCORE_DATA", raising=False)
     arguments = ["--targets", "rates", "waveform", "--methods", "AutoNormal"]
