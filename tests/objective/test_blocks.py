@@ -39,8 +39,8 @@ PARAMS = {
 }
 
 
-# Here and below arrays are copied: JAX keeps the dtype of a NumPy array that another program uses in
-# another precision.
+# Here and below arrays are copied: JAX keeps the dtype of a NumPy array that another program uses
+# in another precision.
 def model(rows=N):
     """A mean g, a value z_i around it for each of N rows, and an observation of each value."""
     g = numpyro.sample("g", dist.Normal(0.0, PRIOR_SD))

@@ -39,13 +39,17 @@ ESTIMATORS = {
     "ssge": ssge(),
     "stein": stein(),
     "subset": ScoreEstimator(regularizer=NuMethod(20), subset=Subset(fraction=0.5)),
+    "chosen for a subset": ScoreEstimator(subset=Subset(fraction=0.5)),
 }
 # What is chosen for a subset is chosen as for all samples; both ways are in the list above.
-EVERY_ESTIMATOR = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "subset" else name for name in ESTIMATORS
+IN_UNITS = [
+    pytest.param(name, MANY, marks=pytest.mark.slow) if "chosen" in name else (name, MANY)
+    for name in ESTIMATORS
 ]
-EVERY_ESTIMATOR.append(pytest.param("chosen for a subset", marks=pytest.mark.slow))
-ESTIMATORS["chosen for a subset"] = ScoreEstimator(subset=Subset(fraction=0.5))
+# Subsets in single precision are slow tests too.
+IN_SINGLE_PRECISION = [
+    pytest.param(name, marks=pytest.mark.slow) if "subset" in name else name for name in ESTIMATORS
+]
 searched = settings(deadline=None, max_examples=40, derandomize=True, database=None)
 
 
@@ -83,15 +87,7 @@ def between(x):
     return np.stack([0.75 * x[0] + 0.25 * x[1], 0.5 * x[0] + 0.5 * x.mean(axis=0)])
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        *((name, MANY) for name in ESTIMATORS if "chosen" not in name),
-        ("default", FEW),
-        ("default", (3, 5)),
-        pytest.param("chosen for a subset", MANY, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape"), [*IN_UNITS, ("default", FEW), ("default", (3, 5))])
 def test_any_samples_in_any_units(name, shape, x64):
     """Finite, and the same when all units change by a power of two, 2^±27 = 1e±8.
 
@@ -123,7 +119,7 @@ def test_any_samples_in_any_units(name, shape, x64):
     holds()
 
 
-@pytest.mark.parametrize("name", EVERY_ESTIMATOR)
+@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
 def test_any_samples_in_single_precision(name):
     estimator = ESTIMATORS[name]
 
@@ -138,7 +134,7 @@ def test_any_samples_in_single_precision(name):
     holds()
 
 
-@pytest.mark.parametrize("name", EVERY_ESTIMATOR)
+@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
 def test_values_that_are_not_finite_are_never_hidden(name):
     estimator, shape = ESTIMATORS[name], MANY
 
