@@ -11,6 +11,13 @@ from numpyro_kscore.kernels import Diagonal
 from support.gaussian_guides import gaussian_draws
 
 
+@pytest.fixture
+def closed_forms(monkeypatch):
+    """Energies without a kernel, which compile fast."""
+    closed = tuple(family for family in FAMILIES if not family.kernel)
+    monkeypatch.setattr("numpyro_kscore.diagnostics._khat.FAMILIES", closed)
+
+
 @pytest.fixture(scope="module")
 def hidden():
     """A narrow and shifted guide, and its k̂ by an energy, to which the density is not shown."""
@@ -42,6 +49,7 @@ def narrow_in_one_direction(sd, dim, n):
     return GuideDraws(x, log_density, -x, laplacian, log_density - 0.5 * x[:, 0] ** 2 / sd**2)
 
 
+@pytest.mark.usefixtures("closed_forms")
 def test_one_direction_in_many_dimensions():
     """A full quadratic form would be noise here: 300 numbers from 450 draws."""
     draws = narrow_in_one_direction(0.4, dim=24, n=600)
@@ -54,6 +62,7 @@ def test_one_direction_in_many_dimensions():
     assert found.verdict != "good"  # exactly k̂ is 1 - .4² = .84
 
 
+@pytest.mark.usefixtures("closed_forms")
 def test_a_right_guide_in_many_dimensions_has_equal_weights():
     draws = gaussian_draws(1.0, dim=24, n=600)._replace(log_q=None)
     found = khat(draws, num_bootstrap=20, num_repeats=2)
@@ -70,10 +79,9 @@ def test_few_draws_cannot_tell():
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_draws_in_a_plane_cannot_tell(spread, monkeypatch):
+@pytest.mark.usefixtures("closed_forms")
+def test_draws_in_a_plane_cannot_tell(spread):
     """Equal weights speak for a guide, unless all draws coincide or lie on a line."""
-    closed = tuple(family for family in FAMILIES if not family.kernel)
-    monkeypatch.setattr("numpyro_kscore.diagnostics._khat.FAMILIES", closed)
     line = spread * np.random.default_rng(0).normal(size=(200, 1))
     x = jnp.asarray(line * np.ones(2), jnp.float32)
     draws = GuideDraws(x, -0.5 * jnp.sum(x**2, axis=1), -x, jnp.full(200, -2.0))

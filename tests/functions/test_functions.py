@@ -14,7 +14,8 @@ from numpyro_kscore._tracing.particles import draw_particle, draw_plates
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.functions import measure
 from support.compiling import quick_jit
-from support.linear_functions import AUXILIARY, CHEAP, POOL, X, Y, model
+from support.doubles import GaussianScore
+from support.linear_functions import AUXILIARY, POOL, X, Y, model
 
 
 def sets(seeds, batch_size, num_points):
@@ -35,7 +36,7 @@ def sets(seeds, batch_size, num_points):
 
         return run
 
-    elbo = ImplicitELBO(5, debias=None, estimator=CHEAP)
+    elbo = ImplicitELBO(5, debias=None, estimator=GaussianScore())
     run = quick_jit(
         lambda key: elbo.loss(key, {}, recorded("model"), recorded("guide"), X, Y, POOL)
     )

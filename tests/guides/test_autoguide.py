@@ -55,7 +55,8 @@ def mixed():
 @pytest.mark.parametrize("sample_shape", [(), (5,), (2, 3)])
 def test_sample_posterior_shapes(mixed, sample_shape):
     guide, params = mixed
-    draws = guide.sample_posterior(KEY, params, DATA, sample_shape=sample_shape)
+    draw = functools.partial(guide.sample_posterior, sample_shape=sample_shape)
+    draws = jax.eval_shape(draw, KEY, params, DATA)
     assert shapes_of(draws) == {name: sample_shape + shape for name, shape in SHAPES.items()}
 
 
@@ -86,11 +87,18 @@ def test_sample_posterior_under_jit(mixed):
 
 def test_median_and_quantiles(mixed):
     guide, params = mixed
-    median, levels = guide.median(params), [0.1, 0.5, 0.9]
-    quantiles = guide.quantiles(params, levels)
+    levels = [0.1, 0.5, 0.9]
+
+    @quick_jit
+    def summarize(params):
+        draws = guide.sample_posterior(random.key(1), params, sample_shape=(NUM_DRAWS,))
+        return guide.median(params), guide.quantiles(params, levels), draws
+
+    median, quantiles, draws = summarize(params)
     assert shapes_of(median) == SHAPES
     assert shapes_of(quantiles) == {name: (3, *shape) for name, shape in SHAPES.items()}
-    assert shapes_of(guide.quantiles(params, 0.5)) == SHAPES
+    of_one_level = jax.eval_shape(lambda p: guide.quantiles(p, 0.5), params)
+    assert shapes_of(of_one_level) == SHAPES
     for name in ("level", "scale", "effects", "matrix"):
         # The median of an even number of draws lies between two, where the map to the support is
         # not linear.
@@ -101,7 +109,6 @@ def test_median_and_quantiles(mixed):
     normal = dist.Normal(median["level"], 0.1)
     for level, value in zip(levels, quantiles["level"], strict=True):
         assert abs(value - normal.icdf(level)) < 5 * 0.003
-    draws = guide.sample_posterior(random.key(1), params, sample_shape=(NUM_DRAWS,))
     for name in SHAPES:
         share_below = np.mean(np.asarray(draws[name]) < quantiles[name][0], axis=0)
         assert np.all(np.abs(share_below - 0.1) < 5 * 0.3 * (1e-4 + 1 / NUM_DRAWS) ** 0.5)
@@ -161,8 +168,8 @@ def test_pickling_before_use():
 
 
 def test_pickling_after_a_step():
-    guide, svi, state, _ = initialized(normal_model)
-    params = svi.get_params(quick_jit(svi.update)(state)[0])
+    guide, svi, state, params = initialized(normal_model, compiled=False)
+    jax.eval_shape(svi.update, state)
     restored, restored_params = pickle.loads(pickle.dumps((guide, params)))
     expected = guide.sample_posterior(KEY, params, sample_shape=(3,))
     for name, value in restored.sample_posterior(KEY, restored_params, sample_shape=(3,)).items():

@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoGuideList, AutoNormal
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO
 from support.autoguides import KEY, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
+from support.doubles import GaussianScore
 
 
 def ordered_model():
@@ -32,12 +33,12 @@ def test_dynamic_supports_hold_in_the_guide_and_in_its_draws():
     guide, _, _, params = initialized(ordered_model, init_scale=1.0)
 
     @quick_jit
-    @jax.vmap
-    def call(key):
-        return handlers.seed(handlers.substitute(guide, data=params), key)()
+    def draw(keys):
+        call = lambda key: handlers.seed(handlers.substitute(guide, data=params), key)()  # noqa: E731
+        drawn = guide.sample_posterior(random.key(1), params, sample_shape=(4000,))
+        return jax.vmap(call)(keys), drawn
 
-    called = call(random.split(KEY, 4000))
-    drawn = guide.sample_posterior(random.key(1), params, sample_shape=(4000,))
+    called, drawn = draw(random.split(KEY, 4000))
     predicted = Predictive(guide, params=params, num_samples=4000)(random.key(2))
     for draws in (drawn, called, predicted):
         assert np.all(draws["place"] >= draws["low"])
@@ -61,7 +62,7 @@ def plated_model():
 
 def test_plates():
     guide, svi, state, params = initialized(plated_model)
-    draws = guide.sample_posterior(KEY, params, sample_shape=(5,))
+    draws = quick_jit(lambda p: guide.sample_posterior(KEY, p, sample_shape=(5,)))(params)
     assert shapes_of(draws) == {"cells": (5, 3, 2), "vectors": (5, 2, 4)}
     assert np.all(draws["cells"] > 0)
 
@@ -141,11 +142,10 @@ def test_models_with_loops_are_initialized_in_forward_mode():
         numpyro.sample("data", dist.Normal(double, 1.0), obs=data)
 
     guide = AutoImplicit(model, forward_mode_differentiation=True)
-    elbo = ImplicitELBO(4, forward_mode_differentiation=True)
+    elbo = ImplicitELBO(4, estimator=GaussianScore(), forward_mode_differentiation=True)
     svi = SVI(model, guide, optax.adam(1e-2), elbo)
-    state = svi.init(KEY, 1.0)
     update = functools.partial(svi.update, forward_mode_differentiation=True)
-    state, loss = quick_jit(update)(state, 1.0)
+    _, loss = quick_jit(lambda key: update(svi.init(key, 1.0), 1.0))(KEY)
     assert np.isfinite(loss)
 
 
@@ -166,7 +166,8 @@ def test_state_space_models(kind):
     after, loss = quick_jit(svi.update)(state, data)
     assert np.isfinite(loss)
     assert np.any(svi.get_params(after)["auto_loc"] != params["auto_loc"])
-    draws = guide.sample_posterior(KEY, params, sample_shape=(3,))
+    draw = functools.partial(guide.sample_posterior, sample_shape=(3,))
+    draws = jax.eval_shape(draw, KEY, params)
     assert shapes_of(draws) == {"start": (3,), "x": (3, 5)}
 
 
@@ -182,7 +183,12 @@ def test_blocked_models_in_a_list_of_guides():
     # All but the hidden layers, whose gradient is zero as long as the last layer is zero.
     still = [path for path, value in jax.tree.leaves_with_path(moved) if not value]
     assert all("auto_layers" in str(path) for path in still)
-    draws = guide.sample_posterior(KEY, params, sample_shape=(4,))
+
+    def summaries(params):
+        draws = guide.sample_posterior(KEY, params, sample_shape=(4,))
+        return draws, guide.median(params), guide.quantiles(params, [0.2, 0.8])
+
+    draws, median, quantiles = jax.eval_shape(summaries, params)
     assert shapes_of(draws) == {"a": (4,), "b": (4, 2)}
-    assert shapes_of(guide.median(params)) == {"a": (), "b": (2,)}
-    assert shapes_of(guide.quantiles(params, [0.2, 0.8])) == {"a": (2,), "b": (2, 2)}
+    assert shapes_of(median) == {"a": (), "b": (2,)}
+    assert shapes_of(quantiles) == {"a": (2,), "b": (2, 2)}

@@ -116,6 +116,7 @@ def relative_bias():
     return results
 
 
+@pytest.mark.slow
 def test_estimated_gradient_is_close_to_the_closed_form(relative_bias):
     # Measured: 0.075 with standard error 0.011 at n = 32, then 0.048 at 64 and 0.036 at 128, so the
     # bias that the jackknife leaves vanishes with n as well. The limit is four standard errors
@@ -125,6 +126,7 @@ def test_estimated_gradient_is_close_to_the_closed_form(relative_bias):
     assert bias < 0.12
 
 
+@pytest.mark.slow
 def test_jackknife_reduces_the_bias(relative_bias):
     # Measured: from 0.110 to 0.054, each with standard error 0.011.
     (corrected, error), (plain, plain_error) = relative_bias["jackknife"], relative_bias[None]
@@ -133,7 +135,7 @@ def test_jackknife_reduces_the_bias(relative_bias):
 
 
 def test_forward_and_reverse_mode_agree():
-    elbo = ImplicitELBO(FEW)
+    elbo = ImplicitELBO(FEW, estimator=GaussianScore(), debias=None)
 
     def loss(params):
         return elbo.loss(KEY, params, linear_model, linear_guide, OBSERVED)
@@ -150,6 +152,7 @@ def test_forward_and_reverse_mode_agree():
 # ------------------------------------------------------------------------------------- on average
 
 
+@pytest.mark.slow
 def test_subsampled_observations_give_the_full_gradient_on_average():
     data, num_keys = jnp.linspace(-1.0, 2.0, 12), 3000
 
@@ -181,7 +184,7 @@ def test_subsampled_observations_give_the_full_gradient_on_average():
         assert abs(np.mean(values) - exact[name]) < 5 * standard_error
 
 
-@pytest.mark.parametrize("dim", [2, 10])
+@pytest.mark.parametrize("dim", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_reported_loss_at_the_posterior_is_minus_log_evidence(dim):
     """log p(y, z) - log q(z) is the log evidence at every z, so that no optimization enters."""
     root = np.linalg.cholesky(0.5 * np.eye(dim) + 0.5)
@@ -215,14 +218,20 @@ def test_reported_loss_at_the_posterior_is_minus_log_evidence(dim):
 # ---------------------------------------------------------------------- one step in every setting
 
 
+def slow(*values):
+    """What an estimator does with these options does not depend on the objective."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("base", "debias", "estimator"),
     [
         (None, "jackknife", ScoreEstimator(regularizer=NuMethod(50))),
-        ("gaussian", None, ScoreEstimator()),
+        ("gaussian", None, ScoreEstimator(regularizer=Tikhonov(1e-2))),
         ("model", "jackknife", ScoreEstimator(Diagonal(Gaussian()), Tikhonov(1e-2))),
-        ("model", None, ScoreEstimator(CurlFree(), Tikhonov(1e-2), Dense(), bandwidth=1.5)),
-        ("model", None, ScoreEstimator(standardize="none", normalize=False)),
+        slow("gaussian", None, ScoreEstimator()),
+        slow("model", None, ScoreEstimator(CurlFree(), Tikhonov(1e-2), Dense(), bandwidth=1.5)),
+        slow("model", None, ScoreEstimator(standardize="none", normalize=False)),
     ],
 )
 def test_every_base_and_estimator(base, debias, estimator):
@@ -235,7 +244,7 @@ def test_every_base_and_estimator(base, debias, estimator):
     assert gradient["sd"] < 0.5
 
 
-@pytest.mark.parametrize("num_particles", [2, 9])
+@pytest.mark.parametrize("num_particles", [2, pytest.param(9, marks=pytest.mark.slow)])
 def test_few_and_odd_numbers_of_particles(num_particles):
     elbo = ImplicitELBO(num_particles)
     assert is_finite(quick_loss_and_gradient(standard_model(), affine_guide(), AFFINE, elbo))

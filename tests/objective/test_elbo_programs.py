@@ -28,7 +28,7 @@ from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("vectorize", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_one_value_and_gradient_of_the_model_a_step(vectorize):
     """The likelihood's two products with the data, forward and backward, appear once each."""
     rows = 37  # no other dimension of the program is a multiple of it
@@ -130,15 +130,20 @@ def test_forward_mode_for_models_with_loops():
 def test_float64(x64):
     elbo = ImplicitELBO(FEW, estimator=ScoreEstimator(regularizer=Tikhonov(1e-2)), debias=None)
     svi = SVI(standard_model(), affine_guide(), optax.adam(1e-2), elbo)
-    state, loss = quick_jit(svi.update)(svi.init(KEY))
+
+    def step(key):
+        state, loss = svi.update(svi.init(key))
+        return svi.get_params(state), loss
+
+    params, loss = jax.eval_shape(step, KEY)
     assert loss.dtype == jnp.float64
-    for value in svi.get_params(state).values():
+    for value in params.values():
         assert value.dtype == jnp.float64
 
 
 def test_the_first_call_may_come_from_a_compiled_program():
     """No tracer of a program may stay behind in an automatic guide."""
-    guide = AutoImplicit(standard_model(2))
+    guide = AutoImplicit(standard_model(2), hidden_dims=(4,))
     elbo = ImplicitELBO(FEW, estimator=GaussianScore())
     svi = SVI(standard_model(2), guide, optax.adam(1e-2), elbo)
     init, update = quick_jit(svi.init), quick_jit(svi.update)

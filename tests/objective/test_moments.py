@@ -113,6 +113,7 @@ def test_too_few_draws_for_the_moments():
         jax.eval_shape(lambda key: loss(key, {}, model, guide, X, Y, POOL), random.key(0))
 
 
+@pytest.mark.slow
 def test_fit_is_the_exact_posterior():
     """A guide that can be exact, also at points where it was not measured."""
     settings = {"num_particles": 64, "base": "moments"}

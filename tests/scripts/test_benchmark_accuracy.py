@@ -53,7 +53,13 @@ def test_posterior_is_finite_and_its_draws_are_flattened(name):
     assert posterior.summarize(draws).shape[0] == 1
 
 
-@pytest.mark.parametrize("name", list(SPLITS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n in ("linear", "dirichlet") else n
+        for n in SPLITS
+    ],
+)
 def test_exact_draws_are_of_the_posterior(name):
     """Stein's identities E s = 0 and E u sᵀ = -I, for s the gradient of the model's density."""
     target, num_draws = make_posterior(name).target, 100_000
@@ -108,7 +114,7 @@ def test_networks_that_differ_by_order_and_sign_are_one_function():
     np.testing.assert_allclose(posterior.summarize(mirrored | offset), expected, atol=1e-5)
 
 
-def make_reference(rng, num_draws=4_000):
+def make_reference(rng, num_draws=1_000):
     truth, other = rng.normal([1, -2, 0], [1, 5, 0.1], (2, num_draws, 3)).astype(np.float32)
     return Reference(jnp.asarray(truth), jnp.asarray(other), 1.0, 8_000.0, 0.0)
 
@@ -226,9 +232,10 @@ def check_run(arguments, folder, monkeypatch, capsys):
     return rows, printed
 
 
+@pytest.mark.slow
 def test_quick_run_resumes(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NUMPYRO_KSCORE_DATA", raising=False)
-    arguments = ["--targets", "banana", "waveform", "--methods", "AutoNormal"]
+    arguments = ["--targets", "rates", "waveform", "--methods", "AutoNormal"]
     rows, printed = check_run(arguments, tmp_path, monkeypatch, capsys)
     assert len(rows) == 2  # the reference's own among them
     assert "waveform is left out: expected the path" in printed

@@ -7,11 +7,14 @@ import optax
 from jax import random
 from numpyro.infer import SVI
 
-from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore.regularizers import Tikhonov
+from numpyro_kscore import AutoImplicit, ImplicitELBO
+from support.compiling import quick_jit
+from support.doubles import GaussianScore
 
 KEY = random.key(0)
 NUM_DRAWS = 20_000
+# What is estimated does not matter to tests of guides.
+CHEAP = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
 
 
 def normal_model():
@@ -19,13 +22,15 @@ def normal_model():
     numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
 
 
-def initialized(model, *args, guide=None, key=KEY, **options):
-    """A guide that has seen its model, SVI and the parameters it starts from."""
+def initialized(model, *args, guide=None, key=KEY, compiled=True, **options):
+    """A guide that has seen its model, SVI and the parameters it starts from.
+
+    Operation by operation it takes longer; but a guide set up in a compiled program keeps, as
+    NumPyro's do, a trace of it, with which it cannot be pickled.
+    """
     guide = AutoImplicit(model, **options) if guide is None else guide
-    # Tikhonov without the correction compiles fast; what is estimated does not matter here.
-    elbo = ImplicitELBO(16, estimator=ScoreEstimator(regularizer=Tikhonov(1e-2)), debias=None)
-    svi = SVI(model, guide, optax.adam(1e-2), elbo)
-    state = svi.init(key, *args)
+    svi = SVI(model, guide, optax.adam(1e-2), CHEAP)
+    state = (quick_jit(svi.init) if compiled else svi.init)(key, *args)
     return guide, svi, state, svi.get_params(state)
 
 

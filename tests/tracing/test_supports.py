@@ -150,6 +150,7 @@ def test_rows_that_depend_on_tied_numbers_see_all_of_them():
 # ------------------------------------------------------------------------------------ in numbers
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_latent_drawn_apart_from_its_bound():
     """Exact entropies: -1 - E[(1 - 2 x) s e] in log s for x = sigmoid(2 + s e)."""
     log_sd = -1.5
