@@ -187,6 +187,7 @@ def test_improper_priors():
         to_arviz(svi, result, SIGMA, Y, prior=True, **options)
 
 
+@pytest.mark.slow
 def test_state_space_models():
     """NumPyro's `scan` indexes substituted values by a traced integer."""
     y = jnp.array([0.5, -1.0, 2.0])

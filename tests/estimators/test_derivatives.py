@@ -218,6 +218,7 @@ def test_derivatives_map_and_leave_the_choice_of_lam_alone(x64):
         np.testing.assert_allclose([part[k] for part in mapped], [in_lam, in_scale], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_programs_of_both_precisions_live_side_by_side():
     """NumPy arrays in an estimator are compiled in one precision, then used in the other."""
     estimator = literal(

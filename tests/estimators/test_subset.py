@@ -91,6 +91,7 @@ def test_subset_equals_its_definition(curl_free, with_base, x64):
             assert oracle.relative_error(values, expected) < 1e-9
 
 
+@pytest.mark.slow
 def test_all_samples_as_subset_are_the_full_estimate(x64):
     """Whitened, with the Gaussian base, and with the automatic strength."""
     whole = ScoreEstimator(solver=Krylov(3 * N))

@@ -149,7 +149,9 @@ def test_models_with_loops_are_initialized_in_forward_mode():
     assert np.isfinite(loss)
 
 
-@pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+@pytest.mark.parametrize(
+    "kind", [AutoImplicit, pytest.param(AutoSemiImplicit, marks=pytest.mark.slow)]
+)
 def test_state_space_models(kind):
     """NumPyro's `scan` replays every value of a guide, its parameters too."""
 

@@ -125,8 +125,8 @@ def gaussian_gradients(kind, rows):
     ("kind", "rows"),
     [
         ("both", 2),
-        ("local", 2),
         ("global", 2),
+        pytest.param("local", 2, marks=pytest.mark.slow),
         pytest.param("both", N, marks=pytest.mark.slow),
         pytest.param("local", N, marks=pytest.mark.slow),
         pytest.param("global", N, marks=pytest.mark.slow),

@@ -149,24 +149,36 @@ def share_of_memory():
     return size(layout()) / size(None)
 
 
-def on_devices(everything):
-    """Every comparison by name; the last ones in tiles."""
-    found = {"work": share_of_work()}
-    if everything:
-        found["objective"] = pair(objective)
-        found |= {"jackknife": pair(jackknife), "derivatives": pair(derivatives)}
+def use_tiles():
     pairwise.CACHED_PAIRS, pairwise.TILE_ROWS, pairwise.TILE_COLUMNS = 400, 8, 16
     jax.clear_caches()
-    found["memory"] = share_of_memory()
-    found["selection"] = pair(fit_and_choose)
-    found["landmarks"] = pair(landmarks)
-    if everything:
-        halves = partial(jackknife, landmarks=Landmarks(12))
-        found |= {"halves": pair(jackknife), "tiles": pair(derivatives), "few": pair(halves)}
-        found["gaussian base"] = pair(
-            partial(fit_and_choose, base="gaussian", bandwidth="median", standardize="full")
-        )
-    return found
+
+
+def shares():
+    """What one of two devices does and holds."""
+    work = share_of_work()
+    use_tiles()
+    return {"work": work, "memory": share_of_memory()}
+
+
+def differences():
+    """Every comparison by name; the last ones in tiles."""
+    found = {
+        "objective": pair(objective),
+        "jackknife": pair(jackknife),
+        "derivatives": pair(derivatives),
+    }
+    use_tiles()
+    halves = partial(jackknife, landmarks=Landmarks(12))
+    with_base = partial(fit_and_choose, base="gaussian", bandwidth="median", standardize="full")
+    return found | {
+        "selection": pair(fit_and_choose),
+        "landmarks": pair(landmarks),
+        "halves": pair(jackknife),
+        "tiles": pair(derivatives),
+        "few": pair(halves),
+        "gaussian base": pair(with_base),
+    }
 
 
 def join(index, address, initialization_timeout=60):
@@ -205,7 +217,7 @@ def one_of_two(index, address, folder):
 if __name__ == "__main__":
     mode, *arguments = sys.argv[1:]
     if mode == "devices":
-        print(json.dumps(on_devices("everything" in arguments)))
+        print(json.dumps(shares() if arguments == ["shares"] else differences()))
     elif mode == "process":
         one_of_two(int(arguments[0]), *arguments[1:])
     else:

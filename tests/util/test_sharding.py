@@ -49,26 +49,29 @@ def free_address():
         return f"localhost:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param([], id="numbers"),
-        pytest.param(["everything"], id="derivatives", marks=pytest.mark.slow),
-    ],
-)
-def test_two_devices_equal_one(arguments):
-    """Fit and selection in tiles with odd n, and landmarks; in the long test derivatives too.
-
-    There also an objective: that it divides its particles, test_elbo_options sees on one device.
-    """
-    out, err = finish(start("devices", *arguments))
+def on_two_devices(question):
+    out, err = finish(start("devices", question))
     assert out, err
-    found = json.loads(out.splitlines()[-1])
+    return json.loads(out.splitlines()[-1])
+
+
+def test_two_devices_share_work_and_memory():
+    shares = on_two_devices("shares")
     # Half of the products, and the work on columns that both devices do.
-    assert 0.45 < found.pop("work") < 0.6
+    assert 0.45 < shares["work"] < 0.6
     # Half of the Krylov basis and of all other vectors, and the vectors a product gathers.
-    assert 0.45 < found.pop("memory") < 0.6
-    assert max(found.values()) < TOLERANCE, found
+    assert 0.45 < shares["memory"] < 0.6
+
+
+@pytest.mark.slow
+def test_two_devices_equal_one():
+    """Fit and selection in tiles with odd n, landmarks, derivatives, and an objective.
+
+    The quick tests are that of two processes, below, and that of the layout of an objective's
+    particles on one device, in test_elbo_options.
+    """
+    differences = on_two_devices("differences")
+    assert max(differences.values()) < TOLERANCE, differences
 
 
 def test_processes_give_the_numbers_of_one_and_end_with_the_other(tmp_path, x64):
