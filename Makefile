@@ -82,7 +82,8 @@ $(VENV)/.stamp-venv:
 	"$$found" -m venv "$(VENV)"
 	@touch "$@"
 
+# Not byte-compiled: Python does that at the first import, and most modules are never imported.
 $(VENV)/.stamp-%: pyproject.toml $(VENV)/.stamp-venv
 	@echo "installing numpyro-kscore[$*] into $(VENV) (takes a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$*]"
 	@touch "$@"
