@@ -1,0 +1,117 @@
+"""The search for a start, from a NumPyro model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro import handlers
+
+from numpyro_kscore._starts.density import batched_density
+from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._tracing.coordinates import (
+    evaluate_at,
+    hierarchical_sites,
+    moved_coordinates,
+    trace_at,
+)
+
+__all__ = ["find_start"]
+
+Unravel = Callable[[Array], dict[str, Array]]
+
+
+def find_start(
+    key: Array,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: dict[str, Array],
+    forward_mode: bool,
+) -> GaussianStart | None:
+    """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
+
+    Args:
+        key: random key, concrete.
+        model: the model.
+        args: its arguments, concrete.
+        kwargs: its keyword arguments.
+        latents: unconstrained values of its latents, with a finite density. Their order is that of
+            the flat coordinates.
+        forward_mode: differentiate in forward mode.
+    """
+    sizes = {name: np.shape(value) for name, value in latents.items()}
+    first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
+    sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
+    flags = [np.full(np.size(a), name in sites) for name, a in latents.items()]
+    seed, model_key = random.split(key)
+    rng = np.random.default_rng(np.asarray(random.key_data(seed)).astype(np.uint32).tolist())
+
+    def search() -> GaussianStart | None:
+        seeded = handlers.seed(model, model_key)
+        density = batched_density(
+            lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
+        )
+        try:
+            return find_gaussian(density, first, np.concatenate(flags), rng)
+        except FloatingPointError:
+            return None
+
+    with handlers.block():
+        try:
+            with jax.enable_x64(True):
+                return search()
+        except (TypeError, ValueError):
+            # A model may insist on single precision, as by a carry of a scan in float32.
+            return search()
+
+
+def unravel(flat: Array, sizes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Flat coordinates (d,) as a dict of arrays of given shapes."""
+    out, start = {}, 0
+    for name, shape in sizes.items():
+        end = start + int(np.prod(shape))
+        out[name] = flat[start:end].reshape(shape)
+        start = end
+    return out
+
+
+def _values(
+    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
+) -> dict[str, Any]:
+    """Shapes of the constrained values of latents."""
+
+    def run(coordinates: dict[str, Array]) -> dict[str, Array]:
+        seeded = handlers.seed(model, random.key(0))
+        trace = trace_at(seeded, args, kwargs, coordinates, {})
+        return {name: trace[name]["value"] for name in coordinates}
+
+    with handlers.block():
+        return jax.eval_shape(run, latents)
+
+
+def _energy(
+    seeded: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    sizes: dict[str, tuple[int, ...]],
+    sites: tuple[str, ...],
+    point: Array,
+    centering: Array,
+    other: Array,
+) -> tuple[Array, Array]:
+    """Minus log density at a point, and the point in other coordinates."""
+    latents = unravel(point, sizes)
+    degrees, others = (
+        {name: c for name, c in unravel(a, sizes).items() if name in sites}
+        for a in (centering, other)
+    )
+    value, trace = evaluate_at(seeded, args, kwargs, latents, degrees)
+    if not sites:
+        return -value, point
+    moved = moved_coordinates(trace, list(sizes), others)
+    return -value, jnp.concatenate([jnp.ravel(moved[name]) for name in sizes])
