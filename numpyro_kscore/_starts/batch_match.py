@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Gaussian", "elbo", "match_scores", "matched"]
+__all__ = ["Bound", "Gaussian", "elbo", "match_scores", "matched"]
 
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
@@ -34,18 +34,39 @@ class Gaussian(NamedTuple):
         """Standard normal noise (m, d) to draws (m, d)."""
         return self.mean + noise @ self.factor.T
 
+
+class Bound(NamedTuple):
+    """An evidence lower bound by Monte Carlo.
+
+    Attributes:
+        value: in nats; minus infinity if an energy was not finite.
+        standard_error: of it.
+    """
+
+    value: float
+    standard_error: float
+
     @property
-    def entropy(self) -> float:
-        """In nats."""
-        dim = len(self.mean)
-        log_det = float(np.sum(np.log(np.diag(self.factor))))
-        return log_det + 0.5 * dim * (1 + float(np.log(2 * np.pi)))
+    def surely(self) -> float:
+        """What it exceeds, up to two errors: of many noisy bounds the highest is too high."""
+        return self.value - 2 * self.standard_error
 
 
-def elbo(gaussian: Gaussian, energies: np.ndarray) -> float:
-    """The evidence lower bound from energies at draws; minus infinity if one is not finite."""
-    value = gaussian.entropy - float(np.mean(energies))
-    return value if np.isfinite(value) else -np.inf
+def elbo(gaussian: Gaussian, noise: np.ndarray, energies: np.ndarray) -> Bound:
+    """The evidence lower bound of a Gaussian.
+
+    Args:
+        gaussian: the Gaussian.
+        noise: antithetic noise, the second half minus the first, (m, d).
+        energies: the model's at the draws of that noise, (m,).
+    """
+    if not np.all(np.isfinite(energies)):
+        return Bound(-np.inf, 0.0)
+    # With the density of the Gaussian at the draws, a perfect match has no error at all.
+    log_det = float(np.sum(np.log(np.diag(gaussian.factor))))
+    log_q = -0.5 * np.sum(noise**2, axis=1) - log_det - 0.5 * len(noise[0]) * np.log(2 * np.pi)
+    pairs = np.mean((-energies - log_q).reshape(2, -1), axis=0)
+    return Bound(float(np.mean(pairs)), float(np.std(pairs) / np.sqrt(max(len(pairs) - 1, 1))))
 
 
 def matched(

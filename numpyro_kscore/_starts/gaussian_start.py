@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Gaussian, elbo, match_scores
+from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo, match_scores
 from numpyro_kscore._starts.density import AtPoints
 from numpyro_kscore._starts.quasi_newton import Iterate, Path, quasi_newton_paths
 
@@ -30,14 +30,13 @@ NUM_PATHS = 4
 PATH_DRAWS, LAST_DRAWS = 8, 64
 # Iterates looked at in each round of the search for the best one of a path.
 LOOKS, ROUNDS = 6, 3
-# Rounds in which degrees of centering are chosen.
-CENTERING_ROUNDS = 2
 # Radius of random starts in unconstrained coordinates, as NumPyro's, and the scale of its guides.
 RADIUS, COLD_SCALE = 2.0, 0.1
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
 SAME_MODE, LEAST_MASS = 1.0, 0.02
-QUARTILE = 0.6745  # of the standard normal distribution
+# Largest squared slope at a mode, in nats per standard deviation of the best Gaussian.
+LEAST_SLOPE = 0.01
 
 
 class GaussianStart(NamedTuple):
@@ -61,7 +60,7 @@ class GaussianStart(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    elbo: float
+    bound: Bound
     gaussian: Gaussian
     centering: np.ndarray
 
@@ -89,7 +88,7 @@ class _Model:
 
     def judge(self, gaussian: Gaussian, centering: np.ndarray, noise: np.ndarray) -> _Judged:
         energies = self.in_form(centering)(gaussian.push(noise))[0]
-        return _Judged(elbo(gaussian, energies), gaussian, centering)
+        return _Judged(elbo(gaussian, noise, energies), gaussian, centering)
 
 
 class _PathEnd(NamedTuple):
@@ -117,25 +116,28 @@ def find_gaussian(
     """
     model = _Model(density)
     dim = len(first)
-    centered = np.ones(dim)
-    forms = [centered]
+    forms = [np.ones(dim)]
     if np.any(is_hierarchical):
         forms.append(np.where(is_hierarchical, 0.0, 1.0))
-    last_noise = _antithetic(rng, LAST_DRAWS, dim)
-    cold = model.judge(Gaussian(first, COLD_SCALE * np.eye(dim)), centered, last_noise)
+    noise = _antithetic(rng, LAST_DRAWS, dim)
+    cold = model.judge(Gaussian(first, COLD_SCALE * np.eye(dim)), forms[0], noise)
     ends = [_paths(model, first, form, NUM_PATHS // len(forms), rng) for form in forms]
-    best = max((end.best for form in ends for end in form), key=_bound, default=None)
-    if best is None:
+    found = [max((end.best for end in form), key=_surely) for form in ends if form]
+    if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    best = _refined(model, best, is_hierarchical, rng, last_noise)
-    if cold.elbo > best.elbo:
-        best = cold
+    # One more for partially centered coordinates.
+    share = len(found) + (len(forms) > 1)
+    found = [_matched(model, judged, rng, noise, share) for judged in found]
+    if len(forms) > 1:
+        moved = _recentered(model, found[-1], is_hierarchical, rng, noise)
+        found.append(_matched(model, moved, rng, noise, share))
+    best = max([*found, cold], key=_surely)
     modes, weights, spanned = _span_modes([end for form in ends for end in form], best)
-    return GaussianStart(spanned, best.centering, best.elbo, model.count, modes, weights)
+    return GaussianStart(spanned, best.centering, best.bound.value, model.count, modes, weights)
 
 
-def _bound(judged: _Judged) -> float:
-    return judged.elbo
+def _surely(judged: _Judged) -> float:
+    return judged.bound.surely
 
 
 def _paths(
@@ -170,9 +172,9 @@ def _best_of_path(
             if index not in judged:
                 judged[index] = model.judge(_local(iterates[index]), form, noise)
         seen = sorted(judged)
-        place = seen.index(max(judged, key=lambda index: judged[index].elbo))
+        place = seen.index(max(judged, key=lambda index: judged[index].bound.surely))
         low, high = seen[max(place - 1, 0)], seen[min(place + 1, len(seen) - 1)]
-    return max(judged.values(), key=_bound)
+    return max(judged.values(), key=_surely)
 
 
 def _local(iterate: Iterate) -> Gaussian:
@@ -189,56 +191,44 @@ def _factor(covariance: np.ndarray) -> np.ndarray:
         return np.diag(np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny)))
 
 
-def _refined(
+def _matched(
+    model: _Model, start: _Judged, rng: np.random.Generator, noise: np.ndarray, share: int
+) -> _Judged:
+    """The best Gaussian of batch and match, the start included; takes a share of the gradients."""
+    dim = len(start.gaussian.mean)
+    num_draws = min(2 * max(16, dim), MATCH_GRADIENTS // 10)
+    num_steps = min(60, MATCH_GRADIENTS // num_draws) // share
+    evaluate = model.in_form(start.centering)
+    steps = match_scores(evaluate, start.gaussian, rng, num_steps, num_draws)
+    spaced = steps[-1 :: -max(1, num_steps // (6 // share))]
+    return max([start, *(model.judge(g, start.centering, noise) for g in spaced)], key=_surely)
+
+
+def _recentered(
     model: _Model,
-    best: _Judged,
+    apart: _Judged,
     is_hierarchical: np.ndarray,
     rng: np.random.Generator,
     noise: np.ndarray,
 ) -> _Judged:
-    """The best of what batch and match finds, in coordinates that are chosen as it goes."""
-    dim = len(is_hierarchical)
-    rounds = CENTERING_ROUNDS if np.any(is_hierarchical) else 0
-    num_draws = min(2 * max(16, dim), MATCH_GRADIENTS // 10)
-    num_steps = min(60, MATCH_GRADIENTS // num_draws) // (rounds + 1)
-    for k in range(rounds + 1):
-        evaluate = model.in_form(best.centering)
-        steps = match_scores(evaluate, best.gaussian, rng, num_steps, num_draws)
-        spaced = steps[-1 :: -max(1, num_steps // (2 if rounds else 5))]
-        found = [model.judge(g, best.centering, noise) for g in [best.gaussian, *spaced]]
-        best = max(found, key=_bound)
-        if k < rounds:
-            other = _recentered(model, best, is_hierarchical, rng)
-            judged = model.judge(other.gaussian, other.centering, noise)
-            # What was moved is a moment match of few draws: batch and match has yet to see it.
-            best = judged if judged.elbo > best.elbo - 0.1 * dim else best
-    return best
-
-
-def _recentered(
-    model: _Model, best: _Judged, is_hierarchical: np.ndarray, rng: np.random.Generator
-) -> _Judged:
-    """The Gaussian's draws in partially centered coordinates that suit them, as a Gaussian again.
+    """A Gaussian in non-centered coordinates as one in partially centered ones that suit it.
 
     For a Gaussian prior and likelihood the best degree of centering is one minus the ratio of the
     variances of posterior and prior in non-centered coordinates.
     """
     dim = len(is_hierarchical)
-    draws = best.gaussian.push(_antithetic(rng, min(max(128, 3 * dim), 512), dim))
-    apart = np.where(is_hierarchical, 0.0, 1.0)
-    moved = model.at(draws, best.centering, apart).moved
+    variance = np.sum(apart.gaussian.factor**2, axis=1)
+    centering = np.where(is_hierarchical, np.clip(1 - variance, 0.0, 1.0), 1.0)
+    draws = apart.gaussian.push(_antithetic(rng, min(max(128, 3 * dim), 512), dim))
+    moved = model.at(draws, apart.centering, centering).moved
     moved = moved[np.all(np.isfinite(moved), axis=1)]
     if len(moved) < len(draws) // 2:
-        return best
-    low, high = np.quantile(moved, [0.25, 0.75], axis=0)
-    ratio = ((high - low) / (2 * QUARTILE)) ** 2
-    centering = np.where(is_hierarchical, np.clip(1 - ratio, 0.0, 1.0), 1.0)
-    moved = model.at(draws, best.centering, centering).moved
-    moved = moved[np.all(np.isfinite(moved), axis=1)]
+        return apart
     covariance = np.cov(moved.T).reshape(dim, dim)
     kept = len(moved) / (len(moved) + dim)
     covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
-    return _Judged(best.elbo, Gaussian(moved.mean(0), _factor(covariance)), centering)
+    gaussian = Gaussian(moved.mean(0), _factor(covariance))
+    return model.judge(gaussian, centering, noise)
 
 
 def _span_modes(
@@ -247,12 +237,12 @@ def _span_modes(
     """Distinct modes with their weights, and the Gaussian with the moments of all of them."""
     found: list[_PathEnd] = []
     same_form = [end for end in ends if np.array_equal(end.best.centering, best.centering)]
-    for end in sorted(same_form, key=lambda end: -end.best.elbo):
-        if end.has_arrived and all(_are_apart(end, other) for other in found):
+    for end in sorted(same_form, key=lambda end: -end.best.bound.value):
+        if _is_mode(end, best) and all(_are_apart(end, other) for other in found):
             found.append(end)
     if not found:
         return np.zeros((0, len(best.centering))), np.zeros(0), best.gaussian
-    bounds = np.array([end.best.elbo for end in found])
+    bounds = np.array([end.best.bound.value for end in found])
     weights = np.exp(bounds - bounds.max())
     weights = weights / weights.sum()
     kept = weights >= LEAST_MASS
@@ -268,6 +258,12 @@ def _span_modes(
         for w, part in zip(weights, parts, strict=True)
     )
     return modes, weights, Gaussian(mean, _factor(np.asarray(covariance)))
+
+
+def _is_mode(end: _PathEnd, best: _Judged) -> bool:
+    """Whether a path ended at a mode: a slow path may stop where its own metric sees no slope."""
+    slope = end.last.gradient @ best.gaussian.factor
+    return end.has_arrived and float(slope @ slope) < LEAST_SLOPE
 
 
 def _are_apart(one: _PathEnd, other: _PathEnd) -> bool:
