@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -215,8 +215,8 @@ class AutoImplicit(AutoContinuous):
 
     def _frozen(self, name: str, value: np.ndarray) -> jax.Array:
         """A parameter that is not fitted: a result then needs no guide that knows the start."""
-        value = jnp.asarray(value, self._init_latent.dtype)
-        return lax.stop_gradient(numpyro.param(f"{self.prefix}_{name}", value))
+        array = jnp.asarray(value, self._init_latent.dtype)
+        return lax.stop_gradient(numpyro.param(f"{self.prefix}_{name}", array))
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         noise = numpyro.sample(

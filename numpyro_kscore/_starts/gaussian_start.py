@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo, match_scores
 from numpyro_kscore._starts.density import AtPoints
-from numpyro_kscore._starts.quasi_newton import Iterate, Path, quasi_newton_paths
+from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
 
 __all__ = ["GaussianStart", "find_gaussian"]
 
@@ -231,9 +231,7 @@ def _recentered(
     return model.judge(gaussian, centering, noise)
 
 
-def _span_modes(
-    ends: Sequence[_PathEnd], best: _Judged
-) -> tuple[np.ndarray, np.ndarray, Gaussian]:
+def _span_modes(ends: Sequence[_PathEnd], best: _Judged) -> tuple[np.ndarray, np.ndarray, Gaussian]:
     """Distinct modes with their weights, and the Gaussian with the moments of all of them."""
     found: list[_PathEnd] = []
     same_form = [end for end in ends if np.array_equal(end.best.centering, best.centering)]

@@ -58,7 +58,7 @@ class Path:
         self.is_done = self.has_arrived = False
         self._trial = start
         self._direction = np.zeros_like(start)
-        self._reset_search()
+        self._length, self._shortest, self._longest, self._halvings = 1.0, 0.0, np.inf, 0
 
     @property
     def trial(self) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Partially non-centered coordinates of latents whose prior is set by other latents.
 
-Under a prior ``θ ~ Normal(μ, τ)`` whose location and scale are latents themselves, the unconstrained
-value u of θ has a posterior that widens and narrows with τ: a funnel. In the coordinate
+Under a prior ``θ ~ Normal(μ, τ)`` whose location and scale are latents themselves, the
+unconstrained value u of θ has a posterior that widens and narrows with τ: a funnel. In the
+coordinate
 
     v = (u - (1 - c) μ) / τ^(1 - c)
 
@@ -13,7 +14,7 @@ vector with scale matrix L = D W, D diagonal and W with ones on its diagonal, th
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,9 +96,7 @@ def _size_of_positive(base: dist.Distribution) -> jax.Array | None:
     return None
 
 
-def _of_image(
-    steps: list[transforms.Transform], base: dist.Distribution
-) -> LocationScale | None:
+def _of_image(steps: list[transforms.Transform], base: dist.Distribution) -> LocationScale | None:
     """The family of ``loc + scale * base``, or of its exponential, whose logarithm it is."""
     if steps and isinstance(steps[-1], transforms.ExpTransform):
         steps = steps[:-1]

@@ -25,7 +25,7 @@ from numpyro_kscore._tracing.centering import (
     location_and_scale,
     to_centered,
 )
-from numpyro_kscore._tracing.dependencies import is_drawn, seeded, sources_of
+from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
 
 __all__ = ["evaluate_at", "hierarchical_sites", "log_density_at", "moved_coordinates", "trace_at"]
 
@@ -140,15 +140,18 @@ def hierarchical_sites(
 ) -> tuple[str, ...]:
     """Names of the latents whose prior has a location or scale that depends on other latents.
 
+    Priors that depend on what the model draws and nobody sees, as of a model of which a part is
+    blocked, are left out: their location is not known where the model is evaluated elsewhere.
+
     Args:
         model: the model.
         args: its arguments.
         kwargs: its keyword arguments.
         latents: values of the latents; only shapes matter.
     """
-    key = jax.random.key(0)
 
     def priors(given: dict[str, Any]) -> dict[str, Any]:
+        key = given.pop(KEY)
         trace = handlers.trace(seeded(model, key, given)).get_trace(*args, **kwargs)
         found = {}
         for name in latents:
@@ -162,9 +165,6 @@ def hierarchical_sites(
         for name, value in latents.items()
     }
     with handlers.block():
-        sources = sources_of(priors, shapes)
-    return tuple(
-        name
-        for name, found in sources.items()
-        if found is not None and frozenset().union(*found) - {name}
-    )
+        sources = sources_of(priors, {KEY: jax.random.key(0), **shapes})
+    found = {name: frozenset().union(*s) for name, s in sources.items() if s is not None}
+    return tuple(name for name, s in found.items() if s - {name} and KEY not in s)

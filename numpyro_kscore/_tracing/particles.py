@@ -64,8 +64,9 @@ def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
     trace = trace_both(key_apart(key, 0), program).guide
     rows = values_of(trace, "plate")
     plates = {name: rows[name] for name in layout.shared_plates}
-    centering = {name: centering_of(trace[name]) for name in layout.partially_centered}
-    return program._replace(plates=plates, centering=lax.stop_gradient(centering))
+    degrees = {name: centering_of(trace[name]) for name in layout.partially_centered}
+    centering = {name: lax.stop_gradient(c) for name, c in degrees.items() if c is not None}
+    return program._replace(plates=plates, centering=centering)
 
 
 def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
@@ -185,9 +186,7 @@ class _Model(NamedTuple):
         model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
         seeded = handlers.trace(handlers.seed(model, draw.model_key))
         latents = self.layout.unravel(flat)
-        value = log_density_at(
-            seeded, program.args, program.kwargs, latents, program.centering
-        )
+        value = log_density_at(seeded, program.args, program.kwargs, latents, program.centering)
         prior = [
             _log_density(name, latents[name], seeded.trace, seeded.trace)
             for name in sorted(self.layout.pooled_sites)
