@@ -149,8 +149,8 @@ class AutoImplicit(AutoContinuous):
         if self.latent_dim > LARGEST_START:
             return None
         args, kwargs = self._arguments
-        key = numpyro.prng_key()
-        if not all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, key))):
+        given = (args, kwargs, self._init_latent)
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
             warnings.warn(
                 f"{type(self).__name__}: expected a first call outside of jit and vmap, where the "
                 "search for a start can run; got traced values. The guide starts from a narrow "
@@ -160,7 +160,7 @@ class AutoImplicit(AutoContinuous):
             )
             return None
         forward = self._forward_mode_differentiation
-        return find_start(key, self.model, args, kwargs, self._init_locs, forward)
+        return find_start(self.model, args, kwargs, self._init_locs, forward)
 
     def _check_latents(self, *args: Any, **kwargs: Any) -> None:
         """Raise for latents the guide cannot have; NumPyro would sum out discrete ones."""

@@ -97,6 +97,7 @@ class _PathEnd(NamedTuple):
     has_arrived: bool
 
 
+@np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
 def find_gaussian(
     density: Density, first: np.ndarray, is_hierarchical: np.ndarray, rng: np.random.Generator
 ) -> GaussianStart:

@@ -20,39 +20,40 @@ from numpyro_kscore._tracing.coordinates import (
     trace_at,
 )
 
-__all__ = ["find_start"]
+__all__ = ["find_start", "unravel"]
 
 Unravel = Callable[[Array], dict[str, Array]]
 
 
 def find_start(
-    key: Array,
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     latents: dict[str, Array],
     forward_mode: bool,
+    centered: bool = False,
 ) -> GaussianStart | None:
     """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
 
     Args:
-        key: random key, concrete.
         model: the model.
         args: its arguments, concrete.
         kwargs: its keyword arguments.
         latents: unconstrained values of its latents, with a finite density. Their order is that of
-            the flat coordinates.
+            the flat coordinates. The search is a function of them: it takes no key of its own.
         forward_mode: differentiate in forward mode.
+        centered: stay in unconstrained coordinates, whatever the priors.
     """
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
-    sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
+    sites: tuple[str, ...] = ()
+    if not centered:
+        sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
     flags = [np.full(np.size(a), name in sites) for name, a in latents.items()]
-    seed, model_key = random.split(key)
-    rng = np.random.default_rng(np.asarray(random.key_data(seed)).astype(np.uint32).tolist())
+    rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
-        seeded = handlers.seed(model, model_key)
+        seeded = handlers.seed(model, random.key(0))
         density = batched_density(
             lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
         )

@@ -56,16 +56,13 @@ class LocationScale(NamedTuple):
 
 def location_and_scale(fn: dist.Distribution) -> LocationScale | None:
     """Location and scale of a prior in unconstrained coordinates; None if its family has none."""
-    base = layers(fn)[-1]
-    # A wrapper that moves values, such as a transformed or truncated distribution, makes another
-    # family; those that expand, mask or reinterpret axes keep it.
+    # A wrapper that moves values, such as a truncated distribution, makes another family; those
+    # that expand, mask or reinterpret axes keep it.
     keeps = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
-    wrappers = [layer for layer in layers(fn)[:-1] if not isinstance(layer, keeps)]
-    if not wrappers:
-        return _of_family(base)
-    if len(wrappers) == 1 and type(wrappers[0]) in TRANSFORMED:
-        return _of_image(wrappers[0].transforms, base)
-    return None
+    family = next(layer for layer in layers(fn) if not isinstance(layer, keeps))
+    if type(family) in TRANSFORMED:
+        return _of_image(family.transforms, layers(family)[-1])
+    return _of_family(family)
 
 
 def _of_family(base: dist.Distribution) -> LocationScale | None:

@@ -151,8 +151,9 @@ def hierarchical_sites(
     """
 
     def priors(given: dict[str, Any]) -> dict[str, Any]:
-        key = given.pop(KEY)
-        trace = handlers.trace(seeded(model, key, given)).get_trace(*args, **kwargs)
+        key = given.pop(KEY, None)
+        run = handlers.substitute(model, data=given) if key is None else seeded(model, key, given)
+        trace = handlers.trace(run).get_trace(*args, **kwargs)
         found = {}
         for name in latents:
             site = trace[name]
@@ -165,6 +166,12 @@ def hierarchical_sites(
         for name, value in latents.items()
     }
     with handlers.block():
-        sources = sources_of(priors, {KEY: jax.random.key(0), **shapes})
+        try:
+            sources = sources_of(priors, shapes)
+        except Exception:
+            # The model wants a key, for draws of its own. Inside control flow everything then
+            # depends on the key, so it is left out where it can be.
+            sources = sources_of(priors, {KEY: jax.random.key(0), **shapes})
     found = {name: frozenset().union(*s) for name, s in sources.items() if s is not None}
-    return tuple(name for name, s in found.items() if s - {name} and KEY not in s)
+    chosen = {name for name, s in found.items() if s - {name} and KEY not in s}
+    return tuple(name for name in latents if name in chosen)
