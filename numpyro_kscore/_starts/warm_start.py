@@ -117,7 +117,12 @@ def warm_start(
         forward_mode_differentiation: differentiate in forward mode, for models with ``while_loop``.
         **kwargs: keyword arguments of the model.
 
+    Returns:
+        Means, standard deviations and the whole covariance in unconstrained coordinates, and how
+        they were found.
+
     Raises:
+        TypeError: for anything but a random key.
         ValueError: if the model has no latents, discrete ones, or no finite density at its initial
             values.
 
