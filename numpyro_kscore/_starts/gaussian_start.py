@@ -99,7 +99,11 @@ class _PathEnd(NamedTuple):
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
 def find_gaussian(
-    density: Density, first: np.ndarray, is_hierarchical: np.ndarray, rng: np.random.Generator
+    density: Density,
+    first: np.ndarray,
+    from_prior: np.ndarray,
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
 ) -> GaussianStart:
     """A Gaussian near the posterior, in coordinates that suit it.
 
@@ -107,6 +111,8 @@ def find_gaussian(
         density: the model, see :func:`~numpyro_kscore._starts.density.batched_density`.
         first: unconstrained values at which the density is finite, (d,); the first path starts
             there.
+        from_prior: unconstrained values drawn from the prior, (m, d), from which other paths start;
+            none where it cannot be drawn from.
         is_hierarchical: which coordinates have a degree of centering, (d,).
         rng: for draws.
 
@@ -122,7 +128,13 @@ def find_gaussian(
         forms.append(np.where(is_hierarchical, 0.0, 1.0))
     noise = _antithetic(rng, LAST_DRAWS, dim)
     cold = model.judge(Gaussian(first, COLD_SCALE * np.eye(dim)), forms[0], noise)
-    ends = [_paths(model, first, form, NUM_PATHS // len(forms), rng) for form in forms]
+    # Draws of the prior find modes far from the origin; points near it suit vague priors.
+    far = max(1, NUM_PATHS // (2 * len(forms)))
+    given = [np.stack([first, *from_prior[k * far : (k + 1) * far]]) for k in range(len(forms))]
+    ends = [
+        _paths(model, points, form, NUM_PATHS // len(forms), rng)
+        for points, form in zip(given, forms, strict=True)
+    ]
     found = [max((end.best for end in form), key=_surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
@@ -142,14 +154,17 @@ def _surely(judged: _Judged) -> float:
 
 
 def _paths(
-    model: _Model, first: np.ndarray, form: np.ndarray, count: int, rng: np.random.Generator
+    model: _Model, given: np.ndarray, form: np.ndarray, count: int, rng: np.random.Generator
 ) -> list[_PathEnd]:
-    """Quasi-Newton paths in one form of coordinates, each with its best Gaussian."""
-    dim = len(first)
+    """Quasi-Newton paths in one form of coordinates, each with its best Gaussian.
+
+    They start at given unconstrained values, and at random points near the origin.
+    """
+    dim = given.shape[1]
     starts = rng.uniform(-RADIUS, RADIUS, (count, dim))
-    moved = model.at(first[None], np.ones(dim), form).moved[0]
-    if np.all(np.isfinite(moved)):
-        starts[0] = moved
+    moved = model.at(given, np.ones(dim), form).moved
+    moved = moved[np.all(np.isfinite(moved), axis=1)]
+    starts[: len(moved)] = moved
     budget = PATH_GRADIENTS // NUM_PATHS
     paths = quasi_newton_paths(model.in_form(form), starts, budget)
     noise = _antithetic(rng, PATH_DRAWS, dim)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from numpyro import handlers
+from numpyro.distributions import biject_to
 
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
@@ -22,7 +23,8 @@ from numpyro_kscore._tracing.coordinates import (
 
 __all__ = ["find_start", "unravel"]
 
-Unravel = Callable[[Array], dict[str, Array]]
+# Draws of the prior that paths may start from.
+PRIOR_DRAWS = 4
 
 
 def find_start(
@@ -58,7 +60,8 @@ def find_start(
             lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
         )
         try:
-            return find_gaussian(density, first, np.concatenate(flags), rng)
+            from_prior = _prior_draws(model, args, kwargs, sizes)
+            return find_gaussian(density, first, from_prior, np.concatenate(flags), rng)
         except FloatingPointError:
             return None
 
@@ -69,6 +72,25 @@ def find_start(
         except (TypeError, ValueError):
             # A model may insist on single precision, as by a carry of a scan in float32.
             return search()
+
+
+def _prior_draws(
+    model: Callable[..., Any], args: Any, kwargs: Any, sizes: dict[str, tuple[int, ...]]
+) -> np.ndarray:
+    """Unconstrained values drawn from the prior, (m, d); none if it cannot be drawn from."""
+
+    def draw(key: Array) -> Array:
+        trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in sizes]
+        return jnp.concatenate([jnp.ravel(part) for part in parts])
+
+    try:
+        draws = jax.jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
+    except NotImplementedError:
+        # Improper priors have no draws.
+        return np.zeros((0, sum(int(np.prod(shape)) for shape in sizes.values())))
+    found = np.asarray(draws, float)
+    return found[np.all(np.isfinite(found), axis=1)]
 
 
 def unravel(flat: Array, sizes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
