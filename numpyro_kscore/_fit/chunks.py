@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,8 @@ __all__ = ["Chunk", "inspect_svi", "latent_size", "make_chunk", "parameter_slots
 
 # Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
 EVALUATION_DRAWS = 1024
+# Most dimensions in which moments are compared with all correlations taken into account.
+MOST_CORRELATED = 256
 # Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
 SMALLEST_BATCH = 64
 
@@ -124,8 +127,8 @@ def make_chunk(
         forward_mode: differentiate in forward mode.
     """
 
-    def step(carry: Any, size: jax.Array) -> tuple[Any, jax.Array]:
-        state, total = carry
+    def step(start: list[jax.Array], carry: Any, size: jax.Array) -> tuple[Any, jax.Array]:
+        state, moved = carry
         old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         state, loss = svi.stable_update(
             state, *args, forward_mode_differentiation=forward_mode, **kwargs
@@ -135,14 +138,15 @@ def make_chunk(
         new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
                for a, b in zip(old, new, strict=True)]  # fmt: skip
         state = state._replace(optim_state=_with_parameters(state.optim_state, slots, new))
-        return (state, [a + b for a, b in zip(total, new, strict=True)]), loss
+        return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
 
     def chunk(state: SVIState, sizes: jax.Array) -> Chunk:
         count = sizes.shape[0]
         start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         carry = (state, [jnp.zeros_like(a) for a in start])
-        (state, total), losses = lax.scan(step, carry, sizes)
-        mean = [(a / count).astype(a.dtype) for a in total]
+        (state, moved), losses = lax.scan(partial(step, start), carry, sizes)
+        # Means of changes, so that parameters that do not change stay as they are.
+        mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
         averaged = state._replace(
             optim_state=_with_parameters(state.optim_state, slots, mean),
         )
@@ -187,14 +191,52 @@ def _look_at_guide(
     weight = valid / jnp.maximum(count, 1)
     mean = weight @ jnp.where(valid, log_density, 0.0)
     variance = weight @ jnp.where(valid, (log_density - mean) ** 2, 0.0)
-    spread = weight @ (x - weight @ x) ** 2
+    centered = x - weight @ x
+    spread = weight @ centered**2
+    shift, width = moment_errors(centered, s, weight)
     return {
         "discrepancy": discrepancy.value,
+        "shift": shift,
+        "width": width,
         "discrepancy_error": discrepancy.standard_error,
         "log_density": mean,
         "log_density_error": jnp.sqrt(variance / jnp.maximum(count, 1)),
         "log_spread": 0.5 * jnp.mean(jnp.log(jnp.maximum(spread, jnp.finfo(x.dtype).tiny))),
     }
+
+
+def moment_errors(
+    centered: jax.Array, scores: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """How far means and standard deviations of draws are from the model's, by Stein's identities.
+
+    With the covariance C of the draws, ``E[C s] = 0`` and ``E[(C s)_i x_i] = -C_ii`` hold at the
+    model. To first order their residuals are the error of each mean and twice that of each log
+    standard deviation. For a Gaussian they have no Monte-Carlo error at all.
+
+    Args:
+        centered: draws less their mean, (n, d).
+        scores: the model's score at the draws, (n, d).
+        weight: weights of the draws, (n,), which sum to 1.
+
+    Returns:
+        The largest error of a mean, in standard deviations, and of a log standard deviation, each
+        beyond two standard errors, and zero at least.
+    """
+    covariance = (centered * weight[:, None]).T @ centered
+    if centered.shape[1] > MOST_CORRELATED:
+        residual = scores * jnp.diag(covariance) + centered
+    else:
+        residual = scores @ covariance + centered
+    variance = jnp.maximum(jnp.diag(covariance), jnp.finfo(centered.dtype).tiny)
+    count = 1 / jnp.sum(weight**2)
+
+    def largest(values: jax.Array) -> jax.Array:
+        mean = weight @ values
+        error = jnp.sqrt(weight @ (values - mean) ** 2 / count)
+        return jnp.max(jnp.maximum(jnp.abs(mean) - 2 * error, 0.0))
+
+    return largest(residual / jnp.sqrt(variance)), largest(0.5 * residual * centered / variance)
 
 
 def strongly_typed(state: Any) -> Any:

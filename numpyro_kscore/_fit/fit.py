@@ -38,8 +38,9 @@ class FitInfo(NamedTuple):
             was below ``tol``.
         cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"`` or
             ``"interrupted"``; the first two are convergence.
-        doubt: what is wrong with a fit that converged: ``"far"`` from the model, too ``"noisy"``
-            to tell, ``"recovered"`` from numbers that were not finite; empty if nothing is.
+        doubt: what is wrong with a fit that converged: ``"far"`` from the model, ``"moments"``
+            that are off, too ``"noisy"`` to tell, ``"recovered"`` from numbers that were not
+            finite; empty if nothing is.
         reason: both in words.
         best_step: the last of the steps whose mean is returned.
         recoveries: how often a chunk was undone and tried again.

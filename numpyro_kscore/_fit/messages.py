@@ -22,7 +22,7 @@ CAUSES: dict[Cause, tuple[str, str]] = {
         "Try a larger max_steps, or a larger tol if this is good enough",
     ),
     "plateau": ("no improvement any more, settled after {steps} steps", ""),
-    "tol": ("discrepancy below {tol:g} sd, settled after {steps} steps", ""),
+    "tol": ("discrepancy and moments within {tol:g} sd, settled after {steps} steps", ""),
 }
 # Additions to the reason of a fit that converged, and the advice.
 DOUBTS: dict[Doubt, tuple[str, str]] = {
@@ -30,6 +30,11 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
     "far": (
         ", at a guide {distance:.2g} sd from the model",
         "Try a more flexible guide, more particles or other parameters",
+    ),
+    "moments": (
+        ", at a guide whose means are off by up to {shift:.2g} sd and standard deviations by up to "
+        "{width:.0%}",
+        "Try more particles, more steps or other parameters",
     ),
     "noisy": (
         ", at a guide whose distance from the model is too noisy to tell",

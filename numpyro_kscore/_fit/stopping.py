@@ -28,7 +28,7 @@ __all__ = [
 
 Phase = Literal["search", "settle", "done"]
 Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted"]
-Doubt = Literal["", "far", "noisy", "recovered"]
+Doubt = Literal["", "far", "moments", "noisy", "recovered"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")
 
@@ -41,8 +41,9 @@ SEARCH_FRACTION = 0.4
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
 RUNAWAY_SPREAD = 0.1
-# A settled fit with a larger discrepancy, in standard deviations, is called doubtful.
-DOUBTFUL = 0.3
+# A settled fit is called doubtful beyond this discrepancy, in standard deviations, and beyond these
+# errors of a mean or a log standard deviation.
+DOUBTFUL, DOUBTFUL_MOMENT = 0.3, 0.15
 
 
 class Rule(NamedTuple):
@@ -80,6 +81,9 @@ class Look(NamedTuple):
         log_density_error: its standard error.
         log_spread: mean log standard deviation of the draws' coordinates.
         skipped: number of steps skipped because their loss or gradient was not finite.
+        shift: largest error of a mean that is seen beyond two standard errors, in standard
+            deviations, by Stein's identity.
+        width: the same for a log standard deviation.
     """
 
     discrepancy: float
@@ -90,6 +94,8 @@ class Look(NamedTuple):
     log_density_error: float
     log_spread: float
     skipped: int
+    shift: float = 0.0
+    width: float = 0.0
 
 
 class Progress(NamedTuple):
@@ -125,12 +131,15 @@ class Ending(NamedTuple):
             below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"`` or
             ``"interrupted"``.
         doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
+            ``"moments"`` (a mean or a standard deviation is off),
             ``"noisy"`` (its distance is too noisy to tell), ``"recovered"`` (numbers were not
             finite on the way); otherwise empty.
         steps: number of steps.
         tol: tolerance of the rule.
         distance: discrepancy of the best guide, in standard deviations; NaN if not known.
         recoveries: how often a chunk was undone and tried again.
+        shift: largest error of a mean, in standard deviations, as in :class:`Look`.
+        width: largest error of a log standard deviation.
     """
 
     cause: Cause
@@ -139,6 +148,8 @@ class Ending(NamedTuple):
     tol: float
     distance: float
     recoveries: int
+    shift: float = 0.0
+    width: float = 0.0
 
     @property
     def converged(self) -> bool:
@@ -198,9 +209,10 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
 
 
 def _is_below(look: Look, rule: Rule) -> bool:
-    """Whether the discrepancy is below tol² by two errors; False where it is not known."""
+    """Whether discrepancy, means and widths are within tol; False where they are not known."""
     # Negative estimates are noise: clip them at zero.
-    return max(look.discrepancy, 0.0) + 2 * look.discrepancy_error < rule.tol**2
+    is_near = max(look.discrepancy, 0.0) + 2 * look.discrepancy_error < rule.tol**2
+    return is_near and max(look.shift, look.width) < rule.tol
 
 
 def _is_worse(look: Look, other: Look, rule: Rule) -> bool:
@@ -240,19 +252,25 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
 def conclude(progress: Progress, rule: Rule, interrupted: bool) -> Ending:
     """How a fit ended."""
     cause: Cause = "interrupted" if interrupted else progress.cause
-    distance = math.nan
+    distance = shift = width = math.nan
     doubt: Doubt = ""
     if progress.looks:
         best = progress.looks[progress.best]
         distance = math.sqrt(max(best.discrepancy, 0.0))
+        shift, width = best.shift, best.width
+        if cause == "tol" and not _is_below(best, rule):
+            # It was while the search lasted.
+            cause = "plateau"
         doubt = _doubt(best, progress.recoveries) if cause in CONVERGED else ""
     steps = len(progress.looks) * rule.chunk_size
-    return Ending(cause, doubt, steps, rule.tol, distance, progress.recoveries)
+    return Ending(cause, doubt, steps, rule.tol, distance, progress.recoveries, shift, width)
 
 
 def _doubt(best: Look, recoveries: int) -> Doubt:
     if best.discrepancy - 3 * best.discrepancy_error > DOUBTFUL**2:
         return "far"
+    if max(best.shift, best.width) > DOUBTFUL_MOMENT:
+        return "moments"
     if 3 * best.discrepancy_error > DOUBTFUL**2:
         return "noisy"
     return "recovered" if recoveries else ""

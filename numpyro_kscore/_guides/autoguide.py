@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import random
+from jax import lax, random
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
@@ -19,6 +20,9 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._guides.perceptron import GATE_RATE, apply_network, check_network, perceptron
+from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
+from numpyro_kscore._starts.search import find_start
+from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
@@ -28,17 +32,22 @@ __all__ = ["AutoImplicit", "standard_normal"]
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
 QUANTILE_DRAWS = 10_000
+# Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
+LARGEST_START = 1_000
 
 
 class AutoImplicit(AutoContinuous):
     """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
 
-    The default network is residual, ``u = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
-    are a perceptron whose last layer starts at zero and A starts as the identity. The guide starts
-    as the narrow mean-field Gaussian that NumPyro's own guides start from. f bends it; the gate
-    ``exp(g)`` lets one coordinate set the scale of others, as in hierarchical models, and makes
-    heavy tails.
-    Fit it with :class:`~numpyro_kscore.ImplicitELBO`.
+    The default network is residual, ``x = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
+    are a perceptron whose last layer starts at zero and A starts as the identity. f bends it; the
+    gate ``exp(g)`` lets one coordinate set the scale of others, as in hierarchical models, and
+    makes heavy tails. Fit it with :class:`~numpyro_kscore.ImplicitELBO`.
+
+    The latents are ``m + C x`` with a Gaussian N(m, C Cᵀ) near the posterior, which the guide finds
+    when it first sees the model and its data (docs/start), and where it starts. Latents whose
+    prior's location or scale depends on other latents are in partially non-centered coordinates
+    there.
 
     Args:
         model: a NumPyro model with continuous latents, none of them in subsampled plates.
@@ -47,11 +56,14 @@ class AutoImplicit(AutoContinuous):
             network (with less noise the guide would have no density at all); by default the
             latent dimension.
         network: replaces the default network: a callable from noise (noise_dim,) to
-            unconstrained latents (latent_dim,), which may use ``numpyro.param``,
-            ``flax_module`` and further sample sites marked ``is_auxiliary``; or a flax linen
-            module.
-        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
-        init_scale: initial standard deviation of every unconstrained coordinate.
+            x (latent_dim,), which may use ``numpyro.param``, ``flax_module`` and further sample
+            sites marked ``is_auxiliary``; or a flax linen module.
+        warm_start: whether to look for a Gaussian near the posterior; it takes about 3000 gradients
+            of the model. Otherwise x is the unconstrained latents themselves, and the guide starts
+            as the narrow Gaussian that NumPyro's own guides start from.
+        init_loc_fn: per-site initial values, see NumPyro's initialization strategies; one of the
+            paths of the search starts there.
+        init_scale: initial standard deviation of every x, by default 1; without a warm start .1.
         prefix: prefix of the names of parameters and noise sites.
         forward_mode_differentiation: find initial values in forward mode, for models with
             ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
@@ -79,8 +91,9 @@ class AutoImplicit(AutoContinuous):
         hidden_dims: Sequence[int] = (64, 64),
         noise_dim: int | None = None,
         network: Callable[[jax.Array], jax.Array] | Any = None,
+        warm_start: bool = True,
         init_loc_fn: Callable[..., Any] = init_to_uniform,
-        init_scale: float = 0.1,
+        init_scale: float | None = None,
         prefix: str = "auto",
         forward_mode_differentiation: bool = False,
     ) -> None:
@@ -90,13 +103,16 @@ class AutoImplicit(AutoContinuous):
             check_count("hidden_dims", width)
         if noise_dim is not None:
             check_count("noise_dim", noise_dim)
-        check_positive("init_scale", init_scale)
+        if init_scale is not None:
+            check_positive("init_scale", init_scale)
         if network is not None:
             check_network(network)
         self.hidden_dims = tuple(hidden_dims)
         self.noise_dim = noise_dim
         self.network = network
+        self.warm_start = warm_start
         self.init_scale = init_scale
+        self.start: GaussianStart | None = None
         super().__init__(
             model,
             prefix=prefix,
@@ -119,12 +135,32 @@ class AutoImplicit(AutoContinuous):
             ) from error
         if self.noise_dim is None:
             self.noise_dim = self._default_noise_dim()
+        self._arguments = args, kwargs
+        self.start = self._find_start() if self.warm_start else None
         self._dynamic = any(_is_dynamic(self.prototype_trace[name]) for name in self._init_locs)
         try:
             self._check_noise()
         except ValueError:
             self.prototype_trace = None
             raise
+
+    def _find_start(self) -> GaussianStart | None:
+        """A Gaussian near the posterior; None where the search cannot run."""
+        if self.latent_dim > LARGEST_START:
+            return None
+        args, kwargs = self._arguments
+        given = (args, kwargs, self._init_latent)
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
+            warnings.warn(
+                f"{type(self).__name__}: expected a first call outside of jit and vmap, where the "
+                "search for a start can run; got traced values. The guide starts from a narrow "
+                "Gaussian. Call svi.init outside, or say warm_start=False",
+                UserWarning,
+                stacklevel=2,
+            )
+            return None
+        forward = self._forward_mode_differentiation
+        return find_start(self.model, args, kwargs, self._init_locs, forward)
 
     def _check_latents(self, *args: Any, **kwargs: Any) -> None:
         """Raise for latents the guide cannot have; NumPyro would sum out discrete ones."""
@@ -146,24 +182,41 @@ class AutoImplicit(AutoContinuous):
         elif self._has_loc():
             # Takes a key from the random stream, as the set-up did, but only while parameters are
             # made: a second fit with the same guide and key starts from the same weights.
-            numpyro.param(f"{self.prefix}_loc", lambda key: self._init_latent)
+            numpyro.param(f"{self.prefix}_loc", lambda key: self._init_loc())
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
-        unconstrained = self._unpack_latent(self._sample_latent(*args, **kwargs))
-        values = {}
-        if self._dynamic:
-            # Supports that depend on other sites are known to the model only.
-            with handlers.block():
-                values = self._postprocess_fn(unconstrained)
+        coordinates = self._unpack_latent(self._sample_latent(*args, **kwargs))
+        centering = self._centering()
+        trace = {}
+        if self._dynamic or centering:
+            # Supports and priors that depend on other sites are known to the model only.
+            with handlers.block(hide_fn=lambda site: site["type"] != "param"):
+                model = handlers.seed(self.model, random.key(0))
+                trace = trace_at(model, args, kwargs, coordinates, centering)
         out = {}
-        for name, u in unconstrained.items():
+        for name, x in coordinates.items():
             site = self.prototype_trace[name]
             with helpful_support_errors(site):
-                value = values[name] if self._dynamic else biject_to(site["fn"].support)(u)
-            fn = Implicit(value, site["fn"].event_dim, unconstrained=u)
+                value = trace[name]["value"] if trace else biject_to(site["fn"].support)(x)
+            degrees = centering.get(name)
+            fn = Implicit(value, site["fn"].event_dim, unconstrained=x, centering=degrees)
             out[name] = numpyro.sample(name, fn)
         return out
+
+    def _centering(self) -> dict[str, jax.Array]:
+        """Degrees of centering of the latents that are not centered."""
+        if self.start is None or np.all(self.start.centering == 1):
+            return {}
+        flat = self._frozen("centering", self.start.centering)
+        apart = self._unpack_latent(self.start.centering)
+        degrees = self._unpack_latent(flat)
+        return {name: degrees[name] for name, c in apart.items() if np.any(np.asarray(c) != 1)}
+
+    def _frozen(self, name: str, value: np.ndarray) -> jax.Array:
+        """A parameter that is not fitted: a result then needs no guide that knows the start."""
+        array = jnp.asarray(value, self._init_latent.dtype)
+        return lax.stop_gradient(numpyro.param(f"{self.prefix}_{name}", array))
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         noise = numpyro.sample(
@@ -171,10 +224,14 @@ class AutoImplicit(AutoContinuous):
             standard_normal(self.noise_dim),
             infer={"is_auxiliary": True},
         )
-        return self._push(noise)
+        x = self._push(noise)
+        if self.start is None:
+            return x
+        mean, factor = self.start.gaussian
+        return self._frozen("mean", mean) + self._frozen("factor", factor) @ x
 
     def _push(self, noise: jax.Array) -> jax.Array:
-        """Noise to unconstrained latents."""
+        """Noise to x, latents relative to the start."""
         if self.network is not None:
             return self._apply_network(noise)
         loc, scale = self._affine()
@@ -198,13 +255,17 @@ class AutoImplicit(AutoContinuous):
 
     def _affine(self) -> tuple[jax.Array, jax.Array]:
         """Location and scale of the Gaussian a guide starts from."""
-        loc = numpyro.param(f"{self.prefix}_loc", self._init_latent)
+        loc = numpyro.param(f"{self.prefix}_loc", self._init_loc())
+        init_scale = self.init_scale or (COLD_SCALE if self.start is None else 1.0)
         scale = numpyro.param(
             f"{self.prefix}_scale",
-            jnp.asarray(np.full(self.latent_dim, self.init_scale, loc.dtype)),
+            jnp.asarray(np.full(self.latent_dim, init_scale, loc.dtype)),
             constraint=constraints.softplus_positive,
         )
         return loc, scale
+
+    def _init_loc(self) -> jax.Array:
+        return self._init_latent if self.start is None else jnp.zeros_like(self._init_latent)
 
     def _default_noise_dim(self) -> int:
         return self.latent_dim
@@ -226,8 +287,7 @@ class AutoImplicit(AutoContinuous):
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Draws of the latent sites, with leading dimensions ``sample_shape``."""
-        flat = self._draw_latent(rng_key, params, sample_shape)
-        return self._unpack_and_constrain(flat, params)
+        return self._constrained(self._draw_latent(rng_key, params, sample_shape), params)
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
         """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
@@ -236,7 +296,30 @@ class AutoImplicit(AutoContinuous):
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
         flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
-        return self._unpack_and_constrain(jnp.median(flat, axis=0), params)
+        return self._constrained(jnp.median(flat, axis=0), params)
+
+    def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
+        """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
+        centering = handlers.substitute(self._centering, data=params)()
+        if not centering:
+            return self._unpack_and_constrain(flat, params)
+        args, kwargs = self._arguments
+        model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
+
+        def one(x: jax.Array) -> dict[str, jax.Array]:
+            coordinates = self._unpack_latent(x)
+            trace = trace_at(model, args, kwargs, coordinates, centering)
+            return {
+                name: site["value"]
+                for name, site in trace.items()
+                if name in coordinates or site["type"] == "deterministic"
+            }
+
+        if flat.ndim == 1:
+            return one(flat)
+        values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
+        shape = flat.shape[:-1]
+        return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
 
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
         """Quantiles of every number of every latent site, from 10 000 draws with a fixed key.

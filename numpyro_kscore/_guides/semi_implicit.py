@@ -18,9 +18,9 @@ MOST_NOISE = 16
 class AutoSemiImplicit(AutoImplicit):
     """A mixture of mean-field Gaussians over network noise, which may be smaller than the latents.
 
-    ``u | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)`` in unconstrained coordinates,
-    where f and g are a perceptron whose last layer starts at zero, as M does. The guide starts as
-    the narrow mean-field Gaussian that :class:`~numpyro_kscore.AutoImplicit` starts from. It has a
+    ``x | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)``, where f and g are a perceptron
+    whose last layer starts at zero, as M does, and the latents are ``m + C x`` with the Gaussian
+    N(m, C Cᵀ) that :class:`~numpyro_kscore.AutoImplicit` starts from. It has a
     density given ε, but no marginal one (Yin and Zhou 2018). The Gaussian part keeps it from
     collapsing onto a surface of the noise's dimension; for a posterior that is a thin sheet,
     :class:`~numpyro_kscore.AutoImplicit` comes closer.
@@ -31,8 +31,9 @@ class AutoSemiImplicit(AutoImplicit):
         noise_dim: dimension of ε, by default the latent dimension, at most 16.
         network: a callable from ε (noise_dim,) to the Gaussians' means less ``loc``
             (latent_dim,), or a flax linen module. Their standard deviations are then ``scale``.
-        init_loc_fn: per-site initial values, see NumPyro's initialization strategies.
-        init_scale: initial standard deviation of every unconstrained coordinate.
+        warm_start: as for :class:`~numpyro_kscore.AutoImplicit`.
+        init_loc_fn: as there.
+        init_scale: as there.
         prefix: prefix of the names of parameters and noise sites.
         forward_mode_differentiation: as for :class:`~numpyro_kscore.AutoImplicit`.
 

@@ -24,8 +24,8 @@ from numpyro_kscore._tracing.particles import (
     LogJoint,
     are_finite,
     draw_particle,
-    draw_plates,
     log_joint_and_gradients,
+    with_shared,
 )
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._util.checks import check_count
@@ -178,7 +178,7 @@ class ImplicitELBO(ELBO):
         settings = self.settings
         program = Program(param_map, model, guide, args, kwargs, {})
         layout = pool(inspect_program(rng_key, program), settings.aggregate)
-        program = program._replace(plates=draw_plates(rng_key, program, layout))
+        program = with_shared(rng_key, program, layout)
         num_particles = count_particles(layout, settings, self.num_particles)
         check_place(settings.estimator, param_map)
         drawn, draws = self._draw(rng_key, program, layout, num_particles)

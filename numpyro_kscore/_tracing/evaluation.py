@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import draw_particle, draw_plates, log_joint_and_gradients
+from numpyro_kscore._tracing.particles import draw_particle, log_joint_and_gradients, with_shared
 from numpyro_kscore._tracing.program import Program
 
 __all__ = ["evaluate_particles"]
@@ -38,9 +38,8 @@ def evaluate_particles(
         The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites
         of the guide that have one, zero if none has.
     """
-    program = program._replace(
-        params=lax.stop_gradient(program.params), plates=draw_plates(key, program, layout)
-    )
+    program = program._replace(params=lax.stop_gradient(program.params))
+    program = with_shared(key, program, layout)
 
     def batch(keys: Array) -> tuple[Array, ...]:
         draw = partial(draw_particle, program=program, layout=layout)

@@ -31,6 +31,10 @@ class Implicit(Distribution):
         event_dim: number of event dimensions, as the model's site has it.
         unconstrained: the draw in unconstrained coordinates, shape batch + anything, if the
             guide has it; this saves the inverse of the model's transform, and its rounding.
+        centering: with ``unconstrained``, which is then in partially non-centered coordinates of
+            these degrees: the location and scale of the model's prior are taken out of it (0), or
+            left in (1, the default). Of the shape of ``unconstrained``, in [0, 1]; the prior's
+            family must have a location and a scale, and all particles share it.
 
     Raises:
         TypeError: if ``event_dim`` is not an integer.
@@ -39,7 +43,7 @@ class Implicit(Distribution):
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}
     reparametrized_params = ["value"]
-    pytree_data_fields = ("value", "unconstrained")
+    pytree_data_fields = ("value", "unconstrained", "centering")
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Implicit(Distribution):
         event_dim: int = 0,
         *,
         unconstrained: Any = None,
+        centering: Any = None,
         validate_args: bool | None = None,
     ) -> None:
         ndim = jnp.ndim(value)
@@ -58,7 +63,14 @@ class Implicit(Distribution):
                 f"got {event_dim}"
             )
         self.value = value
+        if centering is not None and jnp.shape(centering) != jnp.shape(unconstrained):
+            raise ValueError(
+                "centering: expected the shape of unconstrained, "
+                f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
+                f"{jnp.shape(centering)}"
+            )
         self.unconstrained = unconstrained
+        self.centering = centering
         shape = jnp.shape(value)
         batch_shape, event_shape = shape[: ndim - event_dim], shape[ndim - event_dim :]
         super().__init__(batch_shape, event_shape, validate_args=validate_args)

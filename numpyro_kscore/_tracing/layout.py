@@ -103,12 +103,14 @@ class Layout(NamedTuple):
         model_params: names of the model's parameters.
         shared_plates: subsampled plates of which all particles must draw the same rows, because
             rows are estimated one by one or latents are computed from them.
+        partially_centered: names of the latents whose coordinates are partially non-centered.
     """
 
     sites: tuple[Site, ...]
     parts: tuple[Part, ...]
     model_params: tuple[str, ...]
     shared_plates: tuple[str, ...]
+    partially_centered: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -12,13 +12,14 @@ from jax import lax
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
-from numpyro.infer.util import potential_energy
 from numpyro.primitives import Messenger
 
+from numpyro_kscore._tracing.coordinates import log_density_at
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
+    centering_of,
     is_subsampled,
     trace_both,
     unconstrain,
@@ -31,8 +32,8 @@ __all__ = [
     "LogJoint",
     "are_finite",
     "draw_particle",
-    "draw_plates",
     "log_joint_and_gradients",
+    "with_shared",
 ]
 
 
@@ -55,13 +56,17 @@ class Draw(NamedTuple):
     model_key: jax.Array
 
 
-def draw_plates(key: jax.Array, program: Program, layout: Layout) -> dict[str, jax.Array]:
-    """Rows of the plates that all particles share."""
-    if not layout.shared_plates:
-        return {}
+def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
+    """The program with what all particles share: rows of plates, and degrees of centering."""
+    if not layout.shared_plates and not layout.partially_centered:
+        return program
     # The keys of particles are split from the same one.
-    rows = values_of(trace_both(key_apart(key, 0), program).guide, "plate")
-    return {name: rows[name] for name in layout.shared_plates}
+    trace = trace_both(key_apart(key, 0), program).guide
+    rows = values_of(trace, "plate")
+    plates = {name: rows[name] for name in layout.shared_plates}
+    degrees = {name: centering_of(trace[name]) for name in layout.partially_centered}
+    centering = {name: lax.stop_gradient(c) for name, c in degrees.items() if c is not None}
+    return program._replace(plates=plates, centering=centering)
 
 
 def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
@@ -181,7 +186,7 @@ class _Model(NamedTuple):
         model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
         seeded = handlers.trace(handlers.seed(model, draw.model_key))
         latents = self.layout.unravel(flat)
-        value = -potential_energy(seeded, program.args, program.kwargs, latents)
+        value = log_density_at(seeded, program.args, program.kwargs, latents, program.centering)
         prior = [
             _log_density(name, latents[name], seeded.trace, seeded.trace)
             for name in sorted(self.layout.pooled_sites)

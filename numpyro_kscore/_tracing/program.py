@@ -28,6 +28,7 @@ from numpyro_kscore._tracing.validation import (
 __all__ = [
     "Program",
     "Traces",
+    "centering_of",
     "inspect_program",
     "is_subsampled",
     "trace_both",
@@ -46,6 +47,7 @@ class Program(NamedTuple):
         args: arguments of both.
         kwargs: keyword arguments of both.
         plates: rows of subsampled plates that all particles share.
+        centering: degrees of centering of the latents whose coordinates are not centered.
     """
 
     params: dict[str, Any]
@@ -54,6 +56,7 @@ class Program(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     plates: dict[str, jax.Array]
+    centering: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
 class Traces(NamedTuple):
@@ -169,7 +172,14 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
         if block.is_implicit:
             shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
-    return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)))
+    centered = tuple(name for name in sites if centering_of(traces.guide[name]) is not None)
+    return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), centered)
+
+
+def centering_of(guide_site: dict[str, Any]) -> jax.Array | None:
+    """Degrees of centering of a guide's draw; None if its coordinates are centered."""
+    fn = guide_site["fn"]
+    return fn.centering if isinstance(fn, Implicit) else None
 
 
 def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
@@ -212,7 +222,7 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:
-    """The guide's draw in the unconstrained coordinates of the model's support."""
+    """The guide's draw in its coordinates, by default those of the model's support."""
     fn = guide_site["fn"]
     with helpful_support_errors(model_site):
         transform = biject_to(model_site["fn"].support)

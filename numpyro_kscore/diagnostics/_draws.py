@@ -12,13 +12,13 @@ import numpy as np
 from jax import Array, lax
 from numpyro import handlers
 from numpyro.infer import SVI
-from numpyro.infer.util import constrain_fn, potential_energy
 
+from numpyro_kscore._tracing.coordinates import log_density_at, trace_at
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import are_finite
+from numpyro_kscore._tracing.particles import are_finite, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
@@ -84,7 +84,8 @@ def fitted_guide(
     program = Program(params, svi.model, svi.guide, args, kwargs, {})
     _check_observed(program)
     forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
-    return FittedGuide(program, inspect_program(key, program), forward)
+    layout = inspect_program(key, program)
+    return FittedGuide(with_shared(key, program, layout), layout, forward)
 
 
 def _check_observed(program: Program) -> None:
@@ -192,7 +193,7 @@ def log_joint(flat: Array, program: Program, layout: Layout, key: Array) -> Arra
     """The model's log density at unconstrained latents (d,), with the log-Jacobian."""
     model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
     latents = layout.unravel(flat)
-    return -potential_energy(model, program.args, program.kwargs, latents)
+    return log_density_at(model, program.args, program.kwargs, latents, program.centering)
 
 
 def _laplacian(
@@ -217,13 +218,18 @@ def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]
 
     def one(x: Array) -> dict[str, Array]:
         model = handlers.substitute(program.model, data=dict(program.params))
-        sites = constrain_fn(
+        latents = layout.unravel(x)
+        trace = trace_at(
             handlers.seed(model, jax.random.key(0)),
             program.args,
             program.kwargs,
-            layout.unravel(x),
-            return_deterministic=True,
+            latents,
+            program.centering,
         )
-        return {name: value for name, value in sites.items() if name not in program.params}
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if name in latents or site["type"] == "deterministic"
+        }
 
     return jax.jit(partial(lax.map, one, batch_size=BATCH))(flat)

@@ -2,9 +2,11 @@
 
 from typing import get_args
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_kscore._fit.chunks import moment_errors
 from numpyro_kscore._fit.messages import describe
 from numpyro_kscore._fit.stopping import (
     Cause,
@@ -163,3 +165,24 @@ def test_every_code_has_words():
         for doubt in get_args(Doubt):
             if cause:
                 assert "{" not in "".join(describe(Ending(cause, doubt, 10, 0.1, 0.5, 2)))
+
+
+def test_moment_errors_of_a_gaussian_are_exact():
+    """Draws with another mean and other widths than those of a correlated Gaussian model."""
+    rng = np.random.default_rng(0)
+    factor = np.array([[2.0, 0.0], [1.5, 0.5]])
+    x = rng.normal(size=(500, 2)) @ factor.T * 0.9
+    centered = x - x.mean(0)
+    weight = np.full(500, 1 / 500)
+    # Where draws are 10 % too narrow, E[(C s)_i x_i] is -.81 C_ii.
+    narrow = np.cov(centered.T, bias=True)
+    scores = -centered @ np.linalg.inv(narrow) * 0.81
+    shift, width = moment_errors(*(jnp.asarray(a, float) for a in (centered, scores, weight)))
+    # The residual is .19 x, whose square has a standard error of sqrt(2 / 500) of its mean; two
+    # errors are taken off. The error itself is known to a tenth.
+    assert float(width) == pytest.approx(0.095 * (1 - 2 * np.sqrt(2 / 500)), abs=0.0015)
+    assert float(shift) < 1e-5
+    moved = scores + 0.3 * np.linalg.inv(np.linalg.cholesky(narrow)).T[:, 0]
+    shift, _ = moment_errors(*(jnp.asarray(a, float) for a in (centered, moved, weight)))
+    # C L⁻ᵀ e₁ is the first column of L, so that the first mean is off by .3 sd.
+    assert 0.25 < float(shift) < 0.32

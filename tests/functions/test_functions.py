@@ -10,7 +10,7 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore import ImplicitELBO
-from numpyro_kscore._tracing.particles import draw_particle, draw_plates
+from numpyro_kscore._tracing.particles import draw_particle, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.functions import measure
 from support.compiling import quick_jit
@@ -133,7 +133,7 @@ def test_rows_behind_latents_are_shared_and_others_are_not():
             program = Program({}, some_model, some_guide, (), {}, {})
             structure = inspect_program(keys[0], program)
             names.extend(structure.shared_plates)
-            program = program._replace(plates=draw_plates(keys[1], program, structure))
+            program = with_shared(keys[1], program, structure)
             draws = jax.vmap(lambda key: draw_particle(key, program, structure))(keys[2:])
             return program.plates, draws.plates
 

@@ -161,7 +161,9 @@ def test_values_returned_by_the_guide_are_its_sites(mixed):
 
 
 def test_pickling_before_use():
-    guide = pickle.loads(pickle.dumps(AutoImplicit(normal_model, hidden_dims=(8,), prefix="p")))
+    guide = pickle.loads(
+        pickle.dumps(AutoImplicit(normal_model, hidden_dims=(8,), warm_start=False, prefix="p"))
+    )
     restored, _, _, params = initialized(normal_model, guide=guide)
     assert "p_loc" in params
     assert restored.sample_posterior(KEY, params)["b"].shape == (2,)

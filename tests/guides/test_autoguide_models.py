@@ -141,7 +141,7 @@ def test_models_with_loops_are_initialized_in_forward_mode():
         double = lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, 2.0 * c[1]), (0, z))[1]
         numpyro.sample("data", dist.Normal(double, 1.0), obs=data)
 
-    guide = AutoImplicit(model, forward_mode_differentiation=True)
+    guide = AutoImplicit(model, forward_mode_differentiation=True, warm_start=False)
     elbo = ImplicitELBO(4, estimator=GaussianScore(), forward_mode_differentiation=True)
     svi = SVI(model, guide, optax.adam(1e-2), elbo)
     update = functools.partial(svi.update, forward_mode_differentiation=True)
@@ -164,7 +164,7 @@ def test_state_space_models(kind):
         scan(step, numpyro.sample("start", dist.Normal(0.0, 1.0)), data)
 
     data = jnp.arange(5.0)
-    guide, svi, state, params = initialized(model, data, guide=kind(model))
+    guide, svi, state, params = initialized(model, data, guide=kind(model, warm_start=False))
     after, loss = quick_jit(svi.update)(state, data)
     assert np.isfinite(loss)
     assert np.any(svi.get_params(after)["auto_loc"] != params["auto_loc"])
@@ -175,7 +175,7 @@ def test_state_space_models(kind):
 
 def test_blocked_models_in_a_list_of_guides():
     guide = AutoGuideList(normal_model)
-    guide.append(AutoImplicit(handlers.block(normal_model, hide=["b"])))
+    guide.append(AutoImplicit(handlers.block(normal_model, hide=["b"]), warm_start=False))
     guide.append(AutoNormal(handlers.block(normal_model, hide=["a"]), prefix="normal"))
     _, svi, state, params = initialized(normal_model, guide=guide)
     assert {"auto_loc", "b_normal_loc"} <= set(params)

@@ -41,7 +41,9 @@ def test_fewer_noise_than_latents_in_a_mixture():
 
 
 def test_mixtures_start_as_the_narrow_gaussian():
-    guide = AutoSemiImplicit(factor_model, noise_dim=2, init_loc_fn=init_to_median)
+    guide = AutoSemiImplicit(
+        factor_model, noise_dim=2, init_loc_fn=init_to_median, warm_start=False
+    )
     svi = SVI(factor_model, guide, optax.adam(1e-2), ImplicitELBO(16))
 
     @quick_jit
@@ -61,7 +63,7 @@ def test_networks_of_the_user_in_a_mixture():
         weight = numpyro.param("weight", jnp.ones((3, 5)))
         return noise @ weight
 
-    guide = AutoSemiImplicit(factor_model, noise_dim=3, network=network)
+    guide = AutoSemiImplicit(factor_model, noise_dim=3, network=network, warm_start=False)
     elbo = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
     svi = SVI(factor_model, guide, optax.adam(1e-2), elbo)
     state, loss = quick_jit(lambda key: svi.update(svi.init(key)))(random.key(0))

@@ -197,7 +197,7 @@ def banana():
 def test_a_network_follows_the_guide():
     """Sliced score matching, with one training step for each step of the guide."""
     elbo = ImplicitELBO(estimator=SlicedScoreMatching((64, 64), learning_rate=3e-3))
-    guide = AutoImplicit(banana)
+    guide = AutoImplicit(banana, warm_start=False)
     optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 1500))
     svi = SVI(banana, elbo.stateful(banana, guide), optimizer, elbo)
     result = svi.run(random.key(0), 1500, progress_bar=False)
@@ -216,7 +216,7 @@ def test_a_network_follows_the_guide():
 
 def test_networks_need_a_place():
     elbo = ImplicitELBO(16, estimator=SlicedScoreMatching((8,)))
-    svi = SVI(banana, AutoImplicit(banana), optax.adam(1e-2), elbo)
+    svi = SVI(banana, AutoImplicit(banana, warm_start=False), optax.adam(1e-2), elbo)
     state = jax.eval_shape(svi.init, random.key(0))
     with pytest.raises(ValueError, match=r"(?s)expected a place.*elbo.stateful\(model, guide\)"):
         jax.eval_shape(svi.update, state)
@@ -227,7 +227,7 @@ def test_a_network_for_each_block():
     mixed = AutoGuideList(banana)
     for name, other in (("x", "y"), ("y", "x")):
         part = handlers.block(banana, hide=[other])
-        mixed.append(AutoImplicit(part, hidden_dims=(4,), prefix=name))
+        mixed.append(AutoImplicit(part, hidden_dims=(4,), warm_start=False, prefix=name))
     elbo = ImplicitELBO(16, estimator=SlicedScoreMatching((8,)))
     svi = SVI(banana, elbo.stateful(banana, mixed), optax.adam(1e-2), elbo)
     state = jax.eval_shape(svi.init, random.key(0))
@@ -250,5 +250,5 @@ def test_networks_serve_blocks_of_one_row():
 
 
 def test_kernel_estimators_need_no_place():
-    guide = AutoImplicit(banana)
+    guide = AutoImplicit(banana, warm_start=False)
     assert ImplicitELBO().stateful(banana, guide) is guide

@@ -15,7 +15,7 @@ from numpyro.infer import SVI
 from numpyro.primitives import Messenger
 
 from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore._tracing.particles import draw_particle, draw_plates
+from numpyro_kscore._tracing.particles import draw_particle, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.estimators import Median
 from numpyro_kscore.estimators._coordinates import regress_out, standardize_samples
@@ -254,7 +254,7 @@ def test_rows_are_drawn_apart_from_the_noise_of_particles():
     structure = inspect_program(random.key(0), program)
     program = program._replace(guide=guide)
     key = random.key(3)
-    plates = draw_plates(key, program, structure)
+    plates = with_shared(key, program, structure).plates
     of_rows = set(guide.keys)
     guide.keys.clear()
     for one_key in random.split(key, 8):

@@ -165,7 +165,7 @@ def test_a_point_beside_an_implicit_guide_is_refused():
         numpyro.sample("b", dist.Normal(0.0, 1.0))
 
     guide = AutoGuideList(model)
-    guide.append(AutoImplicit(handlers.block(model, hide=["b"])))
+    guide.append(AutoImplicit(handlers.block(model, hide=["b"]), warm_start=False))
     guide.append(AutoDelta(handlers.block(model, hide=["a"]), prefix="point"))
     svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(FEW, estimator=GaussianScore()))
     state = svi.init(KEY)

@@ -463,7 +463,7 @@ def test_only_the_difference_to_the_model_is_clipped():
 
 
 def test_one_network_for_a_block_of_several_sites():
-    guide = AutoImplicit(model, hidden_dims=(4,))
+    guide = AutoImplicit(model, hidden_dims=(4,), warm_start=False)
     elbo = ImplicitELBO(16, estimator=SlicedScoreMatching((8,)))
     svi = SVI(model, elbo.stateful(model, guide), optax.adam(1e-2), elbo)
     state = jax.eval_shape(svi.init, KEY)

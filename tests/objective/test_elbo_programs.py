@@ -143,7 +143,7 @@ def test_float64(x64):
 
 def test_the_first_call_may_come_from_a_compiled_program():
     """No tracer of a program may stay behind in an automatic guide."""
-    guide = AutoImplicit(standard_model(2), hidden_dims=(4,))
+    guide = AutoImplicit(standard_model(2), hidden_dims=(4,), warm_start=False)
     elbo = ImplicitELBO(FEW, estimator=GaussianScore())
     svi = SVI(standard_model(2), guide, optax.adam(1e-2), elbo)
     init, update = quick_jit(svi.init), quick_jit(svi.update)

@@ -31,8 +31,9 @@ PUBLIC = ["numpyro_kscore"] + [
     for name in numpyro_kscore.__all__
     if inspect.ismodule(getattr(numpyro_kscore, name))
 ]
-# What the reference documents although nobody imports it: an entry of FitInfo.trace.
-RECEIVED = {"numpyro_kscore._fit.stopping.Look"}
+# What the reference documents although nobody imports it: an entry of FitInfo.trace, and what
+# warm_start returns.
+RECEIVED = {"numpyro_kscore._fit.stopping.Look", "numpyro_kscore._starts.warm_start.WarmStart"}
 # What pages import although it may change: the count of operations on the page about devices.
 INTERNAL = {"numpyro_kscore.kernels._gram"}
 

@@ -23,11 +23,12 @@ def normal_model():
 
 
 def initialized(model, *args, guide=None, key=KEY, compiled=True, **options):
-    """A guide that has seen its model, SVI and the parameters it starts from.
+    """A guide that has seen its model, SVI and the parameters it starts from: a cold start.
 
     Operation by operation it takes longer; but a guide set up in a compiled program keeps, as
     NumPyro's do, a trace of it, with which it cannot be pickled.
     """
+    options = {"warm_start": False, **options}
     guide = AutoImplicit(model, **options) if guide is None else guide
     svi = SVI(model, guide, optax.adam(1e-2), CHEAP)
     state = (quick_jit(svi.init) if compiled else svi.init)(key, *args)

@@ -290,12 +290,12 @@ def test_automatic_guides_and_lists_of_them():
         jax.eval_shape(lambda: found.extend(structure_of(gaussian_model, guide).parts))
         return {part.sites: part.is_implicit for part in found}
 
-    assert parts(AutoImplicit(gaussian_model)) == {("a", "b"): True}
+    assert parts(AutoImplicit(gaussian_model, warm_start=False)) == {("a", "b"): True}
     assert parts(AutoNormal(gaussian_model)) == {("a",): False, ("b",): False}
     # Its sites are values computed from one auxiliary draw.
     assert parts(AutoMultivariateNormal(gaussian_model)) == {("a", "b"): True}
     mixed = AutoGuideList(gaussian_model)
-    mixed.append(AutoImplicit(handlers.block(gaussian_model, hide=["a"])))
+    mixed.append(AutoImplicit(handlers.block(gaussian_model, hide=["a"]), warm_start=False))
     mixed.append(AutoNormal(handlers.block(gaussian_model, hide=["b"]), prefix="normal"))
     assert parts(mixed) == {("b",): True, ("a",): False}
 

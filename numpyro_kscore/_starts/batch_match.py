@@ -1,0 +1,135 @@
+"""Batch and match: the Gaussian whose scores at its own draws are the model's.
+
+Each step draws from the Gaussian, and moves it to where the weighted sum of the squared difference
+of scores (in the Gaussian's own metric) and the divergence from the last Gaussian is smallest. That
+step is in closed form (Cai, Modi, Pillaud-Vivien, Margossian, Gower, Blei and Saul 2024, *Batch and
+match: black-box variational inference with a score-based divergence*, algorithm 1). It does not
+know coordinates: stiff and correlated posteriors take as many steps as round ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Bound", "Gaussian", "elbo", "match_scores", "matched"]
+
+Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+class Gaussian(NamedTuple):
+    """The Gaussian N(mean, factor factorᵀ).
+
+    Attributes:
+        mean: shape (d,).
+        factor: lower triangle, (d, d), with a positive diagonal.
+    """
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+    def push(self, noise: np.ndarray) -> np.ndarray:
+        """Standard normal noise (m, d) to draws (m, d)."""
+        return self.mean + noise @ self.factor.T
+
+
+class Bound(NamedTuple):
+    """An evidence lower bound by Monte Carlo.
+
+    Attributes:
+        value: in nats; minus infinity if an energy was not finite.
+        standard_error: of it.
+    """
+
+    value: float
+    standard_error: float
+
+    @property
+    def surely(self) -> float:
+        """What it exceeds, up to two errors: of many noisy bounds the highest is too high."""
+        return self.value - 2 * self.standard_error
+
+
+def elbo(gaussian: Gaussian, noise: np.ndarray, energies: np.ndarray) -> Bound:
+    """The evidence lower bound of a Gaussian.
+
+    Args:
+        gaussian: the Gaussian.
+        noise: antithetic noise, the second half minus the first, (m, d).
+        energies: the model's at the draws of that noise, (m,).
+    """
+    if not np.all(np.isfinite(energies)):
+        return Bound(-np.inf, 0.0)
+    # With the density of the Gaussian at the draws, a perfect match has no error at all.
+    log_det = float(np.sum(np.log(np.diag(gaussian.factor))))
+    log_q = -0.5 * np.sum(noise**2, axis=1) - log_det - 0.5 * len(noise[0]) * np.log(2 * np.pi)
+    pairs = np.mean((-energies - log_q).reshape(2, -1), axis=0)
+    return Bound(float(np.mean(pairs)), float(np.std(pairs) / np.sqrt(max(len(pairs) - 1, 1))))
+
+
+def matched(
+    gaussian: Gaussian, noise: np.ndarray, scores: np.ndarray, weight: float
+) -> Gaussian | None:
+    """One step of batch and match.
+
+    Args:
+        gaussian: the Gaussian that the draws are of.
+        noise: the draws in its coordinates, (m, d).
+        scores: the model's scores at them, (m, d), in the latents' coordinates.
+        weight: how far the step trusts these draws, λ of the paper.
+
+    Returns:
+        The next Gaussian; None if its numbers are not finite.
+    """
+    # In coordinates in which the last Gaussian is the standard one.
+    scores = scores @ gaussian.factor
+    count, dim = noise.shape
+    mean_noise, mean_score = noise.mean(0), scores.mean(0)
+    shrunk = weight / (1 + weight)
+    z, s = noise - mean_noise, scores - mean_score
+    u = weight * (s.T @ s) / count + shrunk * np.outer(mean_score, mean_score)
+    v = np.eye(dim) + weight * (z.T @ z) / count + shrunk * np.outer(mean_noise, mean_noise)
+    try:
+        # Σ = 2 V (I + (I + 4 U V)^½)⁻¹, symmetrically.
+        lower = np.linalg.cholesky(v)
+        values, vectors = np.linalg.eigh(lower.T @ u @ lower)
+        root = np.sqrt(2 / (1 + np.sqrt(1 + 4 * np.maximum(values, 0.0))))
+        half = lower @ (vectors * root)
+        covariance = half @ half.T
+        factor = gaussian.factor @ np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return None
+    move = shrunk * (covariance @ mean_score + mean_noise)
+    found = Gaussian(gaussian.mean + gaussian.factor @ move, factor)
+    is_finite = np.all(np.isfinite(found.mean)) and np.all(np.isfinite(factor))
+    return found if is_finite and np.all(np.diag(factor) > 0) else None
+
+
+def match_scores(
+    evaluate: Evaluate,
+    start: Gaussian,
+    rng: np.random.Generator,
+    num_steps: int,
+    num_draws: int,
+) -> list[Gaussian]:
+    """Batch and match from a first Gaussian; returns the Gaussian after every step.
+
+    A step whose numbers are not finite is left out; the next one draws anew.
+
+    Cost: num_steps num_draws gradients of the model and O(num_steps d² (d + num_draws)).
+    """
+    gaussian, found = start, []
+    dim = len(start.mean)
+    for k in range(num_steps):
+        half = rng.standard_normal((num_draws // 2, dim))
+        noise = np.concatenate([half, -half])
+        energies, gradients = evaluate(gaussian.push(noise))
+        finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
+        if np.sum(finite) >= max(2, num_draws // 2):
+            weight = num_draws * dim / (k + 1)
+            after = matched(gaussian, noise[finite], -gradients[finite], weight)
+            gaussian = gaussian if after is None else after
+        found.append(gaussian)
+    return found

@@ -1,0 +1,140 @@
+"""The search for a start, from a NumPyro model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from numpyro_kscore._starts.density import batched_density
+from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._tracing.coordinates import (
+    evaluate_at,
+    hierarchical_sites,
+    moved_coordinates,
+    trace_at,
+)
+
+__all__ = ["find_start", "unravel"]
+
+# Draws of the prior that paths may start from.
+PRIOR_DRAWS = 4
+
+
+def find_start(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: dict[str, Array],
+    forward_mode: bool,
+    centered: bool = False,
+) -> GaussianStart | None:
+    """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
+
+    Args:
+        model: the model.
+        args: its arguments, concrete.
+        kwargs: its keyword arguments.
+        latents: unconstrained values of its latents, with a finite density. Their order is that of
+            the flat coordinates. The search is a function of them: it takes no key of its own.
+        forward_mode: differentiate in forward mode.
+        centered: stay in unconstrained coordinates, whatever the priors.
+    """
+    sizes = {name: np.shape(value) for name, value in latents.items()}
+    first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
+    sites: tuple[str, ...] = ()
+    if not centered:
+        sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
+    flags = [np.full(np.size(a), name in sites) for name, a in latents.items()]
+    rng = np.random.default_rng(first.view(np.uint32).tolist())
+
+    def search() -> GaussianStart | None:
+        seeded = handlers.seed(model, random.key(0))
+        density = batched_density(
+            lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
+        )
+        try:
+            from_prior = _prior_draws(model, args, kwargs, sizes)
+            return find_gaussian(density, first, from_prior, np.concatenate(flags), rng)
+        except FloatingPointError:
+            return None
+
+    with handlers.block():
+        try:
+            with jax.enable_x64(True):
+                return search()
+        except (TypeError, ValueError):
+            # A model may insist on single precision, as by a carry of a scan in float32.
+            return search()
+
+
+def _prior_draws(
+    model: Callable[..., Any], args: Any, kwargs: Any, sizes: dict[str, tuple[int, ...]]
+) -> np.ndarray:
+    """Unconstrained values drawn from the prior, (m, d); none if it cannot be drawn from."""
+
+    def draw(key: Array) -> Array:
+        trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in sizes]
+        return jnp.concatenate([jnp.ravel(part) for part in parts])
+
+    try:
+        draws = jax.jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
+    except NotImplementedError:
+        # Improper priors have no draws.
+        return np.zeros((0, sum(int(np.prod(shape)) for shape in sizes.values())))
+    found = np.asarray(draws, float)
+    return found[np.all(np.isfinite(found), axis=1)]
+
+
+def unravel(flat: Array, sizes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Flat coordinates (d,) as a dict of arrays of given shapes."""
+    out, start = {}, 0
+    for name, shape in sizes.items():
+        end = start + int(np.prod(shape))
+        out[name] = flat[start:end].reshape(shape)
+        start = end
+    return out
+
+
+def _values(
+    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
+) -> dict[str, Any]:
+    """Shapes of the constrained values of latents."""
+
+    def run(coordinates: dict[str, Array]) -> dict[str, Array]:
+        seeded = handlers.seed(model, random.key(0))
+        trace = trace_at(seeded, args, kwargs, coordinates, {})
+        return {name: trace[name]["value"] for name in coordinates}
+
+    with handlers.block():
+        return jax.eval_shape(run, latents)
+
+
+def _energy(
+    seeded: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    sizes: dict[str, tuple[int, ...]],
+    sites: tuple[str, ...],
+    point: Array,
+    centering: Array,
+    other: Array,
+) -> tuple[Array, Array]:
+    """Minus log density at a point, and the point in other coordinates."""
+    latents = unravel(point, sizes)
+    degrees, others = (
+        {name: c for name, c in unravel(a, sizes).items() if name in sites}
+        for a in (centering, other)
+    )
+    value, trace = evaluate_at(seeded, args, kwargs, latents, degrees)
+    if not sites:
+        return -value, point
+    moved = moved_coordinates(trace, list(sizes), others)
+    return -value, jnp.concatenate([jnp.ravel(moved[name]) for name in sizes])

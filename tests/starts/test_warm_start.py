@@ -1,0 +1,232 @@
+"""The search for a start on models whose posterior is known, and what guides make of it."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import (
+    AutoBNAFNormal,
+    AutoDiagonalNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+
+from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, warm_start
+from numpyro_kscore._starts.density import AtPoints
+from numpyro_kscore._starts.gaussian_start import find_gaussian
+from support.doubles import GaussianScore
+
+KEY = random.key(0)
+CHEAP = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
+# A year, and a response to it: in raw units the two weights have a correlation of -1 + 4e-6.
+YEARS = np.arange(1990.0, 2020.0)
+RESPONSE = 0.3 * (YEARS - 2000.0) + 5.0 + np.sin(YEARS)
+PRIOR_SD, NOISE_SD = 1e4, 1.5
+
+
+def regression(years, response):
+    slope = numpyro.sample("slope", dist.Normal(0.0, PRIOR_SD))
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, PRIOR_SD))
+    numpyro.sample("y", dist.Normal(intercept + slope * years, NOISE_SD), obs=response)
+
+
+def exact_posterior():
+    """Mean and covariance of (slope, intercept)."""
+    design = np.stack([YEARS, np.ones(len(YEARS))], axis=1)
+    precision = design.T @ design / NOISE_SD**2 + np.eye(2) / PRIOR_SD**2
+    covariance = np.linalg.inv(precision)
+    return covariance @ design.T @ RESPONSE / NOISE_SD**2, covariance
+
+
+def by_name(start, values):
+    return np.array([values[name] for name in ("slope", "intercept")])
+
+
+@pytest.fixture(scope="module")
+def found():
+    return warm_start(KEY, regression, YEARS, RESPONSE)
+
+
+def test_a_stiff_regression_is_found(found):
+    mean, covariance = exact_posterior()
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((by_name(found, found.locs) - mean) / sd, 0.0, atol=0.02)
+    np.testing.assert_allclose(by_name(found, found.scales) / sd, 1.0, atol=0.02)
+    # The log evidence: joint density less posterior density, at the posterior's mean.
+    residual = (RESPONSE - mean[1] - mean[0] * YEARS) / NOISE_SD
+    joint = -0.5 * (residual @ residual + mean @ mean / PRIOR_SD**2)
+    joint -= len(YEARS) * np.log(NOISE_SD) + 2 * np.log(PRIOR_SD)
+    joint -= 0.5 * (len(YEARS) + 2) * np.log(2 * np.pi)
+    evidence = joint + 0.5 * np.linalg.slogdet(2 * np.pi * covariance)[1]
+    assert found.elbo == pytest.approx(evidence, abs=1e-3)
+    assert found.num_gradients <= 3000
+    assert len(found.modes) <= 1
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal])
+def test_gaussian_guides_start_there(found, kind):
+    guide = kind(regression)
+    svi = SVI(regression, guide, optax.adam(1e-3), Trace_ELBO())
+    state = svi.init(KEY, YEARS, RESPONSE, init_params=found.init_params(guide))
+    draws = guide.sample_posterior(KEY, svi.get_params(state), sample_shape=(4000,))
+    for name in ("slope", "intercept"):
+        # Errors of 4000 draws: .016 in the mean and .011 in the standard deviation.
+        assert abs(np.mean(draws[name]) - found.locs[name]) < 0.08 * found.scales[name]
+        assert np.std(draws[name]) == pytest.approx(float(found.scales[name]), rel=0.06)
+
+
+def test_other_guides_start_from_the_mean(found):
+    with pytest.raises(ValueError, match=r"Gaussian guides.*got AutoBNAFNormal.*init_loc_fn"):
+        found.init_params(AutoBNAFNormal(regression))
+    seeded = handlers.seed(regression, KEY)
+    at_mean = handlers.substitute(seeded, substitute_fn=found.init_loc_fn)
+    trace = handlers.trace(at_mean).get_trace(YEARS, RESPONSE)
+    assert trace["slope"]["value"] == found.locs["slope"]
+
+
+@pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+def test_automatic_guides_start_as_the_gaussian(kind):
+    guide = kind(regression, hidden_dims=(4,))
+    svi = SVI(regression, guide, optax.adam(1e-2), CHEAP)
+    params = svi.get_params(svi.init(KEY, YEARS, RESPONSE))
+    mean, covariance = exact_posterior()
+    sd = np.sqrt(np.diag(covariance))
+    draws = guide.sample_posterior(KEY, params, sample_shape=(4000,))
+    x = np.stack([draws[name] for name in ("slope", "intercept")], axis=1)
+    np.testing.assert_allclose((x.mean(0) - mean) / sd, 0.0, atol=0.08)
+    np.testing.assert_allclose(x.std(0) / sd, 1.0, atol=0.06)
+    # A result needs no guide that remembers the search.
+    other = kind(regression, hidden_dims=(4,))
+    SVI(regression, other, optax.adam(1e-2), CHEAP).init(random.key(5), YEARS, RESPONSE)
+    again = pickle.loads(pickle.dumps(other)).sample_posterior(KEY, params, sample_shape=(4000,))
+    np.testing.assert_allclose(again["slope"], draws["slope"], rtol=1e-4)
+
+
+def test_a_step_leaves_the_start_as_it_is():
+    guide = AutoImplicit(regression, hidden_dims=(4,))
+    svi = SVI(regression, guide, optax.adam(1e-2), CHEAP)
+    state = svi.init(KEY, YEARS, RESPONSE)
+    before = svi.get_params(state)
+    after = svi.get_params(jax.jit(svi.update)(state, YEARS, RESPONSE)[0])
+    for name in ("auto_mean", "auto_factor"):
+        np.testing.assert_array_equal(after[name], before[name])
+    assert np.any(after["auto_loc"] != before["auto_loc"])
+
+
+SIGMA = np.array([15.0, 10.0, 16.0, 11.0])
+EFFECTS = np.array([28.0, 8.0, -3.0, 7.0])
+
+
+def schools():
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(5.0))
+    with numpyro.plate("schools", 4):
+        effect = numpyro.sample("effect", dist.Normal(mean, spread))
+        numpyro.deterministic("twice", 2 * effect)
+        numpyro.sample("y", dist.Normal(effect, SIGMA), obs=EFFECTS)
+
+
+def test_hierarchical_models_are_partially_centered():
+    """Draws follow the coordinates: effects are means plus spreads times what the guide draws."""
+    guide = AutoImplicit(schools, hidden_dims=(4,))
+    svi = SVI(schools, guide, optax.adam(1e-2), CHEAP)
+    state = svi.init(KEY)
+    params = svi.get_params(state)
+    degrees = guide._unpack_latent(params["auto_centering"])
+    assert degrees["mean"] == 1
+    assert degrees["spread"] == 1
+    # Standard errors are two or three times the spread: nearly non-centered.
+    assert np.all(degrees["effect"] < 0.6)
+    draws = guide.sample_posterior(KEY, params, sample_shape=(1000,))
+    np.testing.assert_allclose(draws["twice"], 2 * draws["effect"], rtol=1e-6)
+    # As in the posterior, small spreads go with effects near the mean.
+    gap = np.std(draws["effect"] - draws["mean"][:, None], axis=1)
+    small = draws["spread"] < np.median(draws["spread"])
+    assert np.median(gap[small]) < 0.6 * np.median(gap[~small])
+    _, loss = jax.jit(svi.update)(state)
+    assert np.isfinite(loss)
+    trace = handlers.trace(handlers.substitute(handlers.seed(guide, KEY), params)).get_trace()
+    assert trace["effect"]["value"].shape == (4,)
+    assert guide.median(params)["effect"].shape == (4,)
+
+
+NO_DRAWS = np.zeros((0, 5))
+
+
+def test_two_modes_are_spanned():
+    """Half of N(±m, 1) each, in two dimensions: mean zero, variance 1 + m²."""
+    mode = np.array([6.0, 0.0])
+
+    def density(points, centering, other):
+        energies = [0.5 * np.sum((points - m) ** 2, axis=1) for m in (mode, -mode)]
+        weight = 1 / (1 + np.exp(np.clip(energies[0] - energies[1], -500, 500)))
+        gradient = points - mode * (2 * weight - 1)[:, None]
+        return AtPoints(-np.logaddexp(*[-e for e in energies]), gradient, points)
+
+    rng = np.random.default_rng(3)
+    start = find_gaussian(density, np.array([0.5, 1.0]), NO_DRAWS[:, :2], np.zeros(2, bool), rng)
+    assert start.modes.shape == (2, 2)
+    np.testing.assert_allclose(start.weights, 0.5, atol=0.05)
+    covariance = start.gaussian.factor @ start.gaussian.factor.T
+    np.testing.assert_allclose(start.gaussian.mean, 0.0, atol=0.7)
+    np.testing.assert_allclose(np.diag(covariance), [37.0, 1.0], rtol=0.1)
+
+
+@pytest.mark.parametrize("energy", [np.nan, np.inf])
+def test_densities_that_are_nowhere_finite(energy):
+    def density(points, centering, other):
+        return AtPoints(np.full(len(points), energy), np.full_like(points, np.nan), points)
+
+    with pytest.raises(FloatingPointError, match="expected a finite density"):
+        find_gaussian(
+            density, np.zeros(2), NO_DRAWS[:, :2], np.zeros(2, bool), np.random.default_rng(0)
+        )
+
+
+def test_a_density_without_bound_has_a_start_all_the_same():
+    """A centered hierarchical model without data: infinite where the spread is zero."""
+
+    def density(points, centering, other):
+        log_spread, rest = points[:, 0], points[:, 1:]
+        precision = np.exp(-2 * log_spread)[:, None]
+        squares = np.sum(rest**2 * precision, axis=1)
+        energies = 0.5 * squares + rest.shape[1] * log_spread + 0.5 * log_spread**2 / 9
+        slope = rest.shape[1] + log_spread / 9 - squares
+        return AtPoints(energies, np.concatenate([slope[:, None], rest * precision], 1), points)
+
+    rng = np.random.default_rng(0)
+    start = find_gaussian(density, np.zeros(5), NO_DRAWS, np.zeros(5, bool), rng)
+    assert np.isfinite(start.elbo)
+    # The narrow Gaussian at the origin is worse.
+    narrow = 5 * np.log(0.1) + 2.5 - 0.5 * 5 * 0.01
+    assert start.elbo > narrow
+
+
+def test_a_first_call_in_a_compiled_program_says_that_it_starts_cold():
+    guide = AutoImplicit(regression, hidden_dims=(4,))
+    svi = SVI(regression, guide, optax.adam(1e-2), CHEAP)
+    with pytest.warns(UserWarning, match="expected a first call outside of jit and vmap"):
+        params = jax.eval_shape(lambda: svi.get_params(svi.init(KEY, YEARS, RESPONSE)))
+    assert "auto_mean" not in params
+
+
+def test_models_in_single_precision_are_searched_in_it():
+    """A carry of a loop in float32 cannot take double precision."""
+
+    def model():
+        x = numpyro.sample("x", dist.Normal(1000.0, 10.0))
+        total = jax.lax.fori_loop(0, 2, lambda k, c: c + 0.5 * x, jnp.zeros((), jnp.float32))
+        numpyro.sample("y", dist.Normal(total, 10.0), obs=1010.0)
+
+    start = warm_start(KEY, model)
+    # N(1000, 10²) and an observation 1010 with the same error.
+    assert start.locs["x"] == pytest.approx(1005.0, abs=0.5)
+    assert start.scales["x"] == pytest.approx(10 / np.sqrt(2), rel=0.02)

@@ -1,0 +1,203 @@
+"""Partially non-centered coordinates, against the definition of a change of variables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import AffineTransform, ExpTransform
+
+from numpyro_kscore._tracing.centering import from_centered, location_and_scale, to_centered
+from numpyro_kscore._tracing.coordinates import (
+    hierarchical_sites,
+    log_density_at,
+    moved_coordinates,
+    trace_at,
+)
+
+SCALE = np.array([[1.5, 0.0, 0.0], [0.4, 0.8, 0.0], [-0.3, 0.2, 1.1]])
+
+
+def transformed(*steps):
+    return lambda loc, scale: dist.TransformedDistribution(
+        dist.Normal(0.0, 1.0), [AffineTransform(loc, scale), *steps]
+    )
+
+
+# From a location and a scale to a distribution of three numbers.
+FAMILIES = {
+    "Normal": lambda loc, scale: dist.Normal(loc, scale).expand([3]),
+    "StudentT": lambda loc, scale: dist.StudentT(4.0, loc, scale).expand([3]).to_event(1),
+    "Laplace": lambda loc, scale: dist.Laplace(loc, scale).expand([3]),
+    "Cauchy": lambda loc, scale: dist.Cauchy(loc, scale).expand([3]),
+    "Logistic": lambda loc, scale: dist.Logistic(loc, scale).expand([3]),
+    "Gumbel": lambda loc, scale: dist.Gumbel(loc, scale).expand([3]),
+    "LogNormal": lambda loc, scale: dist.LogNormal(loc, scale).expand([3]),
+    "HalfNormal": lambda loc, scale: dist.HalfNormal(scale).expand([3]),
+    "HalfCauchy": lambda loc, scale: dist.HalfCauchy(scale).expand([3]),
+    "Weibull": lambda loc, scale: dist.Weibull(scale, 1.5).expand([3]),
+    "Exponential": lambda loc, scale: dist.Exponential(1 / scale).expand([3]),
+    "Gamma": lambda loc, scale: dist.Gamma(2.0, 1 / scale).expand([3]),
+    "InverseGamma": lambda loc, scale: dist.InverseGamma(3.0, scale).expand([3]),
+    "affine": lambda loc, scale: transformed()(loc, scale).expand([3]),
+    "exponential of affine": lambda loc, scale: transformed(ExpTransform())(loc, scale).expand([3]),
+    "MultivariateNormal": lambda loc, scale: dist.MultivariateNormal(
+        jnp.full(3, loc), scale_tril=scale * jnp.asarray(SCALE)
+    ),
+    "MultivariateStudentT": lambda loc, scale: dist.MultivariateStudentT(
+        5.0, jnp.full(3, loc), scale * jnp.asarray(SCALE)
+    ),
+    "GaussianRandomWalk": lambda loc, scale: dist.GaussianRandomWalk(scale, 3),
+}
+
+
+def density_of_coordinate(fn, v, centering):
+    """Log density of v, and v itself by the way back."""
+    prior = location_and_scale(fn)
+    u, log_det = to_centered(v, prior, centering)
+    transform = biject_to(fn.support)
+    x = transform(u)
+    inner = jnp.sum(transform.log_abs_det_jacobian(u, x))
+    value = jnp.sum(fn.log_prob(x)) + inner + jnp.sum(log_det)
+    return value, from_centered(u, prior, centering), u
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_non_centered_coordinates_do_not_know_location_and_scale(name, x64):
+    v, zeros = jnp.array([-0.7, 0.3, 1.9]), jnp.zeros(3)
+    values = []
+    for loc, scale in ((0.0, 1.0), (2.5, 0.01), (-40.0, 7.0)):
+        value, back, _ = density_of_coordinate(FAMILIES[name](loc, scale), v, zeros)
+        np.testing.assert_allclose(back, v, rtol=1e-9)
+        values.append(value)
+    np.testing.assert_allclose(values, values[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["Normal", "HalfCauchy", "MultivariateNormal"])
+def test_the_jacobian_is_that_of_the_map(name, x64):
+    fn = FAMILIES[name](1.3, 0.2)
+    prior, v, degrees = location_and_scale(fn), jnp.array([0.4, -1.0, 0.1]), jnp.array([0, 0.3, 1])
+    jacobian = jax.jacfwd(lambda x: to_centered(x, prior, degrees)[0])(v)
+    _, log_det = to_centered(v, prior, degrees)
+    np.testing.assert_allclose(jnp.linalg.slogdet(jacobian)[1], jnp.sum(log_det), rtol=1e-9)
+    _, back, _ = density_of_coordinate(fn, v, degrees)
+    np.testing.assert_allclose(back, v, rtol=1e-9)
+    np.testing.assert_array_equal(to_centered(v, prior, jnp.ones(3))[0], v)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        dist.Uniform(0.0, 2.0),
+        dist.TruncatedNormal(0.0, 1.0, low=0.0),
+        dist.Dirichlet(jnp.ones(3)),
+        dist.LKJCholesky(3, 1.0),
+        dist.Beta(2.0, 2.0),
+        dist.TransformedDistribution(dist.HalfNormal(1.0), AffineTransform(1.0, 2.0)),
+    ],
+)
+def test_families_without_location_and_scale_have_none(fn):
+    assert location_and_scale(fn) is None
+
+
+def nested():
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(2.0))
+    rate = numpyro.sample("rate", dist.HalfNormal(spread))
+    with numpyro.plate("groups", 3):
+        group = numpyro.sample("group", dist.Normal(mean, spread))
+        with numpyro.plate("times", 2):
+            effect = numpyro.sample("effect", dist.StudentT(4.0, group, rate))
+    numpyro.sample("plain", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(effect, 1.0), obs=jnp.ones((2, 3)))
+
+
+def values_of(model, key=0):
+    trace = handlers.trace(handlers.seed(model, key)).get_trace()
+    return {
+        name: site["value"]
+        for name, site in trace.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
+def test_hierarchical_sites_are_read_off_the_model():
+    assert hierarchical_sites(nested, (), {}, values_of(nested)) == ("rate", "group", "effect")
+
+
+def test_priors_that_depend_on_hidden_draws_are_left_out():
+    part = handlers.block(nested, hide=["spread"])
+    latents = {n: v for n, v in values_of(nested).items() if n != "spread"}
+    assert hierarchical_sites(part, (), {}, latents) == ("effect",)
+
+
+def test_the_density_of_a_nested_model(x64):
+    """Against the centered model, the Jacobian by automatic differentiation."""
+    values = values_of(nested)
+    names = list(values)
+    centering = {
+        "rate": jnp.array(0.5), "group": jnp.array([0.0, 0.3, 1.0]), "effect": jnp.full((2, 3), 0.7)
+    }  # fmt: skip
+    model = handlers.seed(nested, random.key(0))
+    v = {name: 0.3 + 0.1 * k + jnp.zeros_like(values[name]) for k, name in enumerate(names)}
+    flat = jnp.concatenate([jnp.ravel(v[name]) for name in names])
+
+    def unravel(flat):
+        out, start = {}, 0
+        for name in names:
+            size = values[name].size
+            out[name] = flat[start : start + size].reshape(values[name].shape)
+            start += size
+        return out
+
+    def centered(flat):
+        trace = trace_at(model, (), {}, unravel(flat), centering)
+        moved = moved_coordinates(trace, names, {})
+        return jnp.concatenate([jnp.ravel(moved[name]) for name in names])
+
+    jacobian = jax.jacfwd(centered)(flat)
+    expected = log_density_at(model, (), {}, unravel(centered(flat)), {})
+    expected = expected + jnp.linalg.slogdet(jacobian)[1]
+    got = log_density_at(model, (), {}, v, centering)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+    back = moved_coordinates(trace_at(model, (), {}, v, centering), names, centering)
+    for name in names:
+        np.testing.assert_allclose(back[name], v[name], rtol=1e-9)
+
+
+def walk():
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+
+    def step(last, _):
+        value = numpyro.sample("x", dist.Normal(last, scale))
+        return value, value
+
+    scan(step, 0.0, None, length=4)
+
+
+def test_latents_inside_a_scan(x64):
+    """Non-centered coordinates of a random walk are its standardized steps."""
+    assert hierarchical_sites(walk, (), {}, values_of(walk)) == ("x",)
+    steps, scale = jnp.array([0.5, -1.0, 2.0, 0.1]), 0.3
+    v = {"scale": jnp.log(scale), "x": steps}
+    model = handlers.seed(walk, random.key(0))
+    zeros = {"x": jnp.zeros(4)}
+    trace = trace_at(model, (), {}, v, zeros)
+    np.testing.assert_allclose(trace["x"]["value"], scale * jnp.cumsum(steps), rtol=1e-9)
+    expected = jnp.sum(dist.Normal().log_prob(steps))
+    expected += dist.HalfNormal(1.0).log_prob(scale) + jnp.log(scale)
+    np.testing.assert_allclose(log_density_at(model, (), {}, v, zeros), expected, rtol=1e-9)
+
+
+def test_a_prior_that_changes_its_family_is_refused():
+    def model():
+        numpyro.sample("x", dist.Uniform(0.0, 1.0))
+
+    seeded = handlers.seed(model, random.key(0))
+    with pytest.raises(ValueError, match="expected a prior with location and scale at site 'x'"):
+        log_density_at(seeded, (), {}, {"x": jnp.array(0.0)}, {"x": jnp.array(0.5)})
