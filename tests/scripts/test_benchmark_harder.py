@@ -94,7 +94,7 @@ def check_parametrizations(name):
         *("poisson_trend", "poisson_trend_noncentered"),
         *("reaction_times", "reaction_times_noncentered"),
         *("item_response", "binomial_groups", "nested_effects", "sparse_regression"),
-        *("volatility", "local_level"),
+        *("volatility", "local_level", "survival"),
     ],
 )
 def test_both_parametrizations_are_one_posterior(name):

@@ -145,16 +145,33 @@ def survival() -> Posterior:
     died = days <= 730
     x = np.column_stack([np.ones(120), age, stage, dose])
 
-    def model(x: Array, days: Array, died: Array) -> None:
-        weights = numpyro.sample("weights", dist.Normal(0, 10).expand([4]).to_event(1))
+    prior = dist.Normal(0, 10).expand([4]).to_event(1)
+
+    def likelihood(weights: Array, x: Array, days: Array, died: Array) -> None:
         shape = numpyro.sample("shape", dist.HalfNormal(3))
         # The log hazard adds up to the log survival for those who died.
         log_time = jnp.log(days) - x @ weights
         log_hazard = jnp.log(shape) - jnp.log(days) + shape * log_time
         numpyro.factor("days", jnp.where(died, log_hazard, 0.0) - jnp.exp(shape * log_time))
 
+    def model(*data: Array) -> None:
+        likelihood(numpyro.sample("weights", prior), *data)
+
+    # Chains of NUTS get stuck on the raw predictors; it gets the weights of standardized ones.
+    raw = np.diag(np.concatenate([[1.0], 1 / x[:, 1:].std(0)]))
+    raw[0, 1:] = -x[:, 1:].mean(0) / x[:, 1:].std(0)
+
+    def nuts_model(*data: Array) -> None:
+        weights = raw @ numpyro.sample("standard", _flat(4))
+        numpyro.factor("weights", prior.log_prob(weights))
+        likelihood(weights, *data)
+
     arguments = (
         jnp.asarray(x, jnp.float32), jnp.asarray(np.minimum(days, 730), jnp.float32),
         jnp.asarray(died),
     )  # fmt: skip
-    return Posterior(Target("survival", model, arguments), dense_mass=True, float64=True)
+    target = Target(
+        "survival", model, arguments, nuts_model=nuts_model,
+        from_nuts=lambda draws: draws | {"weights": draws["standard"] @ raw.T},
+    )  # fmt: skip
+    return Posterior(target, dense_mass=True, float64=True)

@@ -187,7 +187,7 @@ def arma() -> Posterior:
 
     return Posterior(
         Target("arma", model, (jnp.asarray(np.round(series, 1), jnp.float32),)),
-        dense_mass=True, float64=True,
+        thinning=1, dense_mass=True, float64=True,
     )  # fmt: skip
 
 
