@@ -245,6 +245,7 @@ def sparse_regression() -> Posterior:
             nuts_model=lambda *data: model(*data, centered=False),
             from_nuts=from_nuts,
         ),
+        thinning=1,
         accept=0.99,
         float64=True,
     )  # fmt: skip
