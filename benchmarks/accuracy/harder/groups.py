@@ -29,7 +29,7 @@ def poisson_trend(centered: bool) -> Posterior:
     rng = np.random.default_rng(201)
     time = (np.arange(40) - 19.5) / 20
     trend = time[:, None] ** np.arange(1, 4)
-    effects = rng.normal(0, 0.15, 40)
+    effects = rng.normal(0, 0.25, 40)
     counts = rng.poisson(np.exp(3.9 + trend @ [1.0, -0.6, -0.9] + effects))
 
     def model(trend: Array, counts: Array, centered: bool = centered) -> None:
