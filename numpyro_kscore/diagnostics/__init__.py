@@ -14,6 +14,8 @@ from numpyro_kscore.diagnostics._distances import mmd_squared, sliced_wasserstei
 from numpyro_kscore.diagnostics._draws import evaluate_guide
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._khat import khat
+from numpyro_kscore.diagnostics._modes import Modes
+from numpyro_kscore.diagnostics._movement import Movement
 from numpyro_kscore.diagnostics._pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._plots import (
     plot_convergence,
@@ -22,14 +24,15 @@ from numpyro_kscore.diagnostics._plots import (
     plot_vsbc,
     plot_weights,
 )
-from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
+from numpyro_kscore.diagnostics._stein_tests import SteinTest, ksd
 
 __all__ = [
     "Diagnosis",
     "Discrepancy",
     "GuideDraws",
-    "JumpTest",
     "KhatEstimate",
+    "Modes",
+    "Movement",
     "SteinTest",
     "diagnose",
     "evaluate_guide",
@@ -38,7 +41,6 @@ __all__ = [
     "khat",
     "ksd",
     "mmd_squared",
-    "mode_jump_test",
     "pareto_smooth",
     "plot_convergence",
     "plot_pairs",

@@ -1,0 +1,146 @@
+"""Right and wrong fits that verdicts are tried on: draws of guides after few and many steps.
+
+The draws are those of the unconstrained coordinates, kept in a folder, because fitting takes far
+longer than judging.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax, random
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer import SVI, Trace_ELBO, init_to_feasible
+from numpyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
+
+from benchmarks.accuracy.posteriors import POSTERIORS, make_posterior
+from benchmarks.accuracy.references import Sizes, load_reference
+from benchmarks.accuracy.targets import Target
+from numpyro.infer.util import potential_energy
+
+from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore._tracing.layout import Site
+
+__all__ = ["NAMES", "flat_model", "load_fits", "perturbed"]
+
+# The weights of bnn are not identified, so that no draws of them are a reference; waveform needs a
+# file.
+NAMES = tuple(name for name in POSTERIORS if name not in ("bnn", "waveform"))
+NUM_STEPS, CHUNK, NUM_DRAWS = 5_000, 250, 20_000
+_trace_elbo = partial(Trace_ELBO, num_particles=32)
+# Guide, loss, and the numbers of steps after which draws are kept.
+GUIDES: dict[str, tuple[Callable[..., Any], Callable[[], Any], tuple[int, ...]]] = {
+    "AutoImplicit": (AutoImplicit, ImplicitELBO, (250, 1_000, 2_500, 5_000)),
+    "AutoMultivariateNormal": (AutoMultivariateNormal, _trace_elbo, (1_000, 5_000)),
+    "AutoIAFNormal": (AutoIAFNormal, _trace_elbo, (1_000, 5_000)),
+    "AutoNormal": (AutoNormal, _trace_elbo, (5_000,)),
+}
+
+
+def load_fits(name: str, folder: Path) -> dict[str, np.ndarray]:
+    """Draws of every guide on one posterior, (20 000, d) each, from the folder or new fits."""
+    target = make_posterior(name).target
+    fits: dict[str, np.ndarray] = {}
+    for kind, (_, _, steps) in GUIDES.items():
+        path = folder / "fits" / f"{name}-{kind}.npz"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **{str(step): draws for step, draws in _fit(target, kind)})
+        with np.load(path) as kept:
+            fits |= {f"{kind}, {step} steps": kept[str(step)] for step in steps}
+    return fits
+
+
+def _fit(target: Target, kind: str) -> Iterator[tuple[int, np.ndarray]]:
+    make_guide, make_loss, kept = GUIDES[kind]
+    run_key, draw_key = random.split(random.key(1))
+    guide = make_guide(target.model)
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, NUM_STEPS))
+    svi = SVI(target.model, guide, optimizer, make_loss())
+    state = svi.init(run_key, *target.args)
+
+    @jax.jit
+    def advance(state: Any) -> Any:
+        return lax.scan(lambda s, _: svi.update(s, *target.args), state, length=CHUNK)[0]
+
+    for step in range(CHUNK, NUM_STEPS + 1, CHUNK):
+        state = advance(state)
+        if step in kept:
+            draws = guide.sample_posterior(
+                draw_key, svi.get_params(state), *target.args, sample_shape=(NUM_DRAWS,)
+            )
+            yield step, np.asarray(target.unconstrained(draws))
+
+
+def perturbed(draws: np.ndarray, key: Array) -> dict[str, np.ndarray]:
+    """Draws (n, d) shrunk, widened and shifted: all of them, or in one coordinate."""
+    center, sd = draws.mean(0), draws.std(0)
+    one = np.zeros(draws.shape[1])
+    one[int(random.randint(key, (), 0, draws.shape[1]))] = 1.0
+
+    def scaled(factor: float, where: Any) -> np.ndarray:
+        return center + (draws - center) * (1 + (factor - 1) * where)
+
+    return {
+        "as is": draws,
+        "all x 0.96": scaled(0.96, 1.0),
+        "all x 1.04": scaled(1.04, 1.0),
+        "one + 0.07 sd": draws + 0.07 * sd * one,
+        "all x 0.8": scaled(0.8, 1.0),
+        "all x 1.25": scaled(1.25, 1.0),
+        "one x 0.8": scaled(0.8, one),
+        "one x 1.2": scaled(1.2, one),
+        "one + 0.25 sd": draws + 0.25 * sd * one,
+        "all + 0.25 sd": draws + 0.25 * sd,
+    }
+
+
+def flat_model(target: Target) -> tuple[Callable[[Array], tuple[Array, Array]], list[Site]]:
+    """Log density and score at unconstrained points (d,), and the sites of the coordinates."""
+    seeded = handlers.seed(target.model, random.key(0))
+    feasible = handlers.substitute(seeded, substitute_fn=init_to_feasible())
+    sites: list[Site] = []
+    for name, site in handlers.trace(feasible).get_trace(*target.args).items():
+        if site["type"] == "sample" and not site["is_observed"]:
+            shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
+            start = sites[-1].start + sites[-1].size if sites else 0
+            sites.append(Site(name, tuple(shape), start, ()))
+
+    def log_density(flat: Array) -> Array:
+        latents = {s.name: flat[s.start : s.start + s.size].reshape(s.shape) for s in sites}
+        return -potential_energy(seeded, target.args, {}, latents)
+
+    return jax.value_and_grad(log_density), sites
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make and keep the fits and references of some posteriors."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--cache", type=Path, required=True, help="folder of draws")
+    parser.add_argument("--posteriors", nargs="+", choices=NAMES, default=NAMES)
+    options = parser.parse_args(arguments)
+    for name in options.posteriors:
+        reference = load_reference(make_posterior(name), Sizes(), options.cache)
+        print(name, f"R-hat {reference.rhat:.3f}, ESS {reference.ess:.0f}", flush=True)
+        truth = np.concatenate([reference.truth, reference.other])
+        for kind, draws in load_fits(name, options.cache).items():
+            sd = truth.std(0)
+            shift, ratio = np.abs(draws.mean(0) - truth.mean(0)) / sd, draws.std(0) / sd
+            print(
+                f"  {kind}: means off by up to {shift.max():.2f} sd, "
+                f"sd ratios {ratio.min():.2f} to {ratio.max():.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
