@@ -21,12 +21,11 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import SVI, Trace_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.util import potential_energy
 
 from benchmarks.accuracy.posteriors import POSTERIORS, make_posterior
 from benchmarks.accuracy.references import Sizes, load_reference
 from benchmarks.accuracy.targets import Target
-from numpyro.infer.util import potential_energy
-
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._tracing.layout import Site
 

@@ -92,7 +92,9 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         "held out": [r for r in rows if r["posterior"] not in CHOSEN_ON],
     }
     held_out = parts["held out"]
-    parts |= {f"held out: {k}": [r for r in held_out if kind(r) == k] for k in sorted(map(kind, held_out))}
+    parts |= {
+        f"held out: {k}": [r for r in held_out if kind(r) == k] for k in sorted(map(kind, held_out))
+    }
     for title, part in parts.items():
         for right, word in ((True, "right"), (False, "wrong")):
             found = Counter(row["verdict"] for row in part if row["right"] is right)
