@@ -234,7 +234,8 @@ def _stays_apart(host: _Host, mode: _Mode, home: ChainState, key: Array) -> bool
     noise = np.asarray(jax.random.normal(first, home.point.shape, dtype), np.float64)
     factor = np.linalg.cholesky(mode.precision)
     z = jnp.asarray(mode.point + np.linalg.solve(factor.T, noise.T).T, dtype)
-    state = ChainState(z, *evaluate(host.density, host.frame, z), home.log_step)
+    value, gradient = evaluate(host.density, host.frame, z)
+    state = ChainState(z, value, gradient, home.log_step)
     for index in range(WINDOWS):
         adapts = jnp.asarray(float(index == 0), dtype)
         step_key = jax.random.fold_in(second, index)

@@ -101,11 +101,10 @@ class Walk:
     def movement(self) -> Movement:
         """What the chains say so far."""
         kept = self.windows[int(LEFT_OUT * len(self.windows)) :]
-        halves = [_mean_windows(part) for part in (kept[: len(kept) // 2], kept[len(kept) // 2 :])]
+        halves = [_average(part) for part in (kept[: len(kept) // 2], kept[len(kept) // 2 :])]
         u, start = self._guide, self._start
-        mean = _Moment(start, [(h.first, h.score, h.product) for h in halves], u)
-        squares = [(h.second, h.score, h.product) for h in halves]
-        square = _Moment(start**2, squares, u**2)
+        mean = _Moment(start, [(first, *known) for first, _, *known in halves], u)
+        square = _Moment(start**2, [(second, *known) for _, second, *known in halves], u**2)
         variance = np.maximum(square.value - mean.value**2, LEAST_VARIANCE)
         guide_mean, guide_variance = u.mean(0), np.maximum(u.var(0), LEAST_VARIANCE)
         # The error of a variance, from those of the chains' averages.
@@ -132,7 +131,8 @@ def start_state(density: Density, frame: Frame, x: Array) -> ChainState:
     centered = np.asarray(x, np.float64) - np.asarray(frame.mean, np.float64)
     z = jnp.asarray(np.linalg.solve(root, centered.T).T, x.dtype)
     log_step = jnp.asarray(-0.25 * np.log(x.shape[1]), x.dtype)
-    return ChainState(z, *evaluate(density, frame, z), log_step)
+    value, gradient = evaluate(density, frame, z)
+    return ChainState(z, value, gradient, log_step)
 
 
 class _Moment:
@@ -193,8 +193,10 @@ def _predict(columns: np.ndarray, slopes: np.ndarray) -> np.ndarray:
     return (columns @ slopes)[:, :, 0].T
 
 
-def _mean_windows(windows: list[Window]) -> Window:
-    return Window(*(np.mean(np.asarray(a, np.float64), axis=0) for a in zip(*windows, strict=True)))
+def _average(windows: list[Window]) -> tuple[np.ndarray, ...]:
+    """Averages over windows of the four functions of a chain, (n, d) each."""
+    columns = zip(*(window[:4] for window in windows), strict=True)
+    return tuple(np.mean(np.asarray(a, np.float64), axis=0) for a in columns)
 
 
 def _error(values: np.ndarray) -> np.ndarray:
