@@ -1,16 +1,17 @@
 """The methods of the comparison: each fits one guide to one posterior, with its usual settings.
 
-The last three are ``AutoImplicit`` with the score estimators of Li and Turner (2018), Shi, Sun and
-Zhu (2018) and Zhou, Shi and Zhu (2020) as published, without this library's base score and bias
-correction.
+``AutoImplicit`` is fitted by ``numpyro_kscore.fit``, as the README tells users to, and by as many
+steps of ``svi.run`` as all other guides. The last three are ``AutoImplicit`` with the score
+estimators of Li and Turner (2018), Shi, Sun and Zhu (2018) and Zhou, Shi and Zhu (2020) as
+published, without this library's base score and bias correction.
 """
 
 from __future__ import annotations
 
-import time
+import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,17 @@ from numpyro.infer.autoguide import (
 )
 from numpyro.optim import Adagrad
 
-from benchmarks.accuracy.posteriors import Posterior
-from numpyro_kscore import AutoImplicit, ImplicitELBO
+from benchmarks.accuracy.fits import Fit, timed
+from benchmarks.accuracy.pathfinder import pathfinder
+from benchmarks.accuracy.posterior import Posterior
+from benchmarks.accuracy.targets import Draws
+from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
+from numpyro_kscore._fit.chunks import EVALUATION_DRAWS
+from numpyro_kscore._tracing.layout import default_num_particles
+from numpyro_kscore.diagnostics import diagnose
 from numpyro_kscore.estimators import nu_method, ssge, stein
 
-__all__ = ["METHODS", "Fit"]
+__all__ = ["METHODS", "NUM_STEPS"]
 
 NUM_STEPS = 5_000
 # The same for every guide: at 5e-3 the full-rank Gaussian does not converge on correlated
@@ -41,26 +48,35 @@ STEP_SIZE = 1e-2
 # The default of Trace_ELBO is one particle, which is noisy; the 128 and more of ImplicitELBO would
 # make the flows slow.
 TRACE_PARTICLES = 32
+STEIN_PARTICLES = 10  # the default of SteinVI
 
 
-class Fit(NamedTuple):
-    """The result of a fit.
+def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit:
+    """``AutoImplicit`` by ``fit``, at most ``num_steps`` steps, as in the README."""
+    target = posterior.target
+    run_key, draw_key = random.split(random.key(seed))
+    guide = AutoImplicit(target.model)
+    svi = SVI(target.model, guide, optax.adam(STEP_SIZE), ImplicitELBO())
+    with warnings.catch_warnings():
+        # What it warns of is in the column that says how the fit ended.
+        warnings.filterwarnings("ignore", message="fit: ", category=UserWarning)
+        result, *seconds = timed(
+            lambda: fit(svi, run_key, *target.args, max_steps=num_steps, progress_bar=False)
+        )
+    draws = guide.sample_posterior(draw_key, result.params, *target.args, sample_shape=(num_draws,))
+    info = result.info
+    looks = EVALUATION_DRAWS * len(info.trace)
+    return Fit(
+        posterior.summarize(draws), *seconds, info.steps,
+        looks + info.steps * _num_particles(posterior, draws),
+        ending=", ".join(filter(None, (info.cause, info.doubt))),
+        diagnose=lambda: diagnose(svi, result, *target.args, verbose=False).verdict,
+    )  # fmt: skip
 
-    Attributes:
-        draws: draws of the guide, as the posterior summarizes them, (n, k).
-        seconds: elapsed seconds of fitting, compilation included.
-        cpu_seconds: CPU seconds of the same on all cores, without other processes.
-    """
 
-    draws: Array
-    seconds: float
-    cpu_seconds: float
-
-
-def _timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
-    start, cpu_start = time.perf_counter(), time.process_time()
-    result = jax.block_until_ready(run())
-    return result, time.perf_counter() - start, time.process_time() - cpu_start
+def _num_particles(posterior: Posterior, draws: Draws) -> int:
+    first = jax.tree.map(lambda x: x[:1], draws)
+    return default_num_particles(posterior.target.unconstrained(first).shape[1])
 
 
 def _svi(
@@ -73,14 +89,21 @@ def _svi(
 ) -> Fit:
     target = posterior.target
     run_key, draw_key = random.split(random.key(seed))
-    guide = make_guide(target.model)
+    guide, loss = make_guide(target.model), make_loss()
     optimizer = optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
-    svi = SVI(target.model, guide, optimizer, make_loss())
-    result, *seconds = _timed(
-        lambda: svi.run(run_key, num_steps, *target.args, progress_bar=False).params
-    )
-    draws = guide.sample_posterior(draw_key, result, *target.args, sample_shape=(num_draws,))
-    return Fit(posterior.summarize(draws), *seconds)
+    svi = SVI(target.model, guide, optimizer, loss)
+    result, *seconds = timed(lambda: svi.run(run_key, num_steps, *target.args, progress_bar=False))
+    draws = guide.sample_posterior(draw_key, result.params, *target.args, sample_shape=(num_draws,))
+
+    def verdict() -> str:
+        return diagnose(svi, result, *target.args, verbose=False).verdict
+
+    implicit = isinstance(loss, ImplicitELBO)
+    particles = _num_particles(posterior, draws) if implicit else TRACE_PARTICLES
+    return Fit(
+        posterior.summarize(draws), *seconds, num_steps, num_steps * particles,
+        diagnose=verdict if implicit else None,
+    )  # fmt: skip
 
 
 def _origin_of_improper(site: dict[str, Any]) -> Array | None:
@@ -95,8 +118,8 @@ def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> F
     # SteinVI draws from the model before its first step, which fails for an improper prior.
     model = handlers.substitute(target.model, substitute_fn=_origin_of_improper)
     guide = AutoNormal(target.model)
-    stein = SteinVI(model, guide, Adagrad(0.05), RBFKernel())
-    result, *seconds = _timed(
+    stein = SteinVI(model, guide, Adagrad(0.05), RBFKernel(), num_elbo_particles=STEIN_PARTICLES)
+    result, *seconds = timed(
         lambda: stein.run(run_key, num_steps, *target.args, progress_bar=False).params
     )
     per_particle = -(-num_draws // stein.num_stein_particles)
@@ -106,7 +129,9 @@ def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> F
     )(result, keys)
     mixed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), draws)
     order = random.permutation(draw_key, per_particle * stein.num_stein_particles)[:num_draws]
-    return Fit(posterior.summarize(jax.tree.map(lambda x: x[order], mixed)), *seconds)
+    draws = posterior.summarize(jax.tree.map(lambda x: x[order], mixed))
+    gradients = num_steps * stein.num_stein_particles * STEIN_PARTICLES
+    return Fit(draws, *seconds, num_steps, gradients)
 
 
 _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
@@ -114,12 +139,14 @@ _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
 _published = partial(ImplicitELBO, base=None, debias=None)
 
 METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
-    "AutoImplicit": partial(_svi, AutoImplicit, ImplicitELBO),
+    "AutoImplicit": _fit,
+    "AutoImplicit, svi.run": partial(_svi, AutoImplicit, ImplicitELBO),
     "AutoNormal": partial(_svi, AutoNormal, _trace_elbo),
     "AutoMultivariateNormal": partial(_svi, AutoMultivariateNormal, _trace_elbo),
     "AutoIAFNormal": partial(_svi, AutoIAFNormal, _trace_elbo),
     "AutoBNAFNormal": partial(_svi, AutoBNAFNormal, _trace_elbo),
     "SteinVI": _stein,
+    "multi-Pathfinder": pathfinder,
     "AutoImplicit, Stein": partial(_svi, AutoImplicit, lambda: _published(estimator=stein())),
     "AutoImplicit, SSGE": partial(_svi, AutoImplicit, lambda: _published(estimator=ssge())),
     "AutoImplicit, nu": partial(_svi, AutoImplicit, lambda: _published(estimator=nu_method())),

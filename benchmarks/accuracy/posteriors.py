@@ -8,7 +8,6 @@ parametrization.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -20,37 +19,11 @@ from jax import Array, lax, random
 from numpyro.distributions.transforms import OrderedTransform, StickBreakingTransform
 
 from benchmarks.accuracy import regressions
+from benchmarks.accuracy.harder import HARDER
+from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.targets import Draws, Target, make_target
 
-__all__ = ["POSTERIORS", "Posterior", "make_posterior"]
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """A target with the way guides are compared on it.
-
-    Attributes:
-        target: model, data and source of reference draws.
-        summary: maps constrained draws of all sites, leading axis n, to the compared coordinates,
-            (n, k); None compares the unconstrained coordinates.
-        heavy_tails: compare medians and interquartile ranges, because variances are infinite or
-            poorly determined by thousands of draws.
-        thinning: NUTS keeps one of this many draws.
-    """
-
-    target: Target
-    summary: Callable[[Draws], Array] | None = None
-    heavy_tails: bool = False
-    thinning: int = 2
-
-    def summarize(self, draws: Draws) -> Array:
-        """The compared coordinates, (n, k), of draws of the model's sites."""
-        return self.target.unconstrained(draws) if self.summary is None else self.summary(draws)
-
-    @property
-    def space(self) -> str:
-        """Kind of the compared coordinates."""
-        return "unconstrained" if self.summary is None else "predictions"
+__all__ = ["POSTERIORS", "SUITES", "Posterior", "make_posterior"]
 
 
 def ordered(locs: Array, scales: Array) -> dist.Distribution:
@@ -272,7 +245,10 @@ _FACTORIES: dict[str, Callable[[], Posterior | Target]] = {
     "diffusion": _diffusion,
     "bnn": _bnn,
 }
-POSTERIORS = (*_FACTORIES, "waveform")
+# The defaults were tuned on the familiar ones, and are tested on the harder ones.
+SUITES = {"familiar": (*_FACTORIES, "waveform"), "harder": tuple(HARDER)}
+SUITES["all"] = SUITES["familiar"] + SUITES["harder"]
+POSTERIORS = SUITES["all"]
 
 
 def make_posterior(name: str, data: Path | None = None) -> Posterior:
@@ -287,7 +263,7 @@ def make_posterior(name: str, data: Path | None = None) -> Posterior:
     """
     if name == "waveform":
         return Posterior(make_target(name, data))
-    if name not in _FACTORIES:
+    if name not in POSTERIORS:
         raise ValueError(f"expected a posterior among {', '.join(POSTERIORS)}; got {name!r}")
-    made = _FACTORIES[name]()
+    made = (_FACTORIES | HARDER)[name]()
     return Posterior(made) if isinstance(made, Target) else made

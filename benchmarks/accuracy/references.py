@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ from jax import Array, random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 
-from benchmarks.accuracy.posteriors import Posterior
+from benchmarks.accuracy.posterior import Posterior
 
 __all__ = ["QUICK", "Reference", "Sizes", "load_reference"]
 
-_CACHE_VERSION = 1  # raise it when a model or a sampler changes
+_CACHE_VERSION = 2  # raise it when a model or a sampler changes
 _SEED = 20_200_519
 _NUM_CHAINS = 8  # half of them for the truth, half for the floor
 _LARGEST_RHAT = 1.01
@@ -53,7 +53,9 @@ class Reference:
         other: as many independent draws from other chains, for the sampling floor.
         rhat: largest split R̂ over the coordinates; 1 for exact draws.
         ess: smallest effective sample size; the number of draws for exact ones.
-        seconds: elapsed seconds of the sampling.
+        seconds: elapsed seconds of the sampling, warm-up and compilation included.
+        gradients: gradients of the model that NUTS took in all chains, warm-up included; NaN for
+            exact draws.
     """
 
     truth: Array
@@ -61,6 +63,7 @@ class Reference:
     rhat: float
     ess: float
     seconds: float
+    gradients: float = np.nan
 
     @property
     def trusted(self) -> bool:
@@ -85,12 +88,14 @@ def load_reference(posterior: Posterior, sizes: Sizes, folder: Path | None) -> R
         if path.exists():
             with np.load(path) as kept:
                 values = {name: kept[name] for name in kept.files}
-            scalars = {name: float(values[name]) for name in ("rhat", "ess", "seconds")}
+            scalars = {
+                name: float(values[name]) for name in ("rhat", "ess", "seconds", "gradients")
+            }
             return Reference(jnp.asarray(values["truth"]), jnp.asarray(values["other"]), **scalars)
     start = time.perf_counter()
-    truth, other, rhat, ess = _draw(posterior, sizes)
-    seconds = round(time.perf_counter() - start, 1)
-    reference = Reference(truth, other, rhat, ess, seconds)
+    draw = _draw_exactly if posterior.target.exact is not None else _draw_by_nuts
+    reference = draw(posterior, sizes)
+    reference = replace(reference, seconds=round(time.perf_counter() - start, 1))
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written under another name and renamed, so that no half-written file is left.
@@ -100,36 +105,69 @@ def load_reference(posterior: Posterior, sizes: Sizes, folder: Path | None) -> R
     return reference
 
 
-def _draw(posterior: Posterior, sizes: Sizes) -> tuple[Array, Array, float, float]:
-    target = posterior.target
-    total = 2 * sizes.num_pairs * sizes.num_draws
-    key = random.key(_SEED)
-    if target.exact is not None:
-        if posterior.summary is not None:
-            raise ValueError(f"{target.name}: expected NUTS for a summary; got exact draws")
-        truth, other = jnp.split(target.exact(key, total), 2)
-        return truth, other, 1.0, float(total)
-    run_key, truth_key, other_key = random.split(key, 3)
+def _draw_exactly(posterior: Posterior, sizes: Sizes) -> Reference:
+    target, total = posterior.target, 2 * sizes.num_pairs * sizes.num_draws
+    if target.exact is None or posterior.summary is not None:
+        raise ValueError(f"{target.name}: expected NUTS for a summary; got exact draws")
+    truth, other = jnp.split(target.exact(random.key(_SEED), total), 2)
+    return Reference(truth, other, rhat=1.0, ess=float(total), seconds=np.nan)
+
+
+def _draw_by_nuts(posterior: Posterior, sizes: Sizes) -> Reference:
+    run_key, truth_key, other_key = random.split(random.key(_SEED), 3)
+    with jax.enable_x64(posterior.float64):
+        draws, gradients = _run_nuts(posterior, sizes, run_key)
+    # One row a draw, chain after chain, so that halves are of different chains and the floor
+    # includes the differences between chains.
+    chains = draws.reshape(_NUM_CHAINS, len(draws) // _NUM_CHAINS, -1)
+    truth, other = jnp.split(jnp.asarray(draws, jnp.float32), 2)
+    return Reference(
+        random.permutation(truth_key, truth),
+        random.permutation(other_key, other),
+        rhat=float(np.max(split_gelman_rubin(chains))),
+        ess=float(np.min(effective_sample_size(chains))),
+        seconds=np.nan,
+        gradients=gradients,
+    )
+
+
+def _run_nuts(posterior: Posterior, sizes: Sizes, key: Array) -> tuple[np.ndarray, float]:
+    """Summarized draws of all chains, (n, k) in float64, and the number of gradients they took."""
+    target, thinning = posterior.target, posterior.thinning
+    if posterior.float64:
+        target = replace(target, args=tuple(_widened(array) for array in target.args))
+        posterior = replace(posterior, target=target)
     mcmc = MCMC(
-        NUTS(target.nuts_model or target.model, target_accept_prob=0.95),
+        NUTS(
+            target.nuts_model or target.model,
+            target_accept_prob=posterior.accept,
+            dense_mass=posterior.dense_mass,
+        ),
         num_warmup=sizes.num_warmup,
-        num_samples=total // _NUM_CHAINS * posterior.thinning,
-        thinning=posterior.thinning,
+        num_samples=2 * sizes.num_pairs * sizes.num_draws // _NUM_CHAINS * thinning,
         num_chains=_NUM_CHAINS,
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(run_key, *target.args)
-    draws = posterior.summarize(target.from_nuts(mcmc.get_samples()))
-    chains = np.asarray(draws, np.float64).reshape(_NUM_CHAINS, total // _NUM_CHAINS, -1)
-    rhat = float(np.max(split_gelman_rubin(chains)))
-    ess = float(np.min(effective_sample_size(chains)))
-    truth, other = jnp.split(draws, 2)  # by chains, so that the floor includes their differences
-    return random.permutation(truth_key, truth), random.permutation(other_key, other), rhat, ess
+    # Thinned below, since MCMC would thin the numbers of steps too.
+    mcmc.warmup(key, *target.args, extra_fields=("num_steps",), collect_warmup=True)
+    gradients = float(mcmc.get_extra_fields()["num_steps"].sum())
+    mcmc.run(random.fold_in(key, 1), *target.args, extra_fields=("num_steps",))
+    gradients += float(mcmc.get_extra_fields()["num_steps"].sum())
+    kept = {
+        name: values[:, ::thinning].reshape(-1, *values.shape[2:])
+        for name, values in mcmc.get_samples(group_by_chain=True).items()
+    }
+    return np.asarray(posterior.summarize(target.from_nuts(kept)), np.float64), gradients
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(float) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
 def _fingerprint(posterior: Posterior, sizes: Sizes) -> str:
-    settings = (_CACHE_VERSION, jax.__version__, *sizes, posterior.thinning)
+    sampler = (posterior.thinning, posterior.accept, posterior.dense_mass, posterior.float64)
+    settings = (_CACHE_VERSION, jax.__version__, *sizes, *sampler)
     digest = hashlib.sha256(repr(settings).encode())
     for array in posterior.target.args:
         digest.update(np.asarray(array).tobytes())

@@ -11,8 +11,9 @@ from numpyro.infer import init_to_feasible
 from numpyro.infer.util import initialize_model, potential_energy
 
 from benchmarks.accuracy import posterior_accuracy as accuracy
+from benchmarks.accuracy import report
 from benchmarks.accuracy.guides import METHODS
-from benchmarks.accuracy.posteriors import POSTERIORS, make_posterior
+from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
 from benchmarks.accuracy.references import QUICK, Reference, load_reference
 
 mpl.use("Agg")
@@ -27,7 +28,9 @@ SPLITS = {  # a flat unconstrained draw as the sites of the model
 
 
 def test_there_are_enough_posteriors():
-    assert len(POSTERIORS) >= 22
+    assert len(SUITES["familiar"]) >= 22
+    assert len(SUITES["harder"]) >= 20
+    assert SUITES["familiar"] + SUITES["harder"] == SUITES["all"] == POSTERIORS
     assert len(set(POSTERIORS)) == len(POSTERIORS)
     with pytest.raises(ValueError, match="expected a posterior among banana, .* got 'bananas'"):
         make_posterior("bananas")
@@ -164,10 +167,11 @@ def test_independent_draws_are_at_the_floor_and_bad_ones_nowhere():
 
 
 def test_verdict_names_every_miss():
-    def row(target, method, seed, distance, mean=0.05, low=0.95, high=1.02, seconds=2.0):
-        values = (2, 1, distance, mean, low, high, seconds, seconds / 2)
+    def row(target, method, seed, distance, mean=0.05, low=0.95, high=1.02, **more):
         names = {"target": target, "method": method, "seed": seed, "num_steps": 20}
-        return names | dict(zip(accuracy.COLUMNS, values, strict=True))
+        figures = dict(zip(accuracy.FIGURES, (distance, mean, low, high), strict=True))
+        costs = {"seconds": 2.0, "cpu_seconds": more.get("seconds", 2.0) / 2, "gradients": 1e6}
+        return names | {"dim": 2, "finite": 1, "ending": "plateau"} | figures | costs | more
 
     nan = float("nan")
     rows = [
@@ -175,27 +179,37 @@ def test_verdict_names_every_miss():
         row("a", "AutoImplicit", 1, 1.1, low=0.91, seconds=4.0),
         row("a", "AutoBNAFNormal", 0, 0.97, seconds=10.0),
         row("a", "AutoMultivariateNormal", 0, 1.0),
+        row("a", "reference again", 0, 0.5),
         row("b", "AutoImplicit", 0, 2.0, high=1.11),
         row("b", "AutoMultivariateNormal", 0, 1.9),
         row("b", "AutoIAFNormal", 0, 1.8),
         row("c", "AutoImplicit", 0, 1.2),
         row("c", "AutoImplicit", 1, nan, nan, nan, nan),
         row("c", "AutoMultivariateNormal", 0, 5.0),
+        row("d", "AutoImplicit", 0, 9.0, 0.6, ending="budget"),
+        row("d", "AutoImplicit", 1, 9.0, 0.6, ending="plateau, far"),
+        row("d", "AutoImplicit", 2, 9.0, 0.6, diagnosis="bad"),
+        row("d", "AutoImplicit", 3, 9.0, 0.6, diagnosis="cannot tell"),
+        row("d", "AutoImplicit", 4, 9.0, 0.4, ending="tol"),
     ]
-    found = accuracy.over_seeds(rows)
+    found = report.over_seeds(rows)
     assert found["a", "AutoImplicit"].distance == pytest.approx(1.05)
     assert found["a", "AutoImplicit"].sd_low == 0.91
     assert found["a", "AutoImplicit"].seconds == 3.0
-    lines = accuracy.verdict(found)
+    lines = report.verdict(rows)
     assert [line.partition(": ")[2] for line in lines[:3]] == [
-        "mean within 0.15 sd, sd ratios 0.9 to 1.1: 1 of 3; not b, c",
-        "1 of 3; not b, c",
+        "mean within 0.15 sd, sd ratios 0.9 to 1.1: 1 of 4; not b, c, d",
+        "2 of 4; not b, c",
         "2 of 3; not c",
     ]
     assert lines[3].startswith(
         "time on 1 posteriors: 3 s, AutoBNAFNormal 10 s; on the CPU 2 s and 5 s"
     )
-    printed = accuracy.table(found, tuple(METHODS))
+    assert lines[4:] == [
+        "right, of all seeds: 3 of 10; not b (0), c (1), d (0), d (1), d (2), d (3), d (4)",
+        "every mean within 0.5 sd, or the fit is reported: 8 of 10; not c (1), d (3)",
+    ]
+    printed = report.table(found, (*METHODS, report.FLOOR))
     assert len(printed) == 1 + len(found)
 
 
@@ -208,6 +222,7 @@ def test_reference_is_kept_and_belongs_to_its_settings(tmp_path):
     np.testing.assert_array_equal(again.truth, first.truth)
     np.testing.assert_array_equal(again.other, first.other)
     assert (again.rhat, again.ess, again.seconds) == (first.rhat, first.ess, first.seconds)
+    assert np.isnan(again.gradients)  # NUTS took none for exact draws
     load_reference(posterior, QUICK._replace(num_draws=100), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     assert file.stat().st_mtime_ns == stamp

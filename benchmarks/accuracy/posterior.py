@@ -1,0 +1,41 @@
+"""A posterior as guides are compared on it: a target, its coordinates, and how NUTS samples it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jax import Array
+
+from benchmarks.accuracy.targets import Draws, Target
+
+__all__ = ["Posterior"]
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """A target with the way guides are compared on it.
+
+    Attributes:
+        target: model, data and source of reference draws.
+        summary: maps constrained draws of all sites, leading axis n, to the compared coordinates,
+            (n, k); None compares the unconstrained coordinates.
+        heavy_tails: compare medians and interquartile ranges, because variances are infinite or
+            poorly determined by thousands of draws.
+        thinning: NUTS keeps one of this many draws.
+        accept: the acceptance probability NUTS adapts its step size to.
+        dense_mass: NUTS adapts a full mass matrix, for posteriors with strong correlations.
+        float64: NUTS runs in double precision, because models in raw units lose digits in single.
+    """
+
+    target: Target
+    summary: Callable[[Draws], Array] | None = None
+    heavy_tails: bool = False
+    thinning: int = 2
+    accept: float = 0.95
+    dense_mass: bool = False
+    float64: bool = False
+
+    def summarize(self, draws: Draws) -> Array:
+        """The compared coordinates, (n, k), of draws of the model's sites."""
+        return self.target.unconstrained(draws) if self.summary is None else self.summary(draws)
