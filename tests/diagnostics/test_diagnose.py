@@ -42,7 +42,7 @@ def noise(n=4_000):
         ((1.0, 1.0), 0.0, "good", ("nothing found",)),
         ((0.95, 1.05), 0.05, "good", ("nothing found",)),
         ((0.8, 0.8), 0.0, "bad", ("too narrow",)),
-        ((0.2, 0.2), 0.0, "bad", ("collapsed",)),
+        ((0.35, 0.35), 0.0, "bad", ("collapsed",)),
         # Only moments of coordinates are judged: that of the valley's width is in none.
         ((1.3, 0.3), 0.0, "bad", ("too wide",)),
         ((1.0, 1.0), 0.3, "bad", ("mean off",)),
@@ -73,11 +73,11 @@ def test_one_of_two_equal_modes():
     assert found.modes.num_missed == 1
     # The mean of 512 log densities, of variance 1, enters as 1/4 of its error.
     np.testing.assert_allclose(found.modes.share, 0.5, atol=4 * 512**-0.5 / 4)
-    # With both modes nothing is missed; chains do not get from one to the other, and say so.
+    # With both modes nothing is missed; chains seldom get from one to the other, and say so.
     sides = np.where(np.arange(len(x)) % 2, 4.0, -4.0)[:, None].astype(np.float32)
     both = examine(x + sides, pair, SITES, KEY)
     assert both.modes.num_missed == 0
-    assert both.codes == ("chains slow",)
+    assert both.verdict == "cannot tell"
 
 
 def test_far_points_exchange_labels():
