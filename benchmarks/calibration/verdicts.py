@@ -57,6 +57,9 @@ def rows_of(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Truth and verdict of every fit of one posterior."""
     posterior = make_posterior(name)
     reference = load_reference(posterior, Sizes(), folder)
+    if not reference.trusted:
+        print(f"{name}: left out, its reference has R-hat {reference.rhat:.3f}", flush=True)
+        return
     truth = np.concatenate([reference.truth, reference.other])
     density, sites = flat_model(posterior.target)
     rng = np.random.default_rng(0)

@@ -15,9 +15,9 @@ __all__ = ["MEAN_LIMIT", "SD_LIMIT", "decide", "judge"]
 # A fit is right if no mean is off by more, in standard deviations, and no ratio of standard
 # deviations differs from 1 by more.
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
-# Standard errors to the inside of the limits for "good", and to the outside for "bad". More for
-# "bad": many coordinates are looked at, and one outside is enough.
-INSIDE, OUTSIDE = 2.0, 3.0
+# Standard errors to the inside of the limits for "good", and to the outside for "bad": for that one
+# of many coordinates is enough.
+INSIDE, OUTSIDE = 2.5, 3.0
 # Chains that remember more of where they started cannot say that a fit is good.
 MOST_MEMORY = 0.5
 # Standard errors from which on the later half of the chains differs from the earlier one.

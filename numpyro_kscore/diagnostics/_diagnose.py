@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 # Windows of ten transitions after which the verdict is tried; the first also comes before ascents.
-LOOKS = (6, 12, 24, 48, 96)
+LOOKS = (12, 24, 48, 96)
 
 
 class Diagnosis(NamedTuple):
@@ -228,7 +228,7 @@ def diagnose(
         ValueError: see there.
         FloatingPointError: if fewer than half of the draws are finite.
 
-    Cost: three compiled programs. 512 chains of 60 to 960 transitions with up to 24 gradients of
+    Cost: three compiled programs. 512 chains of 120 to 960 transitions with up to 24 gradients of
     the model each, as few as decide, and 32 ascents.
     """
     check_count("num_samples", num_samples, minimum=100)

@@ -9,7 +9,7 @@ from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
 
 __all__ = ["advise", "describe", "khat_reason"]
 
-MORE_OF_ALL = "more steps, then more particles or a wider network"
+MORE_OF_ALL = "more steps; then a more flexible guide, such as AutoImplicit with a wider network"
 # The sentence of each finding, and the advice.
 WORDS: dict[Code, tuple[str, str]] = {
     "draws lost": (
