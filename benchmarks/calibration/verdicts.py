@@ -28,9 +28,8 @@ from benchmarks.calibration.fits import NAMES, flat_model, load_fits, perturbed
 from numpyro_kscore.diagnostics._diagnose import examine
 
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
-# The first half of those of ``benchmarks.accuracy``.
 CHOSEN_ON = (
-    *("banana", "multimodal", "x_shape", "ring", "gaussian30", "eight_schools"),
+    *("banana", "multimodal", "x_shape", "ring", "gaussian30", "eight_schools", "unequal_modes"),
     *("eight_schools_centered", "varying_slopes", "poisson_mixed", "negative_binomial", "linear"),
 )
 LAST = "AutoImplicit, 5000 steps"

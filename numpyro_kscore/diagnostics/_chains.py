@@ -96,7 +96,12 @@ def evaluate(density: Density, frame: Frame, z: Array) -> tuple[Array, Array]:
 @partial(jax.jit, static_argnames="density")
 @full_precision
 def advance(
-    density: Density, frame: Frame, state: ChainState, key: Array, adapts: Array
+    density: Density,
+    frame: Frame,
+    state: ChainState,
+    key: Array,
+    adapts: Array,
+    coldness: Array,
 ) -> tuple[ChainState, Window]:
     """A window of transitions.
 
@@ -106,12 +111,13 @@ def advance(
         state: where the chains are.
         key: random key.
         adapts: whether the step size follows the acceptance, 1 or 0.
+        coldness: the power of the density that is left invariant; below 1 it is flatter.
 
     Cost: up to 240 gradients of each chain.
     """
 
     def transition(state: ChainState, key: Array) -> tuple[ChainState, tuple[Array, ...]]:
-        state, probability = _transition(density, frame, state, key)
+        state, probability = _transition(density, frame, state, key, coldness)
         change = adapts * RATE * (jnp.mean(probability) - ACCEPTANCE)
         state = state._replace(log_step=state.log_step + change)
         # Rows of norm 1: the mean of u v is minus the square of the norm.
@@ -125,7 +131,7 @@ def advance(
 
 
 def _transition(
-    density: Density, frame: Frame, state: ChainState, key: Array
+    density: Density, frame: Frame, state: ChainState, key: Array, coldness: Array
 ) -> tuple[ChainState, Array]:
     """One transition, with the same number of steps for all chains, and its acceptance (n,)."""
     n, _ = state.point.shape
@@ -139,14 +145,14 @@ def _transition(
 
     def leapfrog(_: Array, place: tuple[Array, ...]) -> tuple[Array, ...]:
         point, momentum, _, gradient = place
-        momentum = momentum + 0.5 * step * gradient
+        momentum = momentum + 0.5 * step * coldness * gradient
         point = point + step * momentum
         value, gradient = evaluate(density, frame, point)
-        return point, momentum + 0.5 * step * gradient, value, gradient
+        return point, momentum + 0.5 * step * coldness * gradient, value, gradient
 
     first = (state.point, momentum, state.value, state.gradient)
     point, last, value, gradient = lax.fori_loop(0, count, leapfrog, first)
-    gain = value - state.value + 0.5 * jnp.sum(momentum**2 - last**2, axis=1)
+    gain = coldness * (value - state.value) + 0.5 * jnp.sum(momentum**2 - last**2, axis=1)
     probability = jnp.where(jnp.isnan(gain), 0.0, jnp.exp(jnp.minimum(gain, 0.0)))
     accept = jax.random.uniform(keys[3], (n,), dtype) < probability
     moved = ChainState(

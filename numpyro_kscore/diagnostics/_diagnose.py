@@ -40,7 +40,7 @@ from numpyro_kscore.diagnostics._draws import (
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._khat import check_is_draws, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
-from numpyro_kscore.diagnostics._modes import Modes, far_points, find_modes
+from numpyro_kscore.diagnostics._modes import Modes, find_modes
 from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
 from numpyro_kscore.estimators._coordinates import whiten_samples
 
@@ -264,9 +264,9 @@ def examine(
     finite = np.isfinite(values)
     check_mostly_finite(int(finite.sum()), len(values))
     walk.prolong(LOOKS[0])
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 3), (4,))))
-    far = far_points(sites, samples, rng)
-    modes = find_modes(density, frame, samples, values[finite], walk.state, far, key_apart(key, 4))
+    modes = find_modes(
+        density, frame, samples, values[finite], walk.state, sites, key_apart(key, 3)
+    )
     for num_windows in LOOKS:
         walk.prolong(num_windows)
         movement = walk.movement()

@@ -1,11 +1,12 @@
 """Has the guide missed a mode? Ascents of the model from afar, and what they find.
 
-Quasi-Newton paths start from a few draws of the guide and from points far from them. The end of a
-path counts as a mode if it has arrived there: its curvature, from differences of gradients, is that
-of a maximum, and a Newton step would gain next to nothing. Its *mass* is that of the Gaussian with
-the same curvature (Laplace's method). A mode is missed if its mass is not negligible against that
-of the guide's own, no draws are near it in the metric of its curvature, and chains that start in it
-do not come to where the guide's are.
+Quasi-Newton paths start from a few draws of the guide, from points far from them, and from where
+chains have got from hundreds of such points, first in a flatter density, if that is away from the
+draws. The end of a path counts as a mode if it has arrived there: its curvature, from differences
+of gradients, is that of a maximum, and a Newton step would gain next to nothing. Its *mass* is that
+of the Gaussian with the same curvature (Laplace's method). A mode is missed if its mass is not
+negligible against that of the guide's own, no draws are near it in the metric of its curvature, and
+chains that start in it do not come to where the guide's are.
 """
 
 from __future__ import annotations
@@ -20,13 +21,23 @@ from jax import Array
 
 from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
 from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import ChainState, Density, Frame, advance, evaluate
 
 __all__ = ["Modes", "far_points", "find_modes"]
 
-# Paths from draws, and from each kind of far points.
-HOME, AFAR = 8, 8
-MOST_EVALUATIONS, GROUP = 400, 16
+# Paths from draws, from far points, and from the ends of chains from far points.
+HOME, AFAR, STRAYED = 8, 24, 16
+# Powers of the density that those chains have in their windows: flat enough at first to get from
+# one mode to another.
+ROAMING = (0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 1.0, 1.0, 1.0)
+# Chains have strayed if they are this much farther away than nearly all draws.
+STRAY = 1.2
+# Scales of far points relative to the draws.
+SCALES = (1.5, 8.0)
+MOST_EVALUATIONS = 400
+# Numbers in one matrix of each path that is followed at the same time.
+MOST_NUMBERS = 100_000
 # Beyond, matrices of second derivatives cost more than the question is worth.
 MOST_DIMENSIONS = 256
 # A path has arrived where a Newton step gains less, in nats: rounding in single precision allows
@@ -36,8 +47,8 @@ ARRIVED = 0.05
 NEGLIGIBLE = 0.05
 # Least distance of the means of separate groups of chains, in their pooled standard deviation.
 SEPARATE = 4.0
-# Windows of chains from a mode.
-WINDOWS = 6
+# The same of chains that start in a mode, and the most modes they start in, the largest first.
+STAYING, MOST_SUSPECTS = (1.0,) * 6, 4
 # Half the range of far points in unconstrained coordinates, as of NumPyro's initial values.
 RADIUS = 2.0
 
@@ -46,7 +57,7 @@ class Modes(NamedTuple):
     """Modes of the model, as far as they were found.
 
     Attributes:
-        num_missed: modes without draws of the guide.
+        num_missed: modes without draws of the guide, of the four largest.
         share: of the missed modes in the mass of all, by Laplace's method.
         num_paths: ascents.
         num_arrived: ascents that ended at a maximum.
@@ -77,24 +88,26 @@ class _Mode(NamedTuple):
         return np.sum((offsets @ self.precision) * offsets, axis=1)
 
 
-def far_points(sites: Sequence[Site], samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Points far from draws (n, d), where another mode may be above: (24, d).
+def far_points(
+    sites: Sequence[Site], samples: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Points far from draws (n, d), where another mode may be above: (count, d).
 
-    A third are uniform, a third draws scaled up around their mean by 2 to 8, and a third draws in
-    which the entries of all arrays of one length have been exchanged: if the model does not
-    distinguish the labels 1 to k of components, a mode has k! copies.
+    In turn uniform ones, draws scaled up around their mean, and draws in which the entries of all
+    arrays of one length have been exchanged: if the model does not distinguish the labels 1 to k of
+    components, a mode has k! copies.
     """
     n, dim = samples.shape
-    uniform = rng.uniform(-RADIUS, RADIUS, (AFAR, dim))
+    points = samples[rng.integers(n, size=count)].astype(np.float64)
+    points[0::3] = rng.uniform(-RADIUS, RADIUS, points[0::3].shape)
     mean = samples.mean(0)
-    factors = np.geomspace(2.0, 8.0, AFAR)[:, None]
-    scaled = mean + factors * (samples[rng.integers(n, size=AFAR)] - mean)
-    relabeled = samples[rng.integers(n, size=AFAR)].copy()
+    factors = np.exp(rng.uniform(*np.log(SCALES), (len(points[1::3]), 1)))
+    points[1::3] = mean + factors * (points[1::3] - mean)
     lengths = sorted({size for site in sites for size in site.shape if size > 1})
-    for i, row in enumerate(relabeled):
+    for i, row in enumerate(points[2::3]):
         if lengths:
             _relabel(row, sites, lengths[i % len(lengths)], rng)
-    return np.concatenate([uniform, scaled, relabeled])
+    return points
 
 
 def _relabel(row: np.ndarray, sites: Sequence[Site], length: int, rng: np.random.Generator) -> None:
@@ -115,7 +128,7 @@ def find_modes(
     samples: np.ndarray,
     values: np.ndarray,
     home: ChainState,
-    far: np.ndarray,
+    sites: Sequence[Site],
     key: Array,
 ) -> Modes:
     """Ascend from draws and from afar, and compare where the paths end.
@@ -126,27 +139,27 @@ def find_modes(
         samples: the draws, (n, d).
         values: log density at some of them.
         home: chains that started from draws, when they have walked.
-        far: where other paths start, (m, d).
+        sites: the latents that the coordinates belong to.
         key: random key.
     """
     if samples.shape[1] > MOST_DIMENSIONS:
         return Modes(0, 0.0, 0, 0)
-    host = _Host(density, frame, home.point.shape[0])
+    num_chains = home.point.shape[0]
+    host = _Host(density, frame, num_chains)
+    rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
     z = host.whiten(samples)
-    starts = np.concatenate([z[:HOME], host.whiten(far)])
-    ends = host.ascend(starts)
+    far = host.whiten(far_points(sites, samples, num_chains, rng))
+    strayed = _strayed(host, z, far, home.log_step, key_apart(key, 1))
+    strayed = strayed[rng.permutation(len(strayed))[:STRAYED]]
+    ends = host.ascend(np.concatenate([z[:HOME], far[:AFAR], strayed]))
     own = _distinct([m for m in ends[:HOME] if m is not None])
     away = _distinct([m for m in ends[HOME:] if m is not None])
     # The Gaussian with the draws' covariance, in case no path from the draws arrives.
     mass = float(np.mean(values)) + 0.5 * z.shape[1]
     mass = max([mass, *(mode.log_mass for mode in own)])
-    missed: list[_Mode] = []
-    for mode in sorted(away, key=lambda m: -m.log_mass):
-        gain = mode.log_mass - mass
-        if gain < np.log(NEGLIGIBLE / (1 - NEGLIGIBLE)) or _is_covered(mode, z, own):
-            continue
-        if missed or _stays_apart(host, mode, home, key):
-            missed.append(mode)
+    least = mass + np.log(NEGLIGIBLE / (1 - NEGLIGIBLE))
+    suspects = [mode for mode in away if mode.log_mass > least and not _is_covered(mode, z, own)]
+    missed = [m for m in suspects[:MOST_SUSPECTS] if _stays_apart(host, m, home, key_apart(key, 2))]
     total = np.logaddexp.reduce([0.0, *(m.log_mass - mass for m in missed)])
     num_arrived = sum(mode is not None for mode in ends)
     return Modes(len(missed), float(-np.expm1(-total)), len(ends), num_arrived)
@@ -176,11 +189,26 @@ class _Host:
             gradients.append(np.asarray(gradient[: len(rows)], np.float64))
         return -np.concatenate(values), -np.concatenate(gradients)
 
+    def walk(
+        self, z: np.ndarray, log_step: Array, coldness: Sequence[float], key: Array
+    ) -> ChainState:
+        """Chains from some points (n, d), after a window at each of some powers of the density."""
+        dtype = self.frame.mean.dtype
+        start = jnp.asarray(z, dtype)
+        value, gradient = evaluate(self.density, self.frame, start)
+        state = ChainState(start, value, gradient, log_step)
+        for index, power in enumerate(coldness):
+            adapts, cold = jnp.asarray([1.0, power], dtype)
+            step_key = jax.random.fold_in(key, index)
+            state, _ = advance(self.density, self.frame, state, step_key, adapts, cold)
+        return state
+
     def ascend(self, starts: np.ndarray) -> list[_Mode | None]:
         """The maxima that paths from some points (m, d) arrive at; None for those that do not."""
         ends: list[Iterate | None] = []
         # A group at a time: paths keep a matrix for each of their steps.
-        for group in np.split(starts, range(GROUP, len(starts), GROUP)):
+        size = max(8, min(len(starts), MOST_NUMBERS // starts.shape[1] ** 2))
+        for group in np.split(starts, range(size, len(starts), size)):
             paths = quasi_newton_paths(self.energies, group, MOST_EVALUATIONS)
             ends += [path.iterates[-1] if path.iterates else None for path in paths]
         return [None if end is None else self._mode(end) for end in ends]
@@ -227,19 +255,24 @@ def _is_covered(mode: _Mode, z: np.ndarray, own: list[_Mode]) -> bool:
     return bool(near > 0.02) or any(_are_near(mode, other) for other in own)
 
 
+def _strayed(
+    host: _Host, z: np.ndarray, far: np.ndarray, log_step: Array, key: Array
+) -> np.ndarray:
+    """Where chains from far points (n, d) get, if there are no whitened draws there, (k, d)."""
+    state = host.walk(far, log_step, ROAMING, key)
+    points = np.asarray(state.point, np.float64)
+    distances, usual = (np.sum(p**2, axis=1) for p in (points, z))
+    is_far = distances > STRAY**2 * np.quantile(usual, 0.99)
+    return points[is_far & np.isfinite(np.asarray(state.value))]
+
+
 def _stays_apart(host: _Host, mode: _Mode, home: ChainState, key: Array) -> bool:
     """Whether chains from a mode stay apart from those that started at draws."""
     first, second = jax.random.split(key)
-    dtype = home.point.dtype
-    noise = np.asarray(jax.random.normal(first, home.point.shape, dtype), np.float64)
+    noise = np.asarray(jax.random.normal(first, home.point.shape), np.float64)
     factor = np.linalg.cholesky(mode.precision)
-    z = jnp.asarray(mode.point + np.linalg.solve(factor.T, noise.T).T, dtype)
-    value, gradient = evaluate(host.density, host.frame, z)
-    state = ChainState(z, value, gradient, home.log_step)
-    for index in range(WINDOWS):
-        adapts = jnp.asarray(float(index == 0), dtype)
-        step_key = jax.random.fold_in(second, index)
-        state, _ = advance(host.density, host.frame, state, step_key, adapts)
+    z = mode.point + np.linalg.solve(factor.T, noise.T).T
+    state = host.walk(z, home.log_step, STAYING, second)
     here, there = (np.asarray(s.point, np.float64) for s in (state, home))
     pooled = 0.5 * (np.cov(here.T) + np.cov(there.T)).reshape(z.shape[1], -1)
     difference = here.mean(0) - there.mean(0)

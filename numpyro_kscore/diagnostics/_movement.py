@@ -93,9 +93,9 @@ class Walk:
         """Go on until the chains have so many windows."""
         while len(self.windows) < num_windows:
             index = len(self.windows)
-            adapts = jnp.asarray(float(index == 0), self.state.point.dtype)
+            adapts, cold = jnp.asarray([float(index == 0), 1.0], self.state.point.dtype)
             key = jax.random.fold_in(self.key, index)
-            self.state, window = advance(self.density, self.frame, self.state, key, adapts)
+            self.state, window = advance(self.density, self.frame, self.state, key, adapts, cold)
             self.windows.append(jax.device_get(window))
 
     def movement(self) -> Movement:
