@@ -40,7 +40,7 @@ from numpyro_kscore.diagnostics._draws import (
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._khat import check_is_draws, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
-from numpyro_kscore.diagnostics._modes import Modes, find_modes
+from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
 from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
 from numpyro_kscore.estimators._coordinates import whiten_samples
 
@@ -53,8 +53,10 @@ __all__ = [
     "vsbc",
 ]
 
-# Windows of ten transitions after which the verdict is tried; the first also comes before ascents.
+# Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
+# Missed modes are searched for if the guide is not far from all of them.
+NEAR_SHIFT, NEAR_RATIOS = 1.0, (0.4, 2.5)
 
 
 class Diagnosis(NamedTuple):
@@ -100,7 +102,9 @@ class Diagnosis(NamedTuple):
             f"({self.names[shift]})",
             f"guide's sd over the model's: {ratio(low)} to {ratio(high)}",
             f"{move.num_transitions} transitions of each chain, {move.acceptance:.0%} accepted",
-            f"{modes.num_arrived} of {modes.num_paths} ascents arrived at a maximum; "
+            "modes were not searched for"
+            if modes == UNSEARCHED
+            else f"{modes.num_arrived} of {modes.num_paths} ascents arrived at a maximum; "
             f"{modes.num_missed} mode(s) missed",
         ]
         return "\n".join(lines)
@@ -264,9 +268,10 @@ def examine(
     finite = np.isfinite(values)
     check_mostly_finite(int(finite.sum()), len(values))
     walk.prolong(LOOKS[0])
-    modes = find_modes(
-        density, frame, samples, values[finite], walk.state, sites, key_apart(key, 3)
-    )
+    modes = UNSEARCHED
+    if _is_near(walk.movement()):
+        key = key_apart(key, 3)
+        modes = find_modes(density, frame, samples, values[finite], walk.state, sites, key)
     for num_windows in LOOKS:
         walk.prolong(num_windows)
         movement = walk.movement()
@@ -284,6 +289,14 @@ def examine(
         modes,
         names,
         len(samples),
+    )
+
+
+def _is_near(movement: Movement) -> bool:
+    """Whether a guide is near enough to a mode to ask for others."""
+    ratio, (low, high) = movement.ratio, NEAR_RATIOS
+    return bool(
+        np.all(np.abs(movement.shift) < NEAR_SHIFT) and np.all((low < ratio) & (ratio < high))
     )
 
 

@@ -24,7 +24,7 @@ from numpyro_kscore._tracing.layout import Site
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import ChainState, Density, Frame, advance, evaluate
 
-__all__ = ["Modes", "far_points", "find_modes"]
+__all__ = ["UNSEARCHED", "Modes", "far_points", "find_modes"]
 
 # Paths from draws, from far points, and from the ends of chains from far points.
 HOME, AFAR, STRAYED = 8, 24, 16
@@ -33,8 +33,8 @@ HOME, AFAR, STRAYED = 8, 24, 16
 ROAMING = (0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 1.0, 1.0, 1.0)
 # Chains have strayed if they are this much farther away than nearly all draws.
 STRAY = 1.2
-# Scales of far points relative to the draws.
-SCALES = (1.5, 8.0)
+# Logarithms of the least and largest scale of far points relative to the draws.
+LOG_SCALES = (0.4, 2.0)
 MOST_EVALUATIONS = 400
 # Numbers in one matrix of each path that is followed at the same time.
 MOST_NUMBERS = 100_000
@@ -69,6 +69,9 @@ class Modes(NamedTuple):
     num_arrived: int
 
 
+UNSEARCHED = Modes(0, 0.0, 0, 0)
+
+
 class _Mode(NamedTuple):
     """A local maximum, in whitened coordinates.
 
@@ -101,7 +104,7 @@ def far_points(
     points = samples[rng.integers(n, size=count)].astype(np.float64)
     points[0::3] = rng.uniform(-RADIUS, RADIUS, points[0::3].shape)
     mean = samples.mean(0)
-    factors = np.exp(rng.uniform(*np.log(SCALES), (len(points[1::3]), 1)))
+    factors = np.exp(rng.uniform(*LOG_SCALES, (len(points[1::3]), 1)))
     points[1::3] = mean + factors * (points[1::3] - mean)
     lengths = sorted({size for site in sites for size in site.shape if size > 1})
     for i, row in enumerate(points[2::3]):
@@ -143,7 +146,7 @@ def find_modes(
         key: random key.
     """
     if samples.shape[1] > MOST_DIMENSIONS:
-        return Modes(0, 0.0, 0, 0)
+        return UNSEARCHED
     num_chains = home.point.shape[0]
     host = _Host(density, frame, num_chains)
     rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))

@@ -30,22 +30,29 @@ from numpyro_kscore.estimators._coordinates import whiten_samples
 __all__ = ["NUM_CHAINS", "Movement", "Walk", "make_frame"]
 
 NUM_CHAINS = 512
+# Acceptance below which the step size goes on to adapt.
+POOR = 0.3
 # Part of the windows that is left out of averages.
 LEFT_OUT = 1 / 3
 # Standard errors from zero from which on a function of the score is not used.
 MOST_CONTROL = 4.0
 TINY = 1e-30
-# Of the model in units of the guide's, and of a guide without any: keeps ratios finite.
-LEAST_VARIANCE = 1e-6
+# Standard deviations of the guide up to which a mean may move before the spread is cut off.
+FOLLOWED = 0.5 * FARTHEST
+# Larger ratios mean a guide that does not vary, or a model that does not.
+LARGEST = 20.0
+LEAST_VARIANCE = 0.1 / LARGEST**2
 
 
 class Movement(NamedTuple):
     """What chains from a guide's draws say of its moments, coordinate by coordinate.
 
     Attributes:
-        shift: mean of the guide less that of the model, in standard deviations of the model, (d,).
+        shift: mean of the guide less that of the model, in standard deviations of the model, (d,);
+            at most 10.
         shift_error: its standard error, (d,).
-        ratio: standard deviation of the guide over that of the model, (d,).
+        ratio: standard deviation of the guide over that of the model, (d,), between 0.05 and 20; 1
+            where the mean has moved so far that it is not known.
         ratio_error: its standard error, relative to the ratio, (d,).
         memory: the larger slope β of the mean and the square on their values at the start, (d,).
         trend: difference between the later and the earlier half of the chains, in standard errors,
@@ -93,7 +100,9 @@ class Walk:
         """Go on until the chains have so many windows."""
         while len(self.windows) < num_windows:
             index = len(self.windows)
-            adapts, cold = jnp.asarray([float(index == 0), 1.0], self.state.point.dtype)
+            # Steps that suit the guide may be far too long where it is far from the model.
+            is_poor = index == 0 or float(self.windows[-1].acceptance) < POOR
+            adapts, cold = jnp.asarray([float(is_poor), 1.0], self.state.point.dtype)
             key = jax.random.fold_in(self.key, index)
             self.state, window = advance(self.density, self.frame, self.state, key, adapts, cold)
             self.windows.append(jax.device_get(window))
@@ -113,11 +122,13 @@ class Walk:
             _error(deviations) / (2 * variance),
             0.5 * _error((u - guide_mean) ** 2) / guide_variance,
         )
+        ratio = np.clip(np.sqrt(guide_variance / variance), 1 / LARGEST, LARGEST)
+        is_followed = np.abs(mean.value) < FOLLOWED
         return Movement(
-            (guide_mean - mean.value) / variance**0.5,
+            np.clip((guide_mean - mean.value) / variance**0.5, -FARTHEST, FARTHEST),
             np.hypot(_error(mean.residual), _error(u)) / variance**0.5,
-            np.sqrt(guide_variance / variance),
-            relative,
+            np.where(is_followed, ratio, 1.0),
+            np.where(is_followed, relative, 0.0),
             np.maximum(mean.memory, square.memory),
             np.maximum(mean.trend, square.trend),
             len(self.windows) * WINDOW,
