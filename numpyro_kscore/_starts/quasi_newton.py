@@ -18,9 +18,14 @@ Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 # Constants of the weak Wolfe conditions, as usual for quasi-Newton methods.
 DECREASE, CURVATURE = 1e-4, 0.9
-# A path has arrived when a Newton step would lower the energy by less than this, in nats.
-ARRIVED = 1e-6
-MOST_HALVINGS = 40
+# A path has arrived when a Newton step would lower the energy by less than this, in nats, after
+# several steps in a row, and not by more each time: while the metric is that of stiff directions
+# alone, others look flat, and the steps along them grow.
+ARRIVED, ROUNDING, CALM_STEPS = 1e-6, 1e-12, 3
+# Where rounding ends a line search, a mode is as near as that.
+NEARLY_ARRIVED = 1e-2
+MOST_TRIALS, MOST_EXPANSIONS = 40, 12
+EXPANSION = 4.0
 # Iterates that a path keeps, and numbers in their matrices.
 MOST_KEPT, MOST_NUMBERS = 256, 10_000_000
 
@@ -56,9 +61,11 @@ class Path:
         self.count = 0
         self._most_kept = max(8, min(MOST_KEPT, MOST_NUMBERS // len(start) ** 2))
         self.is_done = self.has_arrived = False
+        self._calm, self._decrement = 0, np.inf
         self._trial = start
         self._direction = np.zeros_like(start)
-        self._reset_search()
+        self._length, self._shortest, self._longest = 1.0, 0.0, np.inf
+        self._trials = self._expansions = 0
 
     @property
     def trial(self) -> np.ndarray:
@@ -78,17 +85,20 @@ class Path:
         slope = last.gradient @ self._direction
         if not finite or energy > last.energy + DECREASE * self._length * slope:
             self._longest = self._length
-        elif gradient @ self._direction < CURVATURE * slope:
+        elif gradient @ self._direction < CURVATURE * slope and (
+            np.isfinite(self._longest) or self._expansions < MOST_EXPANSIONS
+        ):
             self._shortest = self._length
         else:
             self._accept(self._updated(last, energy, gradient))
             return
-        self._halvings += 1
-        if self._halvings > MOST_HALVINGS:
-            self.is_done = True
+        self._trials += 1
+        if self._trials > MOST_TRIALS:
+            self.is_done, self.has_arrived = True, bool(-slope < NEARLY_ARRIVED)
             return
         if np.isinf(self._longest):
-            self._length *= 2
+            self._length *= EXPANSION
+            self._expansions += 1
         else:
             self._length = 0.5 * (self._shortest + self._longest)
         self._trial = last.point + self._length * self._direction
@@ -123,15 +133,20 @@ class Path:
         if self.count == 1:
             # Nothing is known of the scale yet: a step of length one at most.
             direction = direction / max(1.0, float(np.linalg.norm(direction)))
-        if not np.isfinite(decrement) or decrement < ARRIVED:
-            self.is_done, self.has_arrived = True, bool(np.isfinite(decrement))
+        is_calm = decrement < ARRIVED and (decrement <= self._decrement or decrement < ROUNDING)
+        self._calm = self._calm + 1 if is_calm else 0
+        self._decrement = decrement
+        arrived = self._calm >= CALM_STEPS or decrement == 0
+        if arrived or not np.isfinite(decrement):
+            self.is_done, self.has_arrived = True, bool(arrived)
             return
         self._direction = direction
         self._reset_search()
         self._trial = iterate.point + direction
 
     def _reset_search(self) -> None:
-        self._length, self._shortest, self._longest, self._halvings = 1.0, 0.0, np.inf, 0
+        self._length, self._shortest, self._longest = 1.0, 0.0, np.inf
+        self._trials = self._expansions = 0
 
 
 def quasi_newton_paths(evaluate: Evaluate, starts: np.ndarray, num_evaluations: int) -> list[Path]:
