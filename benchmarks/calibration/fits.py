@@ -6,11 +6,10 @@ longer than judging.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,56 +27,71 @@ from benchmarks.accuracy.targets import Target
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._tracing.layout import Site
 
-__all__ = ["NAMES", "flat_model", "load_fits", "perturbed"]
+__all__ = ["NAMES", "QUICK", "FitSizes", "flat_model", "load_fits", "perturbed"]
 
 # Latents of bnn and symmetric_mixture have equal modes, so that no draws of them are a reference;
 # student and funnel have no standard deviations to compare; waveform needs a file.
 LEFT_OUT = ("bnn", "symmetric_mixture", "student", "funnel", "waveform")
 NAMES = tuple(name for name in POSTERIORS if name not in LEFT_OUT)
-NUM_STEPS, CHUNK, NUM_DRAWS = 5_000, 250, 20_000
 _trace_elbo = partial(Trace_ELBO, num_particles=32)
-# Guide, loss, and the numbers of steps after which draws are kept.
-GUIDES: dict[str, tuple[Callable[..., Any], Callable[[], Any], tuple[int, ...]]] = {
-    "AutoImplicit": (AutoImplicit, ImplicitELBO, (250, 1_000, 2_500, 5_000)),
-    "AutoMultivariateNormal": (AutoMultivariateNormal, _trace_elbo, (1_000, 5_000)),
-    "AutoIAFNormal": (AutoIAFNormal, _trace_elbo, (1_000, 5_000)),
-    "AutoNormal": (AutoNormal, _trace_elbo, (5_000,)),
+# Guide, loss, and the parts of the fit after which draws are kept.
+GUIDES: dict[str, tuple[Callable[..., Any], Callable[[], Any], tuple[float, ...]]] = {
+    "AutoImplicit": (AutoImplicit, ImplicitELBO, (0.05, 0.2, 0.5, 1.0)),
+    "AutoMultivariateNormal": (AutoMultivariateNormal, _trace_elbo, (0.2, 1.0)),
+    "AutoIAFNormal": (AutoIAFNormal, _trace_elbo, (0.2, 1.0)),
+    "AutoNormal": (AutoNormal, _trace_elbo, (1.0,)),
 }
+NUM_CHUNKS = 20
 
 
-def load_fits(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Draws of every guide on one posterior, (20 000, d) each, from the folder or new fits."""
+class FitSizes(NamedTuple):
+    """Numbers of steps, a multiple of 20, and of draws."""
+
+    num_steps: int = 5_000
+    num_draws: int = 20_000
+
+
+QUICK = FitSizes(20, 400)
+
+
+def load_fits(name: str, sizes: FitSizes, folder: Path | None) -> dict[str, np.ndarray]:
+    """Draws of every guide on one posterior, (n, d) each, from the folder or new fits."""
     target = make_posterior(name).target
     fits: dict[str, np.ndarray] = {}
-    for kind, (_, _, steps) in GUIDES.items():
-        path = folder / "fits" / f"{name}-{kind}.npz"
-        if not path.exists():
+    for kind in GUIDES:
+        path = None if folder is None else folder / "fits" / f"{name}-{kind}.npz"
+        if path is not None and path.exists():
+            with np.load(path) as kept:
+                found = dict(kept)
+        else:
+            found = dict(_fit(target, kind, sizes))
+        if path is not None and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(path, **{str(step): draws for step, draws in _fit(target, kind)})
-        with np.load(path) as kept:
-            fits |= {f"{kind}, {step} steps": kept[str(step)] for step in steps}
+            np.savez(path, **found)
+        fits |= {f"{kind}, {steps} steps": draws for steps, draws in found.items()}
     return fits
 
 
-def _fit(target: Target, kind: str) -> Iterator[tuple[int, np.ndarray]]:
-    make_guide, make_loss, kept = GUIDES[kind]
+def _fit(target: Target, kind: str, sizes: FitSizes) -> Iterator[tuple[str, np.ndarray]]:
+    make_guide, make_loss, parts = GUIDES[kind]
     run_key, draw_key = random.split(random.key(1))
     guide = make_guide(target.model)
-    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, NUM_STEPS))
+    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, sizes.num_steps))
     svi = SVI(target.model, guide, optimizer, make_loss())
     state = svi.init(run_key, *target.args)
+    length = sizes.num_steps // NUM_CHUNKS
 
     @jax.jit
     def advance(state: Any) -> Any:
-        return lax.scan(lambda s, _: svi.update(s, *target.args), state, length=CHUNK)[0]
+        return lax.scan(lambda s, _: svi.update(s, *target.args), state, length=length)[0]
 
-    for step in range(CHUNK, NUM_STEPS + 1, CHUNK):
+    for chunk in range(1, NUM_CHUNKS + 1):
         state = advance(state)
-        if step in kept:
+        if chunk / NUM_CHUNKS in parts:
             draws = guide.sample_posterior(
-                draw_key, svi.get_params(state), *target.args, sample_shape=(NUM_DRAWS,)
+                draw_key, svi.get_params(state), *target.args, sample_shape=(sizes.num_draws,)
             )
-            yield step, np.asarray(target.unconstrained(draws))
+            yield str(chunk * length), np.asarray(target.unconstrained(draws))
 
 
 def perturbed(draws: np.ndarray, key: Array) -> dict[str, np.ndarray]:
@@ -119,20 +133,3 @@ def flat_model(target: Target) -> tuple[Callable[[Array], tuple[Array, Array]], 
         return -potential_energy(seeded, target.args, {}, latents)
 
     return jax.value_and_grad(log_density), sites
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Make and keep the fits of some posteriors."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--cache", type=Path, required=True, help="folder of draws")
-    parser.add_argument("--posteriors", nargs="+", choices=POSTERIORS, default=NAMES)
-    options = parser.parse_args(arguments)
-    for name in options.posteriors:
-        shapes = {draws.shape for draws in load_fits(name, options.cache).values()}
-        print(f"{name}: {', '.join(map(str, shapes))}", flush=True)
-        # Compiled programs of some dozen posteriors take gigabytes.
-        jax.clear_caches()
-
-
-if __name__ == "__main__":
-    main()

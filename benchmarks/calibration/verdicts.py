@@ -1,11 +1,13 @@
 """Verdicts of ``diagnose`` on fits known to be right or wrong.
 
-    python -m benchmarks.calibration.verdicts --cache FOLDER [--csv FILE] [--posteriors NAME ...]
+    python -m benchmarks.calibration.verdicts [--cache FOLDER] [--csv FILE] [--posteriors NAME ...]
+        [--quick]
 
 A fit is right if every mean of its unconstrained coordinates is within 0.15 standard deviations of
 the reference, and every ratio of standard deviations within 0.9 and 1.1. The fits are those of
 ``fits``, reference draws as they are and changed, and the last ``AutoImplicit`` changed in the same
-ways. The settings were chosen on the posteriors in ``CHOSEN_ON``; the others are held out.
+ways. Fits and references are kept in the folder: they take hours, verdicts minutes. The settings
+were chosen on the posteriors in ``CHOSEN_ON``; the others are held out.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ import numpy as np
 from jax import random
 
 from benchmarks.accuracy.posteriors import make_posterior
+from benchmarks.accuracy.references import QUICK as QUICK_SIZES
 from benchmarks.accuracy.references import Sizes, load_reference
-from benchmarks.calibration.fits import NAMES, flat_model, load_fits, perturbed
+from benchmarks.calibration.fits import (
+    NAMES,
+    QUICK,
+    FitSizes,
+    flat_model,
+    load_fits,
+    perturbed,
+)
 from numpyro_kscore.diagnostics._diagnose import examine
 
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
@@ -32,7 +42,6 @@ CHOSEN_ON = (
     *("banana", "multimodal", "x_shape", "ring", "gaussian30", "eight_schools", "unequal_modes"),
     *("eight_schools_centered", "varying_slopes", "poisson_mixed", "negative_binomial", "linear"),
 )
-LAST = "AutoImplicit, 5000 steps"
 VERDICTS = ("good", "bad", "cannot tell")
 COLUMNS = (
     *("posterior", "fit", "dim", "right", "verdict", "codes", "true shift", "least true ratio"),
@@ -41,28 +50,32 @@ COLUMNS = (
 )
 
 
-def cases(name: str, truth: np.ndarray, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+def cases(
+    name: str, truth: np.ndarray, sizes: FitSizes, folder: Path | None
+) -> Iterator[tuple[str, np.ndarray]]:
     """Fits of one posterior."""
     for change, draws in perturbed(truth[: len(truth) // 2], random.key(3)).items():
         yield f"reference, {change}", draws
-    fits = load_fits(name, folder)
+    fits = load_fits(name, sizes, folder)
     yield from fits.items()
-    for change, draws in perturbed(fits[LAST], random.key(4)).items():
+    last = f"AutoImplicit, {sizes.num_steps} steps"
+    for change, draws in perturbed(fits[last], random.key(4)).items():
         if change != "as is":
-            yield f"{LAST}, {change}", draws
+            yield f"{last}, {change}", draws
 
 
-def rows_of(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+def rows_of(name: str, folder: Path | None, is_quick: bool) -> Iterator[dict[str, Any]]:
     """Truth and verdict of every fit of one posterior."""
     posterior = make_posterior(name)
-    reference = load_reference(posterior, Sizes(), folder)
-    if not reference.trusted:
+    sizes, fit_sizes = (QUICK_SIZES, QUICK) if is_quick else (Sizes(), FitSizes())
+    reference = load_reference(posterior, sizes, folder)
+    if not (reference.trusted or is_quick):
         print(f"{name}: left out, its reference has R-hat {reference.rhat:.3f}", flush=True)
         return
     truth = np.concatenate([reference.truth, reference.other])
     density, sites = flat_model(posterior.target)
     rng = np.random.default_rng(0)
-    for number, (fit, draws) in enumerate(cases(name, truth, folder)):
+    for number, (fit, draws) in enumerate(cases(name, truth, fit_sizes, folder)):
         finite = rng.permutation(draws[np.isfinite(draws).all(1)])
         sd = truth.std(0)
         shift = float(np.max(np.abs(finite.mean(0) - truth.mean(0)) / sd))
@@ -123,15 +136,18 @@ def line_of(row: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--cache", type=Path, required=True, help="folder of draws")
-    parser.add_argument("--posteriors", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--cache", type=Path, help="folder of references and of draws of fits")
+    parser.add_argument("--posteriors", nargs="+", choices=NAMES, metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="one posterior, few steps and draws")
     parser.add_argument("--csv", type=Path, help="file to write all rows to")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    for name in options.posteriors:
-        for row in rows_of(name, options.cache):
+    folder = None if options.quick else options.cache
+    for name in options.posteriors or (["banana"] if options.quick else NAMES):
+        for row in rows_of(name, folder, options.quick):
             rows.append(row)
             print(line_of(row), flush=True)
+        # Compiled programs of some dozen posteriors take gigabytes.
         jax.clear_caches()
         if options.csv:
             with options.csv.open("w", newline="", encoding="utf-8") as file:
