@@ -2,11 +2,10 @@
 
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore.diagnostics._arviz import to_arviz
+from numpyro_kscore.diagnostics._bounds import fisher_divergence, spread_ratios
 from numpyro_kscore.diagnostics._diagnose import (
     Diagnosis,
     diagnose,
-    fisher_divergence,
-    spread_ratios,
     vsbc,
 )
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy, stein_discrepancy

@@ -5,10 +5,11 @@ move, if Markov chains that leave the model invariant start from the guide's dra
 (:mod:`numpyro_kscore.diagnostics._movement`)? Do ascents from afar find modes where the guide has
 no draws (:mod:`numpyro_kscore.diagnostics._modes`)? Other questions have functions of their own:
 :func:`~numpyro_kscore.khat` (can importance weights correct the guide?),
-:func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?), :func:`spread_ratios` and
-:func:`fisher_divergence` (how far is the guide from the model, by its score?). NumPyro's
-``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by fitting many;
-:func:`vsbc` calls it for an ``SVI``, whatever its objective.
+:func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?),
+:func:`~numpyro_kscore.diagnostics.spread_ratios` and
+:func:`~numpyro_kscore.diagnostics.fisher_divergence` (how far is the guide from the model?).
+NumPyro's ``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by fitting
+many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
 """
 
 from __future__ import annotations
@@ -23,33 +24,26 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.layout import Site
-from numpyro_kscore._util.checks import as_scored, check_count
+from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._chains import Density
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
-from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._draws import (
     check_mostly_finite,
     draw_fitted,
     fitted_guide,
     log_joint_and_score,
 )
-from numpyro_kscore.diagnostics._estimate import KhatEstimate
-from numpyro_kscore.diagnostics._khat import check_is_draws, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
 from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
 from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
-from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = [
     "Diagnosis",
     "diagnose",
     "examine",
-    "fisher_divergence",
-    "spread_ratios",
     "vsbc",
 ]
 
@@ -108,67 +102,6 @@ class Diagnosis(NamedTuple):
             f"{modes.num_missed} mode(s) missed",
         ]
         return "\n".join(lines)
-
-
-def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> Discrepancy:
-    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, averaged over dimensions.
-
-    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``.
-    Here f is the estimated difference of the scores, at held-out draws. In whitened coordinates the
-    bound has no units: for a Gaussian guide in which only the means are wrong, the divergence is
-    their mean squared error in standard deviations squared. The bound is zero if no difference is
-    found.
-
-    Args:
-        draws: from :func:`~numpyro_kscore.evaluate_guide`.
-        fitted: k̂ of the same draws, which saves its computation; ignored if it is exact.
-
-    Returns:
-        The bound and its standard error.
-
-    Raises:
-        TypeError: if the draws are not ``GuideDraws``.
-        ValueError: for draws that do not fit together, or without their Laplacian.
-    """
-    check_is_draws(draws)
-    if draws.laplacian is None:
-        raise ValueError(
-            "draws: expected the model's Laplacian; got None. evaluate_guide gives it if it is "
-            "finite at every draw"
-        )
-    if fitted is None or fitted.energy == "exact":
-        fitted = khat(draws, exact=False)
-    value, error = fitted.fisher
-    return Discrepancy(jnp.asarray(value), jnp.asarray(error))
-
-
-def spread_ratios(samples: Any, scores: Any) -> Array:
-    """Ratios of the guide's standard deviations to the model's, by direction.
-
-    If the draws are from the model, ``-E[s zᵀ]`` is the identity in whitened coordinates, by
-    Stein's identity. Its eigenvalues are the ratios of variances if both are Gaussian; in general
-    they compare the guide's spread with the model's curvature, averaged over the guide. A ratio is
-    the square root, or 0 for a negative eigenvalue: the model is not concave there on average.
-
-    Args:
-        samples: draws of the guide, (n, d).
-        scores: the model's score at them, (n, d).
-
-    Returns:
-        Ratios, without units, ascending, (d,).
-
-    Raises:
-        TypeError: if they are not floating point.
-        ValueError: if the shapes differ or something is not finite.
-    """
-    return _spread_ratios(*as_scored(samples, scores, minimum=4))
-
-
-@jax.jit
-def _spread_ratios(x: Array, s: Array) -> Array:
-    coordinates = whiten_samples(x)
-    product = -coordinates.scores_to_kernel(s).T @ coordinates.to_kernel(x) / x.shape[0]
-    return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(0.5 * (product + product.T)), 0.0))
 
 
 def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +166,7 @@ def diagnose(
         FloatingPointError: if fewer than half of the draws are finite.
 
     Cost: three compiled programs. 512 chains of 120 to 960 transitions with up to 24 gradients of
-    the model each, as few as decide, and 32 ascents.
+    the model each, as few as decide; as many of 100 from afar, and up to 48 ascents.
     """
     check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key
@@ -267,14 +200,13 @@ def examine(
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
     check_mostly_finite(int(finite.sum()), len(values))
-    walk.prolong(LOOKS[0])
     modes = UNSEARCHED
-    if _is_near(walk.movement()):
-        key = key_apart(key, 3)
-        modes = find_modes(density, frame, samples, values[finite], walk.state, sites, key)
     for num_windows in LOOKS:
         walk.prolong(num_windows)
         movement = walk.movement()
+        if modes == UNSEARCHED and _is_near(movement):
+            mode_key = key_apart(key, 3)
+            modes = find_modes(density, frame, samples, values[finite], walk.state, sites, mode_key)
         if modes.num_missed or judge(movement) != "cannot tell":
             break
     names = _names(sites)
