@@ -77,6 +77,9 @@ def rows_of(name: str, folder: Path | None, is_quick: bool) -> Iterator[dict[str
     rng = np.random.default_rng(0)
     for number, (fit, draws) in enumerate(cases(name, truth, fit_sizes, folder)):
         finite = rng.permutation(draws[np.isfinite(draws).all(1)])
+        if 2 * len(finite) < len(draws):
+            print(f"{name}, {fit}: left out, {len(finite)} of {len(draws)} draws are finite")
+            continue
         sd = truth.std(0)
         shift = float(np.max(np.abs(finite.mean(0) - truth.mean(0)) / sd))
         ratio = finite.std(0) / sd
