@@ -98,8 +98,9 @@ def rows_of(name: str, folder: Path | None, is_quick: bool) -> Iterator[dict[str
 
 
 def kind(row: dict[str, Any]) -> str:
-    """Kind of the guide of a row."""
-    return str(row["fit"]).split(",")[0]
+    """Kind of the guide of a row, and whether its draws were changed."""
+    name, *rest = str(row["fit"]).split(", ")
+    return f"{name}, changed" if len(rest) > 1 else name
 
 
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
