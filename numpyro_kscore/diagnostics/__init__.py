@@ -2,11 +2,10 @@
 
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore.diagnostics._arviz import to_arviz
+from numpyro_kscore.diagnostics._bounds import fisher_divergence, spread_ratios
 from numpyro_kscore.diagnostics._diagnose import (
     Diagnosis,
     diagnose,
-    fisher_divergence,
-    spread_ratios,
     vsbc,
 )
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy, stein_discrepancy
@@ -14,6 +13,8 @@ from numpyro_kscore.diagnostics._distances import mmd_squared, sliced_wasserstei
 from numpyro_kscore.diagnostics._draws import evaluate_guide
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._khat import khat
+from numpyro_kscore.diagnostics._modes import Modes
+from numpyro_kscore.diagnostics._movement import Movement
 from numpyro_kscore.diagnostics._pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._plots import (
     plot_convergence,
@@ -22,14 +23,15 @@ from numpyro_kscore.diagnostics._plots import (
     plot_vsbc,
     plot_weights,
 )
-from numpyro_kscore.diagnostics._stein_tests import JumpTest, SteinTest, ksd, mode_jump_test
+from numpyro_kscore.diagnostics._stein_tests import SteinTest, ksd
 
 __all__ = [
     "Diagnosis",
     "Discrepancy",
     "GuideDraws",
-    "JumpTest",
     "KhatEstimate",
+    "Modes",
+    "Movement",
     "SteinTest",
     "diagnose",
     "evaluate_guide",
@@ -38,7 +40,6 @@ __all__ = [
     "khat",
     "ksd",
     "mmd_squared",
-    "mode_jump_test",
     "pareto_smooth",
     "plot_convergence",
     "plot_pairs",

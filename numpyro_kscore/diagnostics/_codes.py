@@ -12,15 +12,13 @@ Doubt = Literal["", "interval", "few draws", "flat draws", "large error"]
 Code = Literal[
     "draws lost",
     "mode missed",
-    "far draws missed",
+    "mean off",
     "collapsed",
     "too narrow",
     "too wide",
-    "shape differs",
-    "correctable",
-    "not correctable",
-    "correction unknown",
-    "khat unknown",
+    "chains slow",
+    "chains moving",
+    "errors large",
     "nothing found",
 ]
 
@@ -30,9 +28,13 @@ class Finding(NamedTuple):
 
     Attributes:
         code: what was found.
-        value: a count of draws, a p-value, a ratio of standard deviations, a discrepancy in
-            standard deviations, or k̂, as the code asks for.
+        value: a count of draws, a share of the posterior's mass, a shift in standard deviations, a
+            ratio of standard deviations, or a slope, as the code asks for.
+        error: the standard error of the value, in the same units; 0 for a count.
+        where: the coordinate it was found in, such as ``"theta[3]"``; empty if in none.
     """
 
     code: Code
     value: float
+    error: float = 0.0
+    where: str = ""

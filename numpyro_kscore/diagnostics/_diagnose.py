@@ -1,15 +1,20 @@
-"""Can this fit be trusted? ``diagnose`` runs every diagnostic and answers in words.
+"""Can this fit be trusted? ``diagnose`` answers in words.
 
-Each question has a function of its own: :func:`~numpyro_kscore.khat` (is the guide close enough to
-be corrected?), :func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?),
-:func:`~numpyro_kscore.diagnostics.mode_jump_test` (is there a mode where the guide has no draws?),
-:func:`spread_ratios` (too narrow, or too wide?), :func:`fisher_divergence` (by how much, at
-least?). NumPyro's ``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by
-fitting many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
+It asks two questions that a guide need not have a density for. Do means and standard deviations
+move, if Markov chains that leave the model invariant start from the guide's draws
+(:mod:`numpyro_kscore.diagnostics._movement`)? Do ascents from afar find modes where the guide has
+no draws (:mod:`numpyro_kscore.diagnostics._modes`)? Other questions have functions of their own:
+:func:`~numpyro_kscore.khat` (can importance weights correct the guide?),
+:func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?),
+:func:`~numpyro_kscore.diagnostics.spread_ratios` and
+:func:`~numpyro_kscore.diagnostics.fisher_divergence` (how far is the guide from the model?).
+NumPyro's ``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by fitting
+many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,52 +24,49 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._util.checks import as_scored, check_count
+from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore.diagnostics._chains import Density
 from numpyro_kscore.diagnostics._codes import Code, Verdict
-from numpyro_kscore.diagnostics._decide import decide
-from numpyro_kscore.diagnostics._discrepancy import Discrepancy
+from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._draws import (
-    evaluate_fitted,
+    check_mostly_finite,
+    draw_fitted,
     fitted_guide,
-    log_joint,
+    log_joint_and_score,
 )
-from numpyro_kscore.diagnostics._estimate import KhatEstimate
-from numpyro_kscore.diagnostics._khat import check_is_draws, compute_khat, energy_estimator, khat
 from numpyro_kscore.diagnostics._messages import advise, describe
-from numpyro_kscore.diagnostics._pareto import pareto_smooth, weight_ess
-from numpyro_kscore.diagnostics._stein_tests import (
-    JumpTest,
-    SteinTest,
-    compute_jump_test,
-    compute_ksd,
-)
-from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
+from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
 
-__all__ = ["Diagnosis", "diagnose", "fisher_divergence", "spread_ratios", "vsbc"]
+__all__ = [
+    "Diagnosis",
+    "diagnose",
+    "examine",
+    "vsbc",
+]
 
-# Draws for tests over all pairs, which need no more.
-TEST_DRAWS = 1_000
+# Windows of ten transitions after which the verdict is tried.
+LOOKS = (12, 24, 48, 96)
+# Missed modes are searched for if the guide is not far from all of them.
+NEAR_SHIFT, NEAR_RATIOS = 1.0, (0.4, 2.5)
 
 
 class Diagnosis(NamedTuple):
-    """The answers of all diagnostics to one fit.
+    """What is known of a fit.
 
     Attributes:
         verdict: ``"good"``, ``"bad"`` or ``"cannot tell"``.
         codes: what was found, to match on: some of ``"draws lost"``, ``"mode missed"``,
-            ``"far draws missed"``, ``"collapsed"``, ``"too narrow"``, ``"too wide"``,
-            ``"shape differs"``, and last ``"correctable"``, ``"not correctable"``,
-            ``"correction unknown"``, ``"khat unknown"`` or ``"nothing found"``.
+            ``"mean off"``, ``"collapsed"``, ``"too narrow"``, ``"too wide"``; of a fit that is not
+            bad one of ``"nothing found"``, ``"chains slow"``, ``"chains moving"`` and
+            ``"errors large"``.
         findings: the same in words, a sentence for each code.
         advice: what to try next, in words.
-        khat: k̂ and its interval.
-        stein: the kernel Stein discrepancy and its test.
-        jumps: the test by long Metropolis steps.
-        spread: least and largest ratio, over directions, of the guide's standard deviation to the
-            model's.
-        ess: effective number of draws with smoothed weights.
+        movement: of means and standard deviations along Markov chains from the guide's draws.
+        modes: what ascents found.
+        names: of the unconstrained coordinates that ``movement`` is about, such as ``"theta[3]"``.
         num_draws: number of draws.
     """
 
@@ -72,88 +74,34 @@ class Diagnosis(NamedTuple):
     codes: tuple[Code, ...]
     findings: tuple[str, ...]
     advice: tuple[str, ...]
-    khat: KhatEstimate
-    stein: SteinTest
-    jumps: JumpTest
-    spread: tuple[float, float]
-    ess: float
+    movement: Movement
+    modes: Modes
+    names: tuple[str, ...]
     num_draws: int
 
     def __str__(self) -> str:
+        move, modes = self.movement, self.modes
+        shift = int(np.argmax(np.abs(move.shift)))
+        low, high = int(np.argmin(move.ratio)), int(np.argmax(move.ratio))
+
+        def ratio(k: int) -> str:
+            error = move.ratio[k] * move.ratio_error[k]
+            return f"{move.ratio[k]:.2f} ± {error:.2f} ({self.names[k]})"
+
         lines = [
             f"verdict: {self.verdict}",
             *(f"  {finding}" for finding in self.findings),
             *(f"  try: {advice}" for advice in self.advice),
-            f"{self.khat}",
-            f"kernel Stein discrepancy² {float(self.stein.u_statistic):.3g} ± "
-            f"{float(self.stein.standard_error):.1g} sd², p = {float(self.stein.p_value):.3f}",
-            f"long jumps between {int(self.jumps.num_modes)} mode(s): p = "
-            f"{float(self.jumps.p_value):.3f}",
-            f"guide's sd over the model's: {self.spread[0]:.2f} to {self.spread[1]:.2f}",
-            f"effective draws after weighting: {self.ess:.0f} of {self.num_draws}",
+            f"largest shift of a mean: {move.shift[shift]:+.2f} ± {move.shift_error[shift]:.2f} sd "
+            f"({self.names[shift]})",
+            f"guide's sd over the model's: {ratio(low)} to {ratio(high)}",
+            f"{move.num_transitions} transitions of each chain, {move.acceptance:.0%} accepted",
+            "modes were not searched for"
+            if modes == UNSEARCHED
+            else f"{modes.num_arrived} of {modes.num_paths} ascents arrived at a maximum; "
+            f"{modes.num_missed} mode(s) missed",
         ]
         return "\n".join(lines)
-
-
-def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> Discrepancy:
-    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, averaged over dimensions.
-
-    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``.
-    Here f is the estimated difference of the scores, at held-out draws. In whitened coordinates the
-    bound has no units: for a Gaussian guide in which only the means are wrong, the divergence is
-    their mean squared error in standard deviations squared. The bound is zero if no difference is
-    found.
-
-    Args:
-        draws: from :func:`~numpyro_kscore.evaluate_guide`.
-        fitted: k̂ of the same draws, which saves its computation; ignored if it is exact.
-
-    Returns:
-        The bound and its standard error.
-
-    Raises:
-        TypeError: if the draws are not ``GuideDraws``.
-        ValueError: for draws that do not fit together, or without their Laplacian.
-    """
-    check_is_draws(draws)
-    if draws.laplacian is None:
-        raise ValueError(
-            "draws: expected the model's Laplacian; got None. evaluate_guide gives it if it is "
-            "finite at every draw"
-        )
-    if fitted is None or fitted.energy == "exact":
-        fitted = khat(draws, exact=False)
-    value, error = fitted.fisher
-    return Discrepancy(jnp.asarray(value), jnp.asarray(error))
-
-
-def spread_ratios(samples: Any, scores: Any) -> Array:
-    """Ratios of the guide's standard deviations to the model's, by direction.
-
-    If the draws are from the model, ``-E[s zᵀ]`` is the identity in whitened coordinates, by
-    Stein's identity. Its eigenvalues are the ratios of variances if both are Gaussian; in general
-    they compare the guide's spread with the model's curvature, averaged over the guide. A ratio is
-    the square root, or 0 for a negative eigenvalue: the model is not concave there on average.
-
-    Args:
-        samples: draws of the guide, (n, d).
-        scores: the model's score at them, (n, d).
-
-    Returns:
-        Ratios, without units, ascending, (d,).
-
-    Raises:
-        TypeError: if they are not floating point.
-        ValueError: if the shapes differ or something is not finite.
-    """
-    return _spread_ratios(*as_scored(samples, scores, minimum=4))
-
-
-@jax.jit
-def _spread_ratios(x: Array, s: Array) -> Array:
-    coordinates = whiten_samples(x)
-    product = -coordinates.scores_to_kernel(s).T @ coordinates.to_kernel(x) / x.shape[0]
-    return jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(0.5 * (product + product.T)), 0.0))
 
 
 def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
@@ -189,60 +137,105 @@ def diagnose(
     svi: SVI,
     result: Any,
     *args: Any,
-    num_samples: int = 4_000,
+    num_samples: int = 20_000,
     rng_key: Array | None = None,
     verbose: bool = True,
     **kwargs: Any,
 ) -> Diagnosis:
-    """Run every diagnostic on a fit, and print the verdict, its reasons and what to try.
+    """Say whether a fit can be trusted, why, and what to try.
+
+    A fit is *good* if every mean of the unconstrained coordinates is within 0.15 standard
+    deviations of the model's, and every standard deviation within 10 %, standard errors included,
+    and no mode is missed. It is *bad* if something is significantly outside these limits.
 
     Args:
         svi: model, guide and loss.
         result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
         *args: arguments of the model, as in the fit.
-        num_samples: fresh draws of the guide, at least 100.
+        num_samples: fresh draws of the guide, at least 100. Chains start from 512 of them.
         rng_key: random key; by default ``jax.random.key(0)``.
         verbose: whether to print the diagnosis.
         **kwargs: keyword arguments of the model.
 
     Returns:
-        Verdict, findings, advice, and all numbers they rest on.
+        Verdict, findings, advice, and the numbers they rest on.
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
         ValueError: see there.
-        ImportError: without ArviZ.
+        FloatingPointError: if fewer than half of the draws are finite.
 
-    Cost: twenty to thirty seconds of a CPU core for cheap models, most of it compilation.
+    Cost: three compiled programs. 512 chains of 120 to 960 transitions with up to 24 gradients of
+    the model each, as few as decide; as many of 100 from afar, and up to 48 ascents.
     """
     check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
-    draws = evaluate_fitted(fitted, num_samples, key)
-
-    def log_density(flat: Array) -> Array:
-        return log_joint(flat, fitted.program, fitted.layout, key)
-
-    samples, scores = draws.samples[:TEST_DRAWS], draws.scores[:TEST_DRAWS]
-    estimate = compute_khat(draws, draws.log_q is not None, energy_estimator())
-    stein = compute_ksd(samples, scores, key_apart(key, 3))
-    jumps = compute_jump_test(log_density, samples, key_apart(key, 4))
-    ratios = np.asarray(_spread_ratios(draws.samples, draws.scores))
-    spread = float(ratios[0]), float(ratios[-1])
-    smoothed = pareto_smooth(estimate.log_weights)[0]
-    verdict, findings = decide(estimate, stein, jumps, spread, draws.num_lost)
-    diagnosis = Diagnosis(
-        verdict,
-        tuple(finding.code for finding in findings),
-        describe(findings, estimate.reason),
-        advise(findings),
-        estimate,
-        stein,
-        jumps,
-        spread,
-        weight_ess(smoothed),
-        int(draws.samples.shape[0]),
-    )
+    samples = np.asarray(draw_fitted(fitted, num_samples, key_apart(key, 1)))
+    finite = np.isfinite(samples).all(axis=1)
+    check_mostly_finite(int(finite.sum()), num_samples)
+    density = log_joint_and_score(fitted, key)
+    num_lost = int(num_samples - finite.sum())
+    diagnosis = examine(samples[finite], density, fitted.layout.sites, key, num_lost)
     if verbose:
         print(diagnosis)
     return diagnosis
+
+
+def examine(
+    samples: np.ndarray, density: Density, sites: Sequence[Site], key: Array, num_lost: int = 0
+) -> Diagnosis:
+    """:func:`diagnose` of draws (n, d).
+
+    Args:
+        samples: independent draws of a guide in unconstrained coordinates, finite.
+        density: a point (d,) to the model's log density and score.
+        sites: the latents that the coordinates belong to.
+        key: random key.
+        num_lost: draws that were left out.
+    """
+    points = jnp.asarray(samples)
+    frame = make_frame(points)
+    walk = Walk(density, frame, points, key_apart(key, 2))
+    values = np.asarray(walk.state.value)
+    finite = np.isfinite(values)
+    check_mostly_finite(int(finite.sum()), len(values))
+    modes = UNSEARCHED
+    for num_windows in LOOKS:
+        walk.prolong(num_windows)
+        movement = walk.movement()
+        if modes == UNSEARCHED and _is_near(movement):
+            mode_key = key_apart(key, 3)
+            modes = find_modes(density, frame, samples, values[finite], walk.state, sites, mode_key)
+        if modes.num_missed or judge(movement) != "cannot tell":
+            break
+    names = _names(sites)
+    num_lost += int(len(values) - finite.sum())
+    verdict, findings = decide(movement, modes, num_lost, names)
+    return Diagnosis(
+        verdict,
+        tuple(finding.code for finding in findings),
+        describe(findings),
+        advise(findings),
+        movement,
+        modes,
+        names,
+        len(samples),
+    )
+
+
+def _is_near(movement: Movement) -> bool:
+    """Whether a guide is near enough to a mode to ask for others."""
+    ratio, (low, high) = movement.ratio, NEAR_RATIOS
+    return bool(
+        np.all(np.abs(movement.shift) < NEAR_SHIFT) and np.all((low < ratio) & (ratio < high))
+    )
+
+
+def _names(sites: Sequence[Site]) -> tuple[str, ...]:
+    """Names of all coordinates."""
+    return tuple(
+        site.name + (f"[{','.join(map(str, index))}]" if index else "")
+        for site in sites
+        for index in np.ndindex(site.shape)
+    )

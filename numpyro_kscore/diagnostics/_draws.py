@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import are_finite, with_shared
+from numpyro_kscore._tracing.particles import are_finite, draw_particle, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
@@ -27,11 +28,13 @@ from numpyro_kscore.estimators._coordinates import whiten_samples
 
 __all__ = [
     "FittedGuide",
+    "check_mostly_finite",
     "constrain",
+    "draw_fitted",
     "evaluate_fitted",
     "evaluate_guide",
     "fitted_guide",
-    "log_joint",
+    "log_joint_and_score",
 ]
 
 # Most dimensions with an exact Laplacian; beyond, one random direction for each draw estimates it.
@@ -61,8 +64,8 @@ def fitted_guide(
 
     Raises:
         TypeError: for anything but an ``SVI`` and its result, and arguments the model cannot take.
-        ValueError: if the model observes nothing, or draws only some rows of a plate, and for
-            guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
+        ValueError: if the model has latents that the guide does not draw, or draws only some rows
+            of a plate, and for guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
     """
     if not isinstance(svi, SVI):
         raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
@@ -82,13 +85,13 @@ def fitted_guide(
         ) from error
     params = {**result.params, **(getattr(result.state, "mutable_state", None) or {})}
     program = Program(params, svi.model, svi.guide, args, kwargs, {})
-    _check_observed(program)
+    _check_data(program)
     forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
     layout = inspect_program(key, program)
     return FittedGuide(with_shared(key, program, layout), layout, forward)
 
 
-def _check_observed(program: Program) -> None:
+def _check_data(program: Program) -> None:
     seen: dict[str, Any] = {}
     missing: list[str] = []
 
@@ -100,11 +103,6 @@ def _check_observed(program: Program) -> None:
         missing.extend(name for name in drawn if name not in traces.guide)
 
     jax.eval_shape(run, jax.random.key(0))
-    if not any(site["type"] == "sample" and site["is_observed"] for site in seen.values()):
-        raise ValueError(
-            "model: expected at least one observed site at these arguments; got none. Pass the "
-            "data the guide was fitted to, not None"
-        )
     if missing:
         raise ValueError(
             f"model: expected data at {missing}, which the guide does not draw; got none. Pass the "
@@ -143,7 +141,7 @@ def evaluate_guide(
 
     Raises:
         TypeError: if ``svi`` is not an ``SVI``, or ``result`` has no parameters.
-        ValueError: for a model that observes nothing at these arguments, and guides that
+        ValueError: for a model with latents that the guide does not draw, and guides that
             :class:`~numpyro_kscore.ImplicitELBO` does not accept.
         FloatingPointError: if fewer than half of the draws are finite.
 
@@ -157,6 +155,7 @@ def evaluate_guide(
 def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideDraws:
     """:func:`evaluate_guide` for a guide from :func:`fitted_guide`."""
     program, layout, forward = fitted
+    along = _second_derivative(fitted, key)
 
     @jax.jit
     def run(key: Array) -> tuple[GuideDraws, Array]:
@@ -164,53 +163,105 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         draws = evaluate_particles(key, program, layout, num_samples, size, forward)
         valid = are_finite(*(a for a in draws[:-1] if a is not None))
         finite = jnp.where(valid[:, None], draws.samples, draws.samples[jnp.argmax(valid)])
+        if along is None:
+            return draws, valid
         factor = whiten_samples(finite).root()
-
-        def second(pair: tuple[Array, Array]) -> Array:
-            return _laplacian(*pair, factor, program, layout, key)
-
         keys = jax.random.split(key_apart(key, 1), num_samples)
+        second = partial(_laplacian, along, factor)
         laplacian = lax.map(second, (finite, keys), batch_size=size)
         return draws._replace(laplacian=laplacian), valid
 
     draws, valid = jax.device_get(run(key))
-    if 2 * np.sum(valid) < num_samples:
-        raise FloatingPointError(
-            f"guide: expected finite draws, densities and scores; got them at {np.sum(valid)} of "
-            f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
-            "density vanishes where the guide is"
-        )
+    check_mostly_finite(int(np.sum(valid)), num_samples)
     draws = jax.tree.map(jnp.asarray, take_rows(draws, valid))
     is_explicit = not any(part.is_implicit for part in layout.parts)
+    second_known = draws.laplacian is not None and np.all(np.isfinite(draws.laplacian))
     return draws._replace(
-        laplacian=draws.laplacian if np.all(np.isfinite(draws.laplacian)) else None,
+        laplacian=draws.laplacian if second_known else None,
         log_q=draws.log_q if is_explicit else None,
         num_lost=int(num_samples - np.sum(valid)),
     )
 
 
-def log_joint(flat: Array, program: Program, layout: Layout, key: Array) -> Array:
-    """The model's log density at unconstrained latents (d,), with the log-Jacobian."""
-    model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
-    latents = layout.unravel(flat)
-    return log_density_at(model, program.args, program.kwargs, latents, program.centering)
+def check_mostly_finite(num_finite: int, num_samples: int) -> None:
+    """Raise ``FloatingPointError`` if fewer than half of some draws are finite."""
+    if 2 * num_finite < num_samples:
+        raise FloatingPointError(
+            f"guide: expected finite draws, densities and scores; got them at {num_finite} of "
+            f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
+            "density vanishes where the guide is"
+        )
+
+
+def draw_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> Array:
+    """Draws of a guide alone, in unconstrained coordinates, (num_samples, d), finite or not."""
+
+    @jax.jit
+    def run(key: Array) -> Array:
+        # Whole batches: a rest would be compiled as a program of its own.
+        keys = jax.random.split(key, (-(-num_samples // BATCH), BATCH))
+        draw = partial(draw_particle, program=fitted.program, layout=fitted.layout)
+        return lax.map(jax.vmap(lambda k: draw(k).flat), keys)
+
+    return run(key).reshape(-1, fitted.layout.size)[:num_samples]
+
+
+def log_joint_and_score(fitted: FittedGuide, key: Array) -> Callable[[Array], tuple[Array, Array]]:
+    """The model's log density at unconstrained latents (d,), with the log-Jacobian, and its score.
+
+    The score is differentiated in the mode that the loss uses.
+    """
+    program, layout, forward = fitted
+
+    def density(flat: Array) -> Array:
+        model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
+        latents = layout.unravel(flat)
+        return log_density_at(model, program.args, program.kwargs, latents, program.centering)
+
+    if not forward:
+        return jax.value_and_grad(density)
+
+    def both(flat: Array) -> tuple[Array, Array]:
+        gradient, value = jax.jacfwd(lambda x: (density(x),) * 2, has_aux=True)(flat)
+        return value, gradient
+
+    return both
+
+
+def _second_derivative(fitted: FittedGuide, key: Array) -> Callable[[Array, Array], Array] | None:
+    """``x, v`` to the second derivative of the log density at x along v, if it can be had."""
+    both = log_joint_and_score(fitted, key)
+
+    def gradient(x: Array) -> Array:
+        return both(x)[1]
+
+    def forward(x: Array, v: Array) -> Array:
+        return v @ jax.jvp(gradient, (x,), (v,))[1]
+
+    def backward(x: Array, v: Array) -> Array:
+        return v @ jax.vjp(gradient, x)[1](v)[0]
+
+    point = jax.eval_shape(lambda k: draw_particle(k, fitted.program, fitted.layout).flat, key)
+    # A custom rule for reverse mode has no forward mode, and a loop of unknown length no reverse
+    # mode: what works is found out by tracing.
+    for attempt in (forward, backward):
+        try:
+            jax.eval_shape(attempt, point, point)
+        except (TypeError, ValueError):
+            continue
+        return attempt
+    return None
 
 
 def _laplacian(
-    flat: Array, probe: Array, factor: Array, program: Program, layout: Layout, key: Array
+    along: Callable[[Array, Array], Array], factor: Array, pair: tuple[Array, Array]
 ) -> Array:
     """Trace of ``Lᵀ H L``: a sum over columns of L, or one random combination of them."""
-
-    def gradient(x: Array) -> Array:
-        return jax.grad(lambda u: log_joint(u, program, layout, key))(x)
-
-    def along(direction: Array) -> Array:
-        return direction @ jax.jvp(gradient, (flat,), (direction,))[1]
-
+    flat, probe = pair
     dim = flat.shape[0]
     if dim <= EXACT_LAPLACIAN:
-        return jnp.sum(jax.vmap(along)(factor.T))
-    return along(factor @ jax.random.rademacher(probe, (dim,), flat.dtype))
+        return jnp.sum(jax.vmap(partial(along, flat))(factor.T))
+    return along(flat, factor @ jax.random.rademacher(probe, (dim,), flat.dtype))
 
 
 def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]:

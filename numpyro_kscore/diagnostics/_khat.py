@@ -32,7 +32,7 @@ from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["check_is_draws", "compute_khat", "energy_estimator", "khat", "whitened_draws"]
+__all__ = ["check_is_draws", "energy_estimator", "khat", "whitened_draws"]
 
 NUM_REPEATS, NUM_BOOTSTRAP = 4, 100
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
@@ -99,23 +99,10 @@ def khat(
             "exact: expected a guide with a density; got one that can only be sampled. Leave "
             "exact out: its density is then estimated"
         )
-    is_exact = draws.log_q is not None and exact is not False
     estimator = energy_estimator(estimator)
-    return compute_khat(draws, is_exact, estimator, num_repeats, num_bootstrap, seed)
-
-
-def compute_khat(
-    draws: GuideDraws,
-    is_exact: bool,
-    estimator: ScoreEstimator,
-    num_repeats: int = NUM_REPEATS,
-    num_bootstrap: int = NUM_BOOTSTRAP,
-    seed: int = 0,
-) -> KhatEstimate:
-    """:func:`khat` of draws and with settings that have been checked."""
     smoother()
     rng = np.random.default_rng(seed)
-    if is_exact:
+    if draws.log_q is not None and exact is not False:
         return _exact_khat(draws, num_bootstrap, rng)
     return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
 

@@ -9,50 +9,58 @@ from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
 
 __all__ = ["advise", "describe", "khat_reason"]
 
-MORE_OF_ALL = "more steps, then more particles or a wider network"
-MORE_SAMPLES = "a larger num_samples; if that does not help, compare with NUTS on part of the data"
+MORE_OF_ALL = "more steps; then a more flexible guide, such as AutoImplicit with a wider network"
 # The sentence of each finding, and the advice.
 WORDS: dict[Code, tuple[str, str]] = {
     "draws lost": (
-        "{value:.0f} draws were not finite and are left out of all this",
+        "{value:.0f} draws were left out: they, or the model's density at them, were not finite",
         "look for what the model does at extreme values",
     ),
     "mode missed": (
-        "draws moved by long jumps end up elsewhere: the guide misses a mode of the model, or "
-        "weights the modes wrongly, which k̂ cannot see",
+        "the guide covers only some of several modes: others, where it has no draws, hold about "
+        "{value:.0%} of the posterior",
         "start several fits from other init_loc_fn values and compare their losses; widen "
-        "init_scale; more particles",
+        "init_scale. If the modes differ only in the labels of components, predictions do not "
+        "depend on them; put the components in order to have one mode",
     ),
-    "far draws missed": (
-        "draws moved by long steps end up elsewhere: the guide has too few draws far out, though "
-        "no second mode was found",
+    "mean off": (
+        "a mean is off: that of {where} by {value:+.2f} ± {error:.2f} sd (limit 0.15)",
         MORE_OF_ALL,
     ),
     "collapsed": (
-        "the guide has collapsed: in one direction its sd is {value:.2f} of the model's",
+        "the guide has collapsed: its sd of {where} is {value:.2f} ± {error:.2f} of the model's",
         "more steps, ImplicitELBO's default base and debias; noise of at least the latents' "
         "dimension in a network of one's own",
     ),
-    "too narrow": ("the guide is too narrow: sd down to {value:.2f} of the model's", MORE_OF_ALL),
+    "too narrow": (
+        "the guide is too narrow: its sd of {where} is {value:.2f} ± {error:.2f} of the model's "
+        "(limit 0.9)",
+        MORE_OF_ALL,
+    ),
     "too wide": (
-        "the guide is too wide: sd up to {value:.2f} times the model's",
+        "the guide is too wide: its sd of {where} is {value:.2f} ± {error:.2f} times the model's "
+        "(limit 1.1)",
         "a smaller last step size (a cosine schedule, or fit), more particles",
     ),
-    "shape differs": ("the local shape differs from the model's, by {value:.2g} sd", ""),
-    "correctable": (
-        "importance weights can correct that",
-        "importance_resample(key, draws, khat.log_weights)",
+    "chains slow": (
+        "Markov chains from the guide's draws hardly forget where they start: {value:.0%} of the "
+        "difference in {where} is left, so that they cannot say whether the guide is right",
+        "compare with NUTS; a parameterization with an easier posterior (numpyro.infer.reparam)",
     ),
-    "not correctable": (
-        "importance weights cannot correct the guide: k̂ is too large",
-        "a more flexible guide, more particles, another parameterization; or NUTS",
+    "chains moving": (
+        "Markov chains from the guide's draws have not come to rest: {where} still moves, by "
+        "{value:.0f} standard errors",
+        "compare with NUTS; a parameterization with an easier posterior (numpyro.infer.reparam)",
     ),
-    "correction unknown": (
-        "whether importance weights can correct that is not known: their estimates are all equal",
-        MORE_SAMPLES,
+    "errors large": (
+        "the guide is so near the limits, 0.15 sd for a mean and 10 % for an sd, that the errors "
+        "of {where} reach beyond them, by {value:.2f}",
+        MORE_OF_ALL,
     ),
-    "khat unknown": (f"whether k̂ is below {GOOD_KHAT} is not known: {{reason}}", MORE_SAMPLES),
-    "nothing found": ("nothing speaks against the guide", ""),
+    "nothing found": (
+        "all means are within 0.15 sd of the model's, all sds within 10 %, errors included",
+        "",
+    ),
 }
 DOUBTS: dict[Doubt, str] = {
     "": "{evidence}",
@@ -65,18 +73,14 @@ DOUBTS: dict[Doubt, str] = {
 }
 
 
-def describe(findings: Sequence[Finding], reason: str) -> tuple[str, ...]:
-    """A sentence for each finding; ``reason`` is that of k̂."""
-    return tuple(WORDS[code][0].format(value=value, reason=reason) for code, value in findings)
+def describe(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """A sentence for each finding."""
+    return tuple(WORDS[finding.code][0].format(**finding._asdict()) for finding in findings)
 
 
 def advise(findings: Sequence[Finding]) -> tuple[str, ...]:
     """The advice for some findings, without repetition."""
-    advice = [WORDS[code][1] for code, _ in findings]
-    if [code for code, _ in findings] == ["shape differs", "khat unknown"]:
-        # Otherwise the advice of other findings comes first.
-        advice.insert(0, "a more flexible guide, more particles or more steps")
-    return tuple(dict.fromkeys(filter(None, advice)))
+    return tuple(dict.fromkeys(filter(None, (WORDS[finding.code][1] for finding in findings))))
 
 
 def khat_reason(doubt: Doubt, energy: str, num_draws: int, dim: int, error: float) -> str:

@@ -282,7 +282,7 @@ def test_energy_of_other_draws_is_refused(found):
 
 def test_wrong_use_is_named(monkeypatch):
     svi, result = fitted(implicit_guide, ImplicitELBO())
-    with pytest.raises(ValueError, match="expected at least one observed site"):
+    with pytest.raises(ValueError, match=r"model: expected data at \['obs'\]"):
         to_arviz(svi, result, SIGMA)
     with pytest.raises(TypeError, match="expected the arguments the guide was fitted with"):
         to_arviz(svi, result)

@@ -2,87 +2,75 @@
 
 from typing import get_args
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore.diagnostics import JumpTest, KhatEstimate, SteinTest
+from numpyro_kscore.diagnostics import Modes, Movement
 from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding
-from numpyro_kscore.diagnostics._decide import decide
+from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._messages import advise, describe, khat_reason
 
+NAMES = ("mu", "tau")
+ONE_MODE, TWO_MODES = Modes(0, 0.0, 32, 30), Modes(1, 0.5, 32, 32)
 
-def a_khat(kind):
-    verdict = "good" if kind == "equal" else kind
-    values = {
-        "good": (0.2, 0.1, 0.3),
-        "bad": (1.0, 0.9, 1.1),
-        "cannot tell": (0.7, 0.4, 0.9),
-        "equal": (-np.inf, -np.inf, -np.inf),
-    }
-    nothing = np.zeros(4)
-    missing = (np.nan, np.nan)
-    return KhatEstimate(*values[kind], verdict, "why", nothing, nothing, "x", 0.1, {}, missing)
+
+def a_movement(shift=0.0, ratio=1.0, error=0.01, memory=0.0, trend=1.0):
+    """A movement of two coordinates, the first of which is right."""
+    values = np.array([0.0, shift]), np.array([1.0, ratio])
+    errors = np.array([0.01, error])
+    others = np.array([0.0, memory]), np.array([1.0, trend])
+    return Movement(values[0], errors, values[1], errors, *others, 60, 0.8)
 
 
 @pytest.mark.parametrize(
-    ("khat_verdict", "stein_p", "jump_p", "num_modes", "spread", "verdict", "codes"),
+    ("movement", "modes", "verdict", "codes"),
     [
-        ("good", 0.5, 0.5, 1, (0.95, 1.05), "good", ["nothing found"]),
-        (
-            "good", 0.001, 0.5, 1, (0.95, 1.4), "good",
-            ["too wide", "shape differs", "correctable"],
-        ),
-        ("equal", 0.5, 0.5, 1, (0.95, 1.05), "good", ["nothing found"]),
-        ("equal", 0.5, 0.5, 1, (0.7, 1.05), "cannot tell", ["too narrow", "correction unknown"]),
-        ("good", 0.5, 0.001, 2, (0.95, 1.05), "bad", ["mode missed"]),
-        ("good", 0.5, 0.001, 1, (0.95, 1.05), "bad", ["far draws missed"]),
-        ("cannot tell", 0.001, 0.5, 1, (0.3, 0.9), "bad", ["collapsed", "shape differs"]),
-        ("cannot tell", 0.5, 0.5, 1, (0.95, 1.05), "cannot tell", ["khat unknown"]),
-        (
-            "cannot tell", 0.001, 0.5, 1, (0.95, 1.05), "cannot tell",
-            ["shape differs", "khat unknown"],
-        ),
-        (
-            "bad", 0.001, 0.5, 1, (0.7, 0.9), "bad",
-            ["too narrow", "shape differs", "not correctable"],
-        ),
-        (
-            "bad", 0.001, 0.001, 1, (0.7, 0.9), "bad",
-            ["far draws missed", "too narrow", "shape differs", "not correctable"],
-        ),
+        (a_movement(), ONE_MODE, "good", ["nothing found"]),
+        (a_movement(shift=0.12, ratio=0.95), ONE_MODE, "good", ["nothing found"]),
+        (a_movement(shift=-0.2), ONE_MODE, "bad", ["mean off"]),
+        (a_movement(ratio=0.8), ONE_MODE, "bad", ["too narrow"]),
+        (a_movement(ratio=0.3), ONE_MODE, "bad", ["collapsed"]),
+        (a_movement(shift=0.2, ratio=1.2), ONE_MODE, "bad", ["mean off", "too wide"]),
+        # Errors reach over the limit, on either side of it.
+        (a_movement(shift=0.14), ONE_MODE, "cannot tell", ["errors large"]),
+        (a_movement(ratio=0.89), ONE_MODE, "cannot tell", ["errors large"]),
+        (a_movement(error=0.1), ONE_MODE, "cannot tell", ["errors large"]),
+        # Half of the way is twice the shift.
+        (a_movement(shift=0.1, memory=0.4), ONE_MODE, "cannot tell", ["errors large"]),
+        (a_movement(memory=0.8), ONE_MODE, "cannot tell", ["chains slow"]),
+        (a_movement(trend=6.0), ONE_MODE, "cannot tell", ["chains moving"]),
+        # What is outside already is bad, however slow the chains.
+        (a_movement(ratio=0.8, memory=0.8, trend=6.0), ONE_MODE, "bad", ["too narrow"]),
+        (a_movement(), TWO_MODES, "bad", ["mode missed"]),
+        (a_movement(error=0.1), TWO_MODES, "bad", ["mode missed"]),
+        (a_movement(shift=0.5), TWO_MODES, "bad", ["mode missed", "mean off"]),
     ],
-)  # fmt: skip
-def test_decisions(khat_verdict, stein_p, jump_p, num_modes, spread, verdict, codes):
-    stein = SteinTest(jnp.asarray(0.1), jnp.asarray(0.1), jnp.asarray(0.01), jnp.asarray(stein_p))
-    jumps = JumpTest(
-        jnp.asarray(0.1), jnp.asarray(jump_p), jnp.asarray(0.5), jnp.asarray(num_modes)
-    )
-    found = decide(a_khat(khat_verdict), stein, jumps, spread, num_lost=0)
+)
+def test_decisions(movement, modes, verdict, codes):
+    found = decide(movement, modes, 0, NAMES)
     assert found[0] == verdict
     assert [finding.code for finding in found[1]] == codes
-    lost = decide(a_khat(khat_verdict), stein, jumps, spread, num_lost=7)
+    assert all(finding.where in ("", "tau") for finding in found[1])
+    assert modes.num_missed or judge(movement) == verdict
+    lost = decide(movement, modes, 7, NAMES)
     assert lost == (verdict, (Finding("draws lost", 7), *found[1]))
 
 
 def test_findings_in_words():
-    findings = [Finding("draws lost", 7), Finding("too narrow", 0.678)]
-    findings.append(Finding("khat unknown", 0.6))
-    words = describe(findings, "a reason")
-    assert words[0].startswith("7 draws were not finite")
-    assert words[1] == "the guide is too narrow: sd down to 0.68 of the model's"
-    assert words[2] == "whether k̂ is below 0.7 is not known: a reason"
-    # Two findings may ask for the same.
-    assert len(advise([*findings, Finding("far draws missed", 0.001)])) == 3
-    # A wrong shape with nothing else wrong has advice of its own.
-    alone = advise([Finding("shape differs", 0.2), Finding("khat unknown", 0.6)])
-    assert alone[0].startswith("a more flexible guide")
-    assert len(alone) == 2
+    findings = decide(a_movement(shift=-0.2, ratio=0.678), ONE_MODE, 7, NAMES)[1]
+    words = describe(findings)
+    assert words[0].startswith("7 draws were left out")
+    assert words[1] == "a mean is off: that of tau by -0.20 ± 0.01 sd (limit 0.15)"
+    assert words[2] == (
+        "the guide is too narrow: its sd of tau is 0.68 ± 0.01 of the model's (limit 0.9)"
+    )
+    # Two findings ask for the same.
+    assert len(advise(findings)) == 2
 
 
 def test_every_code_has_words():
     for code in get_args(Code):
-        assert "{" not in "".join(describe([Finding(code, 0.5)], "why"))
-        assert code in ("shape differs", "nothing found") or advise([Finding(code, 0.5)])
+        assert "{" not in "".join(describe([Finding(code, 0.5)]))
+        assert code == "nothing found" or advise([Finding(code, 0.5)])
     for doubt in get_args(Doubt):
         assert "{" not in khat_reason(doubt, "Gaussian", 100, 20, 0.6)

@@ -77,26 +77,13 @@ def test_explicit_guide_has_exact_weights():
     ("args", "error", "message"),
     [
         ((), TypeError, "args: expected the arguments the guide was fitted with"),
-        ((None,), ValueError, "model: expected at least one observed site.*got none"),
+        ((None,), ValueError, r"model: expected data at \['y'\].*got none"),
     ],
 )
 def test_missing_data_is_named(args, error, message):
     svi, result = fitted(implicit_guide)
     with pytest.raises(error, match=message):
         evaluate_guide(svi, result, *args)
-
-
-def test_missing_data_is_named_with_a_factor():
-    """A factor is an observed site at any arguments."""
-
-    def penalized(data):
-        model(data)
-        numpyro.factor("penalty", 0.0)
-
-    svi, result = fitted(implicit_guide)
-    svi = SVI(penalized, implicit_guide, svi.optim, svi.loss)
-    with pytest.raises(ValueError, match=r"model: expected data at \['y'\].*Pass the data"):
-        evaluate_guide(svi, result, None)
 
 
 def test_wrong_objects_are_named():
