@@ -136,7 +136,7 @@ def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> F
 
 _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
 # Implicit inference as published: the guide's score without a base, shrunk toward zero.
-_published = partial(ImplicitELBO, base=None, debias=None)
+_published = partial(ImplicitELBO, base=None, debias=None, local_share=0.0)
 
 METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
     "AutoImplicit": _fit,

@@ -1,8 +1,8 @@
 """The stopping rule of a fit: when a noisy trace has stopped improving, and what happens then.
 
 A fit first searches at full step size. Once windows of its trace show no improvement beyond their
-errors, it settles: the step size falls to 0 along a cosine over as many steps as the search took,
-which averages the noise away. Everything here is plain numbers on the host.
+errors, it settles: the step size falls to 0 along a cosine over twice as many steps as the search
+took, which averages the noise away. Everything here is plain numbers on the host.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 3
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
+# Steps that settle for each that searched: at full size steps wobble about where they could get to,
+# and tails fill while they fall. As many would do on easy targets (docs/convergence).
+SETTLE_RATIO = 2
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -65,8 +68,8 @@ class Rule(NamedTuple):
 
     @property
     def least_loss(self) -> float:
-        """The divergence, in nats, of a Gaussian whose means are all off by ``tol``."""
-        return 0.5 * self.dim * self.tol**2
+        """The divergence, in nats, of a Gaussian of which √d means are off by ``tol``."""
+        return 0.5 * self.dim**0.5 * self.tol**2
 
 
 class Look(NamedTuple):
@@ -194,8 +197,7 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             cause = "budget"
         if not cause:
             return progress._replace(calm=calm)
-        # Half as many would do on easy targets, but not on ill-conditioned ones (docs/convergence).
-        length = rest if cause == "budget" else count
+        length = rest if cause == "budget" else SETTLE_RATIO * count
         progress = progress._replace(
             phase="settle",
             cause=cause,

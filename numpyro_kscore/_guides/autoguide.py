@@ -26,6 +26,7 @@ from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.linalg import log_abs_det
 
 __all__ = ["AutoImplicit", "standard_normal"]
 
@@ -34,6 +35,8 @@ __all__ = ["AutoImplicit", "standard_normal"]
 QUANTILE_DRAWS = 10_000
 # Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
+# Most dimensions in which the volume of the map from noise is followed: O(d³) for every particle.
+LARGEST_LOCAL = 128
 
 
 class AutoImplicit(AutoContinuous):
@@ -186,7 +189,8 @@ class AutoImplicit(AutoContinuous):
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
-        coordinates = self._unpack_latent(self._sample_latent(*args, **kwargs))
+        flat, density = self._draw(with_density=True)
+        coordinates = self._unpack_latent(flat)
         centering = self._centering()
         trace = {}
         if self._dynamic or centering:
@@ -200,8 +204,15 @@ class AutoImplicit(AutoContinuous):
             with helpful_support_errors(site):
                 value = trace[name]["value"] if trace else biject_to(site["fn"].support)(x)
             degrees = centering.get(name)
-            fn = Implicit(value, site["fn"].event_dim, unconstrained=x, centering=degrees)
+            fn = Implicit(
+                value,
+                site["fn"].event_dim,
+                unconstrained=x,
+                centering=degrees,
+                local_log_density=density,
+            )
             out[name] = numpyro.sample(name, fn)
+            density = None  # one site has that of all
         return out
 
     def _centering(self) -> dict[str, jax.Array]:
@@ -219,27 +230,68 @@ class AutoImplicit(AutoContinuous):
         return lax.stop_gradient(numpyro.param(f"{self.prefix}_{name}", array))
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
+        return self._draw(with_density=False)[0]
+
+    def _draw(self, with_density: bool) -> tuple[jax.Array, jax.Array | None]:
+        """Flat coordinates of a draw, and their local log density if it is wanted and known."""
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
             standard_normal(self.noise_dim),
             infer={"is_auxiliary": True},
         )
-        x = self._push(noise)
         if self.start is None:
-            return x
+            return self._push(noise, with_density)
+        if self.start.parts:
+            return self._draw_mode(self.start, noise, with_density)
         mean, factor = self.start.gaussian
-        return self._frozen("mean", mean) + self._frozen("factor", factor) @ x
+        x, density = self._push(noise, with_density)
+        if density is not None:
+            density = density - np.linalg.slogdet(factor)[1]
+        return self._frozen("mean", mean) + self._frozen("factor", factor) @ x, density
 
-    def _push(self, noise: jax.Array) -> jax.Array:
-        """Noise to x, latents relative to the start."""
+    def _draw_mode(
+        self, start: GaussianStart, noise: jax.Array, with_density: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """A draw near one of several modes, which is drawn first, with fixed probabilities."""
+        uniform = dist.Uniform(jnp.zeros(()), 1.0, validate_args=False)
+        where = numpyro.sample(f"_{self.prefix}_mode", uniform, infer={"is_auxiliary": True})
+        weights = self._frozen("weights", start.weights)
+        k = jnp.searchsorted(jnp.cumsum(weights)[:-1], where)
+        label = jnp.zeros_like(weights).at[k].set(1.0)
+        x, density = self._push(noise, with_density, label)
+        volumes = [np.linalg.slogdet(part.factor)[1] for part in start.parts]
+        if density is not None:
+            density = density + (jnp.log(weights) - jnp.asarray(np.array(volumes)))[k]
+        means = self._frozen("mean", np.stack([part.mean for part in start.parts]))
+        factors = self._frozen("factor", np.stack([part.factor for part in start.parts]))
+        return means[k] + factors[k] @ x, density
+
+    def _push(
+        self, noise: jax.Array, with_density: bool, *labels: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Noise to x, latents relative to the start, and their local log density.
+
+        Args:
+            noise: standard normal, (noise_dim,).
+            with_density: whether the density is wanted.
+            *labels: what else the default network sees, such as which mode the draw is at.
+        """
         if self.network is not None:
-            return self._apply_network(noise)
+            return self._apply_network(noise), None
         loc, scale = self._affine()
         identity = jnp.asarray(np.eye(self.noise_dim, self.latent_dim, dtype=loc.dtype))
         mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
-        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, size)
-        return _gated(noise, out, loc, scale, mixing)
+        fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
+        network = perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, size)
+
+        def push(noise: jax.Array) -> jax.Array:
+            out = network(jnp.concatenate([noise, *labels]))
+            return _gated(noise, out, loc, scale, mixing)
+
+        # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
+        is_known = self.noise_dim == self.latent_dim <= LARGEST_LOCAL and not is_concrete(noise)
+        return push(noise), local_log_density(push, noise) if with_density and is_known else None
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
         out = apply_network(f"{self.prefix}_network", self.network, noise)
@@ -393,6 +445,12 @@ def _gated(
     dim = loc.shape[0]
     shift, log_gate = out[:dim], GATE_RATE * out[dim:]
     return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
+
+
+def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:
+    """Log density of what noise (d,) is pushed to, (d,), if no other noise is pushed there."""
+    log_volume = log_abs_det(jax.jacfwd(push)(noise))
+    return standard_normal(noise.shape[0]).log_prob(noise) - log_volume
 
 
 def standard_normal(dim: int) -> dist.Distribution:

@@ -23,15 +23,18 @@ GAIN = 2.0
 GATE_RATE = 0.25
 
 
-def perceptron(name: str, x: jax.Array, hidden_dims: Sequence[int], size: int) -> jax.Array:
-    """A perceptron on ``x`` (k,) with ``size`` outputs, zero at the start.
+def perceptron(
+    name: str, fan_in: int, hidden_dims: Sequence[int], size: int
+) -> Callable[[jax.Array], jax.Array]:
+    """A perceptron from (fan_in,) to (size,), zero at the start: a function without effects.
 
     Hidden layers start at unit gain, the last one at zero. All weights and biases are one vector,
     the parameter ``name``, because NumPyro's ``scan`` asks every value of a guide for its shape;
     also, an optimizer then has a single array to update.
     """
-    widths = (x.shape[-1], *hidden_dims, size)
-    return _evaluate(numpyro.param(name, lambda key: _init_layers(key, widths)), x, widths)
+    widths = (fan_in, *hidden_dims, size)
+    layers = numpyro.param(name, lambda key: _init_layers(key, widths))
+    return lambda x: _evaluate(layers, x, widths)
 
 
 # NumPyro first runs a guide operation by operation, with a compilation for each. One compiled

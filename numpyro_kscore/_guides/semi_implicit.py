@@ -55,7 +55,9 @@ class AutoSemiImplicit(AutoImplicit):
     def _has_loc(self) -> bool:
         return True
 
-    def _push(self, noise: jax.Array) -> jax.Array:
+    def _push(
+        self, noise: jax.Array, with_density: bool, *labels: jax.Array
+    ) -> tuple[jax.Array, None]:
         dim = self.latent_dim
         unit = numpyro.sample(
             f"_{self.prefix}_spread",
@@ -64,8 +66,10 @@ class AutoSemiImplicit(AutoImplicit):
         )
         loc, scale = self._affine()
         if self.network is not None:
-            return loc + self._apply_network(noise) + scale * unit
+            return loc + self._apply_network(noise) + scale * unit, None
         mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
-        out = perceptron(f"{self.prefix}_layers", noise, self.hidden_dims, 2 * dim)
+        fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
+        network = perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, 2 * dim)
+        out = network(jnp.concatenate([noise, *labels]))
         shift, log_gate = out[:dim], GATE_RATE * out[dim:]
-        return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate))
+        return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate)), None

@@ -40,11 +40,13 @@ class BlockGradient(NamedTuple):
     Attributes:
         direction: the KL gradient at its coordinates, (n, elements, d), scaled by plates.
         entropy: its part of the guide's entropy, in nats, scaled by plates.
+        local_share: what the derivative in its local log density is.
         state: of the estimator, for the next step; None if it keeps none.
     """
 
     direction: jax.Array
     entropy: jax.Array
+    local_share: jax.Array
     state: Any
 
 
@@ -86,6 +88,8 @@ def block_gradient(
     """
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
+    if part.has_local and settings.local_share == 1:
+        return BlockGradient(-scores, jnp.zeros(()), jnp.ones(()), state)
     x = _take(particles, part.columns)
     target = scores / part.scale
     context = None if part.context is None else _take(particles, part.context)
@@ -110,13 +114,17 @@ def block_gradient(
     if prior_scores is not None:
         # The likelihood moves every draw by itself; only the prior is compared with the aggregate.
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
-        return BlockGradient(direction - scores, total * size, state)
+        return BlockGradient(direction - scores, total * size, jnp.zeros(()), state)
+    local_share = jnp.asarray(settings.local_share if part.has_local else 0.0)
+    # What the estimate adds to the gradient of -log p, in part.
+    direction = (1 - local_share) * direction - local_share * scores
     if settings.clip is not None and settings.base == "model":
         # One factor for all elements: they may share parameters.
         longest = settings.clip * NOISE / (dim * n**0.5)
         length = typical_length(elements.length[:, None])
-        direction = direction * (longest / jnp.maximum(length, longest))
-    return BlockGradient(direction, total, state)
+        factor = longest / jnp.maximum(length, longest)
+        direction, local_share = direction * factor, local_share * factor
+    return BlockGradient(direction, total, local_share, state)
 
 
 def _element_gradient(

@@ -23,6 +23,7 @@ from numpyro_kscore._tracing.particles import (
     Draw,
     LogJoint,
     are_finite,
+    draw_local,
     draw_particle,
     log_joint_and_gradients,
     with_shared,
@@ -36,6 +37,9 @@ from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 
 __all__ = ["ImplicitELBO"]
+
+# Particles at which local log densities are computed, which cost more than estimates.
+LOCAL_PARTICLES = 16
 
 
 class ImplicitELBO(ELBO):
@@ -54,8 +58,16 @@ class ImplicitELBO(ELBO):
     entropies as they scale densities; in plates that are estimated row by row, all particles of a
     step draw the same rows.
 
-    The reported loss is an *estimate* of the negative ELBO, whose entropy comes from nearest
-    neighbors; the gradient does not depend on it.
+    The reported loss is an *estimate* of the negative ELBO. Its entropy is that of the local
+    densities where the guide gives them (below), and otherwise comes from nearest neighbors; the
+    gradient does not depend on it.
+
+    A kernel sees nothing finer than its bandwidth, and in a long fit a guide drifts into what it
+    does not see: it folds, and its draws fill a thin set whose blurred image is right. Where a
+    guide gives a :class:`~numpyro_kscore.Implicit` site the ``local_log_density`` of its draws, as
+    :class:`~numpyro_kscore.AutoImplicit` does, the gradient is ``1 - local_share`` parts of the
+    kernel estimate and ``local_share`` parts of the gradient with that density, which is infinite
+    at folds. The two agree wherever the map from noise is one-to-one (docs/theory).
 
     Args:
         num_particles: guide draws in a step, at least 2 (1 with ``aggregate``); by default 8 for
@@ -80,6 +92,7 @@ class ImplicitELBO(ELBO):
             they are a thousand times longer, and an optimizer that divides by the root mean square
             of past gradients, as Adam does, would hardly move for thousands of steps afterwards.
             None never scales. Applies with the base ``"model"``, and not to aggregates.
+        local_share: weight of the local log densities, from 0 (estimates alone) to 1 (they alone).
         aggregate: name of a plate. The draws of all its elements are then taken as draws of one
             distribution, the aggregate posterior, whose divergence from the prior replaces that
             of every element: the objective of Wasserstein autoencoders.
@@ -120,6 +133,7 @@ class ImplicitELBO(ELBO):
         base: str | None = "auto",
         debias: str | None = "auto",
         clip: float | None = 4.0,
+        local_share: float = 0.5,
         aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
         forward_mode_differentiation: bool = False,
@@ -131,7 +145,9 @@ class ImplicitELBO(ELBO):
             # Numbers, not "auto": the best choice for one set of particles is far too strong for
             # the average over the steps of a fit (docs/accuracy).
             estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
-        self.settings = resolve_settings(estimator, base, debias, clip, aggregate, sharding)
+        self.settings = resolve_settings(
+            estimator, base, debias, clip, local_share, aggregate, sharding
+        )
         if sharding is not None and vectorize_particles is not True:
             raise ValueError(
                 "vectorize_particles: expected True with sharding, which evaluates each "
@@ -181,7 +197,7 @@ class ImplicitELBO(ELBO):
         program = with_shared(rng_key, program, layout)
         num_particles = count_particles(layout, settings, self.num_particles)
         check_place(settings.estimator, param_map)
-        drawn, draws = self._draw(rng_key, program, layout, num_particles)
+        drawn, draws, local = self._draw(rng_key, program, layout, num_particles)
         joint = log_joint_and_gradients(
             draws,
             program,
@@ -194,16 +210,20 @@ class ImplicitELBO(ELBO):
         if kl.states:
             mutable = {**mutable, STATE: kl.states}
         return {
-            "loss": _loss(draws, joint, kl, param_map),
+            "loss": _loss(draws, local, joint, kl, param_map),
             "mutable_state": lax.stop_gradient(mutable or None),
         }
 
     def _draw(
         self, key: jax.Array, program: Program, layout: Layout, num_particles: int
-    ) -> tuple[jax.Array, Draw]:
-        """Which draws were finite at first, (n,), and the particles, with other draws replaced.
+    ) -> tuple[jax.Array, Draw, jax.Array]:
+        """The particles, with draws that were not finite replaced.
 
-        Draws that are not finite are replaced before anything is differentiated: a derivative of
+        Returns:
+            Which draws were finite at first, (n,); the particles; and local log densities of the
+            first m of them, (m, b).
+
+        Draws are replaced before anything is differentiated: a derivative of
         the guide there would be NaN even where it is multiplied by zero.
         """
         sharding = self.settings.sharding
@@ -218,23 +238,40 @@ class ImplicitELBO(ELBO):
         draws: Draw = self.vectorize_particles_fn(
             partial(draw_particle, program=program, layout=layout), keys
         )
-        return drawn, constrain_rows(draws, sharding)
+        local = jnp.zeros((0, 0), draws.flat.dtype)
+        if layout.local_parts:
+            local = self.vectorize_particles_fn(
+                partial(draw_local, program=program, layout=layout), keys[:LOCAL_PARTICLES]
+            )
+        return drawn, constrain_rows(draws, sharding), local
 
 
-def _loss(draws: Draw, joint: LogJoint, kl: KLGradient, params: dict[str, Any]) -> jax.Array:
+def _loss(
+    draws: Draw, local: jax.Array, joint: LogJoint, kl: KLGradient, params: dict[str, Any]
+) -> jax.Array:
     """The estimate of the negative ELBO, with the KL gradient as its derivative.
 
     Neither the score estimate nor the model is differentiated a second time, since their gradients
     are known. Exact densities of the guide are differentiated.
     """
     weights = kl.valid / jnp.maximum(jnp.sum(kl.valid), 1)
-    moved = (draws.flat, draws.log_density, {k: params[k] for k in joint.param_gradient})
+    fitted = {k: params[k] for k in joint.param_gradient}
+    moved = (draws.flat, draws.log_density, local, fitted)
+    weights = weights.astype(kl.direction.dtype)
+    few = len(local)
+    is_local = kl.valid[:few] & jnp.all(jnp.isfinite(local), axis=1)
+    local_weights = is_local / jnp.maximum(jnp.sum(is_local), 1)
     gradient = (
         jnp.where(kl.valid[:, None], kl.direction, 0.0),
-        weights.astype(kl.direction.dtype),
+        weights,
+        local_weights[:, None].astype(local.dtype) * kl.local_shares,
         jax.tree.map(lambda g: -jnp.where(jnp.isfinite(g), g, 0.0), joint.param_gradient),
     )
-    nelbo = jnp.mean(draws.log_density - joint.log_density) - kl.entropy
+    gaps = draws.log_density - joint.log_density
+    if few:
+        # At the same draws: at the model the two densities cancel, and with them the noise.
+        gaps = gaps[:few] + jnp.sum(local, axis=1)
+    nelbo = jnp.mean(gaps) - kl.entropy
     nelbo = lax.stop_gradient(jnp.where(jnp.all(kl.valid), nelbo, jnp.nan))
     return with_gradient(nelbo, moved, gradient)
 

@@ -23,19 +23,25 @@ class KLGradient(NamedTuple):
     Attributes:
         valid: which particles are finite, (n,).
         direction: the gradient over the number of valid particles, (n, D).
-        entropy: of the blocks that are estimated, in nats.
+        local_shares: the derivatives in the means of the local log densities, (b,).
+        entropy: of the blocks that are estimated and have no local log density, in nats.
         states: states of an estimator that keeps one, for the next step, by the first latent of
             each block.
     """
 
     valid: jax.Array
     direction: jax.Array
+    local_shares: jax.Array
     entropy: jax.Array
     states: dict[str, Any]
 
 
 def kl_gradient(
-    settings: Settings, layout: Layout, drawn: jax.Array, draws: Draw, joint: LogJoint
+    settings: Settings,
+    layout: Layout,
+    drawn: jax.Array,
+    draws: Draw,
+    joint: LogJoint,
 ) -> KLGradient:
     """The KL gradient at the particles, block by block.
 
@@ -59,6 +65,7 @@ def kl_gradient(
     direction = -scores
     entropy = jnp.zeros((), draws.flat.dtype)
     states = {}
+    local_shares: list[jax.Array] = []
     for part in layout.parts:
         if not part.is_implicit:
             continue
@@ -74,11 +81,16 @@ def kl_gradient(
             state,
             draws.model_key[0],
         )
-        entropy = entropy + block.entropy
+        if part.has_local:
+            local_shares.append(block.local_share)
+        else:
+            entropy = entropy + block.entropy
         direction = put_columns(direction, part.columns, block.direction)
         if settings.estimator.is_stateful:
             states[name] = block.state
-    return KLGradient(valid, direction / jnp.maximum(jnp.sum(valid), 1), entropy, states)
+    shares = jnp.asarray(local_shares, direction.dtype)
+    count = jnp.maximum(jnp.sum(valid), 1)
+    return KLGradient(valid, direction / count, shares, entropy, states)
 
 
 def nearest_valid(valid: jax.Array) -> jax.Array:

@@ -23,6 +23,7 @@ class Settings:
         base: ``"model"``, ``"moments"``, ``"gaussian"`` or None.
         debias: ``"jackknife"`` or None.
         clip: longest typical direction, in multiples of a converged fit's noise; None for any.
+        local_share: weight of the local log density of a block that has one.
         aggregate: name of the plate whose elements are draws of one distribution, or None.
         sharding: how particles are divided over devices, or None.
     """
@@ -31,6 +32,7 @@ class Settings:
     base: str | None
     debias: str | None
     clip: float | None
+    local_share: float
     aggregate: str | None
     sharding: NamedSharding | None
 
@@ -40,6 +42,7 @@ def resolve_settings(
     base: str | None,
     debias: str | None,
     clip: float | None,
+    local_share: float,
     aggregate: str | None,
     sharding: NamedSharding | None,
 ) -> Settings:
@@ -50,6 +53,7 @@ def resolve_settings(
         base: as for :class:`~numpyro_kscore.ImplicitELBO`.
         debias: as there.
         clip: as there.
+        local_share: as there.
         aggregate: as there.
         sharding: as there.
 
@@ -67,6 +71,11 @@ def resolve_settings(
     check_choice("debias", debias, ("auto", "jackknife", None))
     if clip is not None:
         check_positive("clip", clip)
+    if not 0 <= local_share <= 1:
+        raise ValueError(
+            f"local_share: expected a number from 0 (scores are estimated from the draws alone) to "
+            f"1 (entropies are those of the local densities); got {local_share!r}"
+        )
     base = estimator.resolve_base(base)
     sharding = check_sharding(sharding)
     return Settings(
@@ -74,6 +83,7 @@ def resolve_settings(
         base,
         estimator.resolve_debias(debias),
         clip,
+        float(local_share),
         aggregate,
         sharding,
     )

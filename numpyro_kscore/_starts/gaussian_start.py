@@ -26,6 +26,8 @@ Density = Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]
 # Gradients of the model for the paths, and for batch and match; with the bounds they make 3000.
 PATH_GRADIENTS, MATCH_GRADIENTS = 1000, 1000
 NUM_PATHS = 4
+# Paths from more draws of the prior follow where the first ones, bounds included, took fewer.
+FEW_GRADIENTS = 1000
 # Draws for a bound along a path, where bounds differ by many nats, and in the end.
 PATH_DRAWS, LAST_DRAWS = 8, 64
 # Iterates looked at in each round of the search for the best one of a path.
@@ -35,6 +37,8 @@ RADIUS, COLD_SCALE = 2.0, 0.1
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
 SAME_MODE, LEAST_MASS = 1.0, 0.02
+# Modes further apart than this in the same units hardly overlap.
+SEPARATE = 16.0
 # Largest squared slope at a mode, in nats per standard deviation of the best Gaussian.
 LEAST_SLOPE = 0.01
 
@@ -49,6 +53,8 @@ class GaussianStart(NamedTuple):
         num_gradients: how many gradients of the model it took.
         modes: the distinct modes whose probability counts, (k, d), in the same coordinates.
         weights: fractions of probability by their Gaussian approximations, (k,).
+        parts: the Gaussians at the modes, with these weights, if they hardly overlap; otherwise
+            empty.
     """
 
     gaussian: Gaussian
@@ -57,6 +63,7 @@ class GaussianStart(NamedTuple):
     num_gradients: int
     modes: np.ndarray
     weights: np.ndarray
+    parts: tuple[Gaussian, ...] = ()
 
 
 class _Judged(NamedTuple):
@@ -135,6 +142,13 @@ def find_gaussian(
         _paths(model, points, form, NUM_PATHS // len(forms), rng)
         for points, form in zip(given, forms, strict=True)
     ]
+    rest = from_prior[len(forms) * far :]
+    if len(rest) and model.count < FEW_GRADIENTS and any(ends):
+        # Where paths are short there is time to look for more modes.
+        best = max((end.best for form in ends for end in form), key=_surely)
+        for form, ended in zip(forms, ends, strict=True):
+            if np.array_equal(form, best.centering):
+                ended += _paths(model, rest, form, len(rest), rng)
     found = [max((end.best for end in form), key=_surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
@@ -145,8 +159,16 @@ def find_gaussian(
         moved = _recentered(model, found[-1], is_hierarchical, rng, noise)
         found.append(_matched(model, moved, rng, noise, share))
     best = max([*found, cold], key=_surely)
-    modes, weights, spanned = _span_modes([end for form in ends for end in form], best)
-    return GaussianStart(spanned, best.centering, best.bound.value, model.count, modes, weights)
+    found_modes = _find_modes(model, [end for form in ends for end in form], best, noise)
+    return GaussianStart(
+        found_modes.spanned,
+        best.centering,
+        best.bound.value,
+        model.count,
+        found_modes.points,
+        found_modes.weights,
+        found_modes.parts,
+    )
 
 
 def _surely(judged: _Judged) -> float:
@@ -247,31 +269,70 @@ def _recentered(
     return model.judge(gaussian, centering, noise)
 
 
-def _span_modes(ends: Sequence[_PathEnd], best: _Judged) -> tuple[np.ndarray, np.ndarray, Gaussian]:
+class _Modes(NamedTuple):
+    points: np.ndarray
+    weights: np.ndarray
+    parts: tuple[Gaussian, ...]
+    spanned: Gaussian
+
+
+def _find_modes(
+    model: _Model, ends: Sequence[_PathEnd], best: _Judged, noise: np.ndarray
+) -> _Modes:
     """Distinct modes with their weights, and the Gaussian with the moments of all of them."""
-    found: list[_PathEnd] = []
     same_form = [end for end in ends if np.array_equal(end.best.centering, best.centering)]
-    for end in sorted(same_form, key=lambda end: -end.best.bound.value):
-        if _is_mode(end, best) and all(_are_apart(end, other) for other in found):
-            found.append(end)
-    if not found:
-        return np.zeros((0, len(best.centering))), np.zeros(0), best.gaussian
-    bounds = np.array([end.best.bound.value for end in found])
-    weights = np.exp(bounds - bounds.max())
-    weights = weights / weights.sum()
-    kept = weights >= LEAST_MASS
-    modes = np.stack([end.last.point for end in found])[kept]
+    ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
+    arrived = [end for end in ranked if _is_mode(end, best)]
+    # Modes that hardly overlap each have a Gaussian of their own, and others one for all.
+    found = _distinct(arrived, SEPARATE)
+    is_separate = len(found) > 1
+    if not is_separate:
+        found = _distinct(arrived, SAME_MODE)
+    if len(found) < 2:
+        points = np.array([end.last.point for end in found]).reshape(-1, len(best.centering))
+        return _Modes(points, np.ones(len(found)), (), best.gaussian)
+    masses = np.array([_log_mass(model, end.best, noise) for end in found])
+    weights = np.exp(masses - masses.max())
+    kept = weights >= LEAST_MASS * weights.sum()
+    found = [end for end, keep in zip(found, kept, strict=True) if keep]
     weights = weights[kept] / weights[kept].sum()
-    if len(weights) == 1:
-        return modes, weights, best.gaussian
-    parts = [end.best.gaussian for end, keep in zip(found, kept, strict=True) if keep]
+    points = np.stack([end.last.point for end in found])
+    if len(found) == 1:
+        return _Modes(points, weights, (), best.gaussian)
+    parts = tuple(end.best.gaussian for end in found)
+    return _Modes(points, weights, parts if is_separate else (), _spanning(parts, weights))
+
+
+def _distinct(ranked: Sequence[_PathEnd], distance: float) -> list[_PathEnd]:
+    found: list[_PathEnd] = []
+    for end in ranked:
+        if all(_are_apart(end, other, distance) for other in found):
+            found.append(end)
+    return found
+
+
+def _log_mass(model: _Model, judged: _Judged, noise: np.ndarray) -> float:
+    """Log probability of the model near a Gaussian, by importance sampling; not normalized."""
+    gaussian = judged.gaussian
+    energies = model.in_form(judged.centering)(gaussian.push(noise))[0]
+    log_volume = np.sum(np.log(np.diag(gaussian.factor)))
+    ratios = log_volume + 0.5 * np.sum(noise**2, axis=1) - energies
+    ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
+    # Truncated where a single draw would dominate (Ionides 2008).
+    mean = np.logaddexp.reduce(ratios) - np.log(len(ratios))
+    capped = np.minimum(ratios, mean + 0.5 * np.log(len(ratios)))
+    return float(np.logaddexp.reduce(capped))
+
+
+def _spanning(parts: Sequence[Gaussian], weights: np.ndarray) -> Gaussian:
+    """The Gaussian with the moments of a mixture."""
     means = np.stack([part.mean for part in parts])
     mean = weights @ means
     covariance = sum(
         w * (part.factor @ part.factor.T + np.outer(part.mean - mean, part.mean - mean))
         for w, part in zip(weights, parts, strict=True)
     )
-    return modes, weights, Gaussian(mean, _factor(np.asarray(covariance)))
+    return Gaussian(mean, _factor(np.asarray(covariance)))
 
 
 def _is_mode(end: _PathEnd, best: _Judged) -> bool:
@@ -280,10 +341,11 @@ def _is_mode(end: _PathEnd, best: _Judged) -> bool:
     return end.has_arrived and float(slope @ slope) < LEAST_SLOPE
 
 
-def _are_apart(one: _PathEnd, other: _PathEnd) -> bool:
+def _are_apart(one: _PathEnd, other: _PathEnd, distance: float) -> bool:
+    """Whether two modes are this far apart, squared, in the units of both Gaussians."""
     move = one.last.point - other.last.point
-    width = other.best.gaussian.factor
-    return float(np.sum(np.linalg.solve(width, move) ** 2)) > SAME_MODE
+    widths = one.best.gaussian.factor, other.best.gaussian.factor
+    return all(float(np.sum(np.linalg.solve(w, move) ** 2)) > distance for w in widths)
 
 
 def _antithetic(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:

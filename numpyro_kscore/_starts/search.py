@@ -24,7 +24,7 @@ from numpyro_kscore._tracing.coordinates import (
 __all__ = ["find_start", "unravel"]
 
 # Draws of the prior that paths may start from.
-PRIOR_DRAWS = 4
+PRIOR_DRAWS = 8
 
 
 def find_start(

@@ -35,6 +35,10 @@ class Implicit(Distribution):
             these degrees: the location and scale of the model's prior are taken out of it (0), or
             left in (1, the default). Of the shape of ``unconstrained``, in [0, 1]; the prior's
             family must have a location and a scale, and all particles share it.
+        local_log_density: a scalar, ``log p(ε) - log |det du/dε|`` with the noise ε and the draw's
+            unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
+            no other noise is mapped there. The site is of the draw of all latents that share the
+            noise: give it at one of them. It sees what is finer than a kernel's bandwidth.
 
     Raises:
         TypeError: if ``event_dim`` is not an integer.
@@ -43,7 +47,7 @@ class Implicit(Distribution):
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}
     reparametrized_params = ["value"]
-    pytree_data_fields = ("value", "unconstrained", "centering")
+    pytree_data_fields = ("value", "unconstrained", "centering", "local_log_density")
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Implicit(Distribution):
         *,
         unconstrained: Any = None,
         centering: Any = None,
+        local_log_density: Any = None,
         validate_args: bool | None = None,
     ) -> None:
         ndim = jnp.ndim(value)
@@ -71,6 +76,12 @@ class Implicit(Distribution):
             )
         self.unconstrained = unconstrained
         self.centering = centering
+        if local_log_density is not None and jnp.ndim(local_log_density) != 0:
+            raise ValueError(
+                "local_log_density: expected a scalar, for the whole draw; got shape "
+                f"{jnp.shape(local_log_density)}"
+            )
+        self.local_log_density = local_log_density
         shape = jnp.shape(value)
         batch_shape, event_shape = shape[: ndim - event_dim], shape[ndim - event_dim :]
         super().__init__(batch_shape, event_shape, validate_args=validate_args)

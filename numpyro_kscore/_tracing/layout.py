@@ -78,6 +78,7 @@ class Part(NamedTuple):
         scale: how many elements of subsampled plates each drawn one stands for.
         plates: sizes of its plates by name.
         is_pooled: whether its elements are draws of one distribution, see :meth:`Layout.pooled`.
+        has_local: whether the guide gives its local log density.
     """
 
     sites: tuple[str, ...]
@@ -87,6 +88,7 @@ class Part(NamedTuple):
     scale: float
     plates: dict[str, int]
     is_pooled: bool = False
+    has_local: bool = False
 
     @property
     def dim(self) -> int:
@@ -121,6 +123,11 @@ class Layout(NamedTuple):
     def dim(self) -> int:
         """Largest dimension of the space that an estimate is made in."""
         return max((part.dim for part in self.parts if part.is_implicit), default=1)
+
+    @property
+    def local_parts(self) -> tuple[Part, ...]:
+        """The blocks whose entropy is estimated and which have a local log density."""
+        return tuple(part for part in self.parts if part.is_implicit and part.has_local)
 
     @property
     def explicit_sites(self) -> frozenset[str]:

@@ -21,6 +21,7 @@ from numpyro_kscore._tracing.program import (
     Program,
     centering_of,
     is_subsampled,
+    local_log_density_of,
     trace_both,
     unconstrain,
     values_of,
@@ -31,6 +32,7 @@ __all__ = [
     "Draw",
     "LogJoint",
     "are_finite",
+    "draw_local",
     "draw_particle",
     "log_joint_and_gradients",
     "with_shared",
@@ -89,6 +91,16 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
         if site["type"] == "plate" and is_subsampled(site) and name not in program.plates
     }
     return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
+
+
+def draw_local(key: jax.Array, program: Program, layout: Layout) -> jax.Array:
+    """Local log densities, (b,), of the blocks that have one, at the draw of the same key.
+
+    Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
+    """
+    trace = trace_both(key, program).guide
+    found = (local_log_density_of(trace, part.sites) for part in layout.local_parts)
+    return jnp.stack([value for value in found if value is not None])
 
 
 def _log_density(

@@ -31,6 +31,7 @@ __all__ = [
     "centering_of",
     "inspect_program",
     "is_subsampled",
+    "local_log_density_of",
     "trace_both",
     "unconstrain",
     "values_of",
@@ -182,6 +183,14 @@ def centering_of(guide_site: dict[str, Any]) -> jax.Array | None:
     return fn.centering if isinstance(fn, Implicit) else None
 
 
+def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:
+    """The sum over the sites of a guide's block that have one; None if none has."""
+    sites = (trace[name]["fn"] for name in names)
+    found = [fn.local_log_density for fn in sites if isinstance(fn, Implicit)]
+    given = [value for value in found if value is not None]
+    return jnp.sum(jnp.stack(given)) if given else None
+
+
 def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
     site = trace[name]
     # Axes from the left are the same for constrained and unconstrained values.
@@ -218,7 +227,14 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
     if given:
         context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
-    return Part(block.sites, block.is_implicit, columns, context, scale, plates)
+    is_local = local_log_density_of(traces.guide, block.sites) is not None
+    if is_local and (plates or context is not None):
+        raise ValueError(
+            f"Implicit: expected no local_log_density at {list(block.sites)}, which "
+            f"{'are in plates with noise of their own' if plates else 'depend on other latents'}; "
+            "got one. Leave it out there"
+        )
+    return Part(block.sites, block.is_implicit, columns, context, scale, plates, has_local=is_local)
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:

@@ -132,7 +132,7 @@ def test_all_chunks_are_one_program(monkeypatch):
 
 @pytest.mark.parametrize("criterion", ["stein", "loss"])
 def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion):
-    """It is ½ d tol² nats for either criterion."""
+    """It is ½ √d tol² nats for either criterion."""
 
     class SeenError(Exception):
         pass
@@ -143,7 +143,7 @@ def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion
     monkeypatch.setattr("numpyro_kscore._fit.settings.Rule", see)
     with pytest.raises(SeenError) as caught:
         fit(make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
-    assert caught.value.args[0] == pytest.approx(0.5 * 2 * 0.2**2)
+    assert caught.value.args[0] == pytest.approx(0.5 * 2**0.5 * 0.2**2)
 
 
 def test_double_precision(x64):

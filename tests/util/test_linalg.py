@@ -13,7 +13,7 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, qr
+from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, log_abs_det, qr
 from support.compiling import default_jit
 
 LOWER = np.float32([[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [-0.3, 0.2, 1.0]])
@@ -89,6 +89,22 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     assert sizes["syevd"] <= 25
     assert sizes["potrf"] <= 200
     assert sizes["trsm"] < 1024
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 30])
+def test_log_abs_det_and_its_gradient(dim):
+    """Against NumPy in float64; the first pivot of the second matrix is zero."""
+    generator = np.random.default_rng(dim)
+    matrices = generator.standard_normal((2, dim, dim))
+    if dim > 1:
+        matrices[1, 0, 0] = 0.0
+    with jax.enable_x64(True):
+        values, gradients = jax.jit(jax.vmap(jax.value_and_grad(log_abs_det)))(matrices)
+    np.testing.assert_allclose(values, np.linalg.slogdet(matrices)[1], rtol=1e-12, atol=1e-12)
+    inverses = np.swapaxes(np.linalg.inv(matrices), 1, 2)
+    np.testing.assert_allclose(gradients, inverses, rtol=1e-8, atol=1e-10)
+    single = np.asarray(jax.jit(jax.vmap(log_abs_det))(matrices.astype(np.float32)))
+    np.testing.assert_allclose(single, values, rtol=1e-4, atol=1e-4)
 
 
 def test_a_mapped_fit_has_no_batched_lapack_call():
