@@ -48,8 +48,8 @@ def test_fit_stops_early_at_the_posterior(whole):
     assert info.steps < QUICK["max_steps"]
     assert info.steps == len(whole.losses) == info.trace_steps[-1]
     assert info.skipped == info.recoveries == 0
-    # 8 particles a step, averaged by the settling: a twentieth of a standard deviation.
-    np.testing.assert_allclose(whole.params["loc"], MEAN, atol=0.05 * SD)
+    # 8 particles a step, averaged by the settling: over keys the error is .04 standard deviations.
+    np.testing.assert_allclose(whole.params["loc"], MEAN, atol=4 * 0.04 * SD)
     np.testing.assert_allclose(whole.params["sd"], SD, rtol=0.05)
     np.testing.assert_array_less(info.discrepancy[-1], 5 * info.discrepancy_error[-1])
     assert info.discrepancy[0] > 5 * info.discrepancy_error[0]

@@ -17,7 +17,7 @@ KEY = random.key(0)
 DATA = jnp.array([1.0, -1.0])
 # Mean and sd of the posterior of `model`, which is Gaussian with independent coordinates.
 MEAN, SD = np.array([0.8, -0.8]), 0.2**0.5
-QUICK = {"max_steps": 1000, "chunk_size": 20, "progress_bar": False}
+QUICK = {"max_steps": 600, "chunk_size": 20, "progress_bar": False}
 
 
 def model(data):

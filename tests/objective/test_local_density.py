@@ -1,0 +1,167 @@
+"""Local log densities: their share of the gradient, the loss they give, and those of guides."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer import SVI
+
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
+from support.compiling import quick_jit
+from support.doubles import GaussianScore
+
+KEY = random.key(0)
+DIM, N = 2, 4096
+CHEAP = {"estimator": GaussianScore(), "debias": None}
+
+
+def normal_model():
+    numpyro.sample("z", dist.Normal(jnp.zeros(DIM), 1.0).to_event(1))
+
+
+def affine_guide():
+    loc, log_sd = numpyro.param("loc", jnp.zeros(DIM)), numpyro.param("log_sd", jnp.zeros(DIM))
+    normal = dist.Normal(jnp.zeros(DIM), 1.0).to_event(1)
+    noise = numpyro.sample("noise", normal, infer={"is_auxiliary": True})
+    density = normal.log_prob(noise) - jnp.sum(log_sd)
+    z = loc + jnp.exp(log_sd) * noise
+    numpyro.sample("z", Implicit(z, 1, local_log_density=density))
+
+
+@quick_jit
+def losses_and_gradients(loc, log_sd):
+    def one(share):
+        # An estimate that asks for no update, wherever the guide is.
+        estimator = GaussianScore(mean=0.0, sd=1.0)
+        elbo = ImplicitELBO(N, clip=None, local_share=share, estimator=estimator, debias=None)
+
+        def loss(params):
+            return elbo.loss(KEY, params, normal_model, affine_guide)
+
+        return jax.value_and_grad(loss)({"loc": loc, "log_sd": log_sd})
+
+    return [one(share) for share in (0.0, 0.25, 1.0)]
+
+
+def test_the_gradient_is_divided_by_share():
+    (_, none), (_, quarter), (_, whole) = losses_and_gradients(np.full(DIM, 0.3), np.full(DIM, 0.2))
+    for name in none:
+        np.testing.assert_allclose(none[name], 0.0, atol=1e-6)
+        np.testing.assert_allclose(quarter[name], 0.25 * whole[name], rtol=1e-4)
+    # Of KL(N(m, s²) || N(0, 1)): m, and s² - 1 in log s. The sds of the means over 4096 draws are
+    # s/64, and no more than 2 s²/64 + m s/64.
+    sd = np.exp(0.2)
+    np.testing.assert_allclose(whole["loc"], 0.3, atol=4 * sd / 64)
+    np.testing.assert_allclose(whole["log_sd"], sd**2 - 1, atol=4 * (2 * sd**2 + 0.3 * sd) / 64)
+
+
+def test_the_loss_has_no_noise_at_the_posterior():
+    """It is minus the log evidence there, here 0, whatever the draws."""
+    for loss, _ in losses_and_gradients(np.zeros(DIM), np.zeros(DIM)):
+        np.testing.assert_allclose(loss, 0.0, atol=1e-5)
+
+
+def test_a_guide_may_have_it_for_all_latents_at_one_site():
+    def model():
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        numpyro.sample("b", dist.Normal(a, 1.0))
+
+    def guide():
+        noise = numpyro.sample(
+            "noise", dist.Normal(jnp.zeros(2), 1.0).to_event(1), infer={"is_auxiliary": True}
+        )
+        density = dist.Normal().log_prob(noise).sum()
+        numpyro.sample("a", Implicit(noise[0], local_log_density=density))
+        numpyro.sample("b", Implicit(noise[0] + noise[1]))
+
+    loss = quick_jit(lambda: ImplicitELBO(16, **CHEAP).loss(KEY, {}, model, guide))()
+    np.testing.assert_allclose(loss, 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, np.nan])
+def test_shares_out_of_range_are_refused(share):
+    with pytest.raises(ValueError, match=r"local_share: expected .* from 0 .* to 1 .*got"):
+        ImplicitELBO(local_share=share)
+
+
+def test_densities_of_single_rows_are_refused():
+    with pytest.raises(ValueError, match=r"local_log_density: expected a scalar.*got shape \(3,\)"):
+        Implicit(jnp.zeros(3), local_log_density=jnp.zeros(3))
+
+    def model():
+        with numpyro.plate("rows", 3):
+            numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide():
+        with numpyro.plate("rows", 3):
+            noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+            numpyro.sample("z", Implicit(noise, local_log_density=jnp.zeros(())))
+
+    with pytest.raises(ValueError, match=r"expected no local_log_density at \['z'\].*in plates"):
+        ImplicitELBO(16).loss(KEY, {}, model, guide)
+
+
+def density_at(guide, params):
+    """Unconstrained coordinates and local log density of a guide's draw at given noise."""
+
+    def run(noise, where=0.5):
+        data = {**params, "_auto_noise": noise, "_auto_mode": where}
+        seeded = handlers.seed(handlers.substitute(guide, data=data), KEY)
+        sites = [site["fn"] for site in handlers.trace(seeded).get_trace().values()]
+        sites = [fn for fn in sites if isinstance(fn, Implicit)]
+        flat = jnp.concatenate([jnp.ravel(fn.unconstrained) for fn in sites])
+        return flat, next(fn.local_log_density for fn in sites if fn.local_log_density is not None)
+
+    return run
+
+
+def two_latents():
+    numpyro.sample("a", dist.Normal(0.0, 2.0))
+    numpyro.sample("b", dist.LogNormal(0.0, 0.5))
+
+
+def test_automatic_guides_have_theirs(x64):
+    """Against the determinant of differences."""
+    guide = AutoImplicit(two_latents, hidden_dims=(4,))
+    svi = SVI(two_latents, guide, optax.adam(1e-2), ImplicitELBO(16, **CHEAP))
+    params = dict(svi.get_params(svi.init(KEY)))
+    layers = params["auto_layers"]
+    params["auto_layers"] = layers + 0.3 * random.normal(KEY, layers.shape)
+    run = jax.jit(density_at(guide, params))
+    noise, step = np.array([0.4, -1.1]), 1e-5
+    columns = [
+        (run(noise + step * e)[0] - run(noise - step * e)[0]) / (2 * step) for e in np.eye(2)
+    ]
+    expected = -0.5 * noise @ noise - np.log(2 * np.pi) - np.linalg.slogdet(np.stack(columns))[1]
+    np.testing.assert_allclose(run(noise)[1], expected, rtol=1e-7)
+
+
+def test_separate_modes_have_a_gaussian_each():
+    """The guide starts as the mixture itself, whose density the local one is."""
+    locs, scales = jnp.array([[0.0, 0.0], [9.0, 5.0]]), jnp.array([[1.0, 1.0], [0.5, 2.0]])
+    mixture = dist.MixtureSameFamily(
+        dist.Categorical(jnp.array([0.7, 0.3])), dist.Normal(locs, scales).to_event(1)
+    )
+
+    def model():
+        numpyro.sample("x", mixture)
+
+    guide = AutoImplicit(model, hidden_dims=(4,))
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(16, **CHEAP))
+    params = svi.get_params(svi.init(KEY))
+    np.testing.assert_allclose(np.sort(guide.start.weights), [0.3, 0.7], atol=1e-3)
+    draws = guide.sample_posterior(KEY, params, sample_shape=(4000,))["x"]
+    # The sd of a fraction of 4000 draws is sqrt(.21/4000).
+    np.testing.assert_allclose(np.mean(draws[:, 0] > 5), 0.3, atol=4 * (0.21 / 4000) ** 0.5)
+    run = jax.jit(density_at(guide, params))
+    for where in (0.1, 0.9):
+        x, density = run(np.float32([0.3, -0.7]), np.float32(where))
+        np.testing.assert_allclose(density, mixture.log_prob(x), rtol=1e-3)
+    # The loss is that of a fit that has arrived.
+    loss = jax.jit(svi.evaluate)(svi.init(KEY))
+    np.testing.assert_allclose(loss, 0.0, atol=1e-2)
