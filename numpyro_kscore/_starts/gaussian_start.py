@@ -37,8 +37,8 @@ RADIUS, COLD_SCALE = 2.0, 0.1
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
 SAME_MODE, LEAST_MASS = 1.0, 0.02
-# Modes further apart than this in the same units hardly overlap.
-SEPARATE = 16.0
+# Modes further apart than this in the same units hardly overlap, if their Gaussians fit this well.
+SEPARATE, MOST_MISFIT = 16.0, 0.5
 # Largest squared slope at a mode, in nats per standard deviation of the best Gaussian.
 LEAST_SLOPE = 0.01
 
@@ -291,7 +291,9 @@ def _find_modes(
     if len(found) < 2:
         points = np.array([end.last.point for end in found]).reshape(-1, len(best.centering))
         return _Modes(points, np.ones(len(found)), (), best.gaussian)
-    masses = np.array([_log_mass(model, end.best, noise) for end in found])
+    fits = [_fit_of(model, end.best, noise) for end in found]
+    is_separate = is_separate and all(fit.misfit < MOST_MISFIT for fit in fits)
+    masses = np.array([fit.log_mass for fit in fits])
     weights = np.exp(masses - masses.max())
     kept = weights >= LEAST_MASS * weights.sum()
     found = [end for end, keep in zip(found, kept, strict=True) if keep]
@@ -311,17 +313,32 @@ def _distinct(ranked: Sequence[_PathEnd], distance: float) -> list[_PathEnd]:
     return found
 
 
-def _log_mass(model: _Model, judged: _Judged, noise: np.ndarray) -> float:
-    """Log probability of the model near a Gaussian, by importance sampling; not normalized."""
+class _Fit(NamedTuple):
+    """How well a Gaussian is that of the model near it.
+
+    Attributes:
+        log_mass: log probability of the model near it, by importance sampling; not normalized.
+        misfit: by Stein's identity, how far the model's width in some direction is from the
+            Gaussian's: 0 if it is Gaussian, 1 if it is flat there, as along a ring of modes.
+    """
+
+    log_mass: float
+    misfit: float
+
+
+def _fit_of(model: _Model, judged: _Judged, noise: np.ndarray) -> _Fit:
     gaussian = judged.gaussian
-    energies = model.in_form(judged.centering)(gaussian.push(noise))[0]
+    energies, gradients = model.in_form(judged.centering)(gaussian.push(noise))
+    residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
+    is_finite = np.all(np.isfinite(residual))
+    misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf
     log_volume = np.sum(np.log(np.diag(gaussian.factor)))
     ratios = log_volume + 0.5 * np.sum(noise**2, axis=1) - energies
     ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
     # Truncated where a single draw would dominate (Ionides 2008).
     mean = np.logaddexp.reduce(ratios) - np.log(len(ratios))
     capped = np.minimum(ratios, mean + 0.5 * np.log(len(ratios)))
-    return float(np.logaddexp.reduce(capped))
+    return _Fit(float(np.logaddexp.reduce(capped)), misfit)
 
 
 def _spanning(parts: Sequence[Gaussian], weights: np.ndarray) -> Gaussian:
