@@ -38,8 +38,9 @@ from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 
 __all__ = ["ImplicitELBO"]
 
-# Particles at which local log densities are computed, which cost more than estimates.
-LOCAL_PARTICLES = 16
+# Particles at which local log densities are computed, times their dimension, and the most and the
+# fewest: each takes O(d) evaluations of the network's derivative and O(d³) for a determinant.
+LOCAL_COLUMNS, MOST_LOCAL, FEWEST_LOCAL = 256, 16, 4
 
 
 class ImplicitELBO(ELBO):
@@ -240,8 +241,9 @@ class ImplicitELBO(ELBO):
         )
         local = jnp.zeros((0, 0), draws.flat.dtype)
         if layout.local_parts:
+            few = max(FEWEST_LOCAL, min(MOST_LOCAL, LOCAL_COLUMNS // layout.dim))
             local = self.vectorize_particles_fn(
-                partial(draw_local, program=program, layout=layout), keys[:LOCAL_PARTICLES]
+                partial(draw_local, program=program, layout=layout), keys[:few]
             )
         return drawn, constrain_rows(draws, sharding), local
 
