@@ -227,24 +227,30 @@ class ImplicitELBO(ELBO):
         Draws are replaced before anything is differentiated: a derivative of
         the guide there would be NaN even where it is multiplied by zero.
         """
-        sharding = self.settings.sharding
+        sharding, map_particles = self.settings.sharding, self.vectorize_particles_fn
         keys = constrain_rows(jax.random.split(key, num_particles), sharding)
         drawn = jnp.ones(num_particles, bool)
+        sources: tuple[jax.Array, dict[str, jax.Array]] = (keys, {})
         # A single particle has no other to replace it, so an encoder need not run twice.
         if num_particles > 1:
             fixed = program._replace(params=lax.stop_gradient(program.params))
-            probe = self.vectorize_particles_fn(partial(_flat, program=fixed, layout=layout), keys)
-            drawn = are_finite(probe)
-            keys = constrain_rows(keys[nearest_valid(drawn)], sharding)
-        draws: Draw = self.vectorize_particles_fn(
-            partial(draw_particle, program=program, layout=layout), keys
-        )
+            flat, noise = map_particles(partial(_probe, program=fixed, layout=layout), keys)
+            drawn = are_finite(flat)
+            source = nearest_valid(drawn)
+            sources = jax.tree.map(lambda a: a[source], (keys, noise))
+            sources = constrain_rows(sources, sharding)
+
+        def from_source(draw: Callable[..., Any], count: int) -> Any:
+            return map_particles(
+                lambda one: draw(one[0], program._replace(noise=one[1]), layout),
+                jax.tree.map(lambda a: a[:count], sources),
+            )
+
+        draws: Draw = from_source(draw_particle, num_particles)
         local = jnp.zeros((0, 0), draws.flat.dtype)
         if layout.local_parts:
             few = max(FEWEST_LOCAL, min(MOST_LOCAL, LOCAL_COLUMNS // layout.dim))
-            local = self.vectorize_particles_fn(
-                partial(draw_local, program=program, layout=layout), keys[:few]
-            )
+            local = from_source(draw_local, few)
         return drawn, constrain_rows(draws, sharding), local
 
 
@@ -278,8 +284,12 @@ def _loss(
     return with_gradient(nelbo, moved, gradient)
 
 
-def _flat(key: jax.Array, program: Program, layout: Layout) -> jax.Array:
-    return draw_particle(key, program, layout).flat
+def _probe(
+    key: jax.Array, program: Program, layout: Layout
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """A draw, and the noise it is computed from: drawn once, it serves all passes of a step."""
+    draw = draw_particle(key, program, layout)
+    return draw.flat, draw.noise
 
 
 def _reduce_particles(values: jax.Array) -> jax.Array:

@@ -49,6 +49,7 @@ class GuideSite:
         override: the setting ``infer={"implicit": …}``, or None.
         support: latents that its support in the model, and so its unconstrained coordinates, are
             computed from.
+        is_fixed: whether its distribution is computed from no parameter, state, key or other site.
     """
 
     name: str
@@ -59,6 +60,7 @@ class GuideSite:
     is_drawn: bool
     override: bool | None = None
     support: frozenset[str] = frozenset()
+    is_fixed: bool = False
 
 
 def trace_guide(
@@ -100,6 +102,7 @@ def trace_guide(
             site,
             direct=sources[name] & ({*sites, KEY} - {name}),
             row_plates=sources[name] & plates,
+            is_fixed=not sources[name],
         )
         for name, site in sites.items()
     }

@@ -106,6 +106,8 @@ class Layout(NamedTuple):
         shared_plates: subsampled plates of which all particles must draw the same rows, because
             rows are estimated one by one or latents are computed from them.
         partially_centered: names of the latents whose coordinates are partially non-centered.
+        noise_sites: names of the guide's noise sites, if all that is random in a draw is there and
+            no parameter is behind them; otherwise empty.
     """
 
     sites: tuple[Site, ...]
@@ -113,6 +115,7 @@ class Layout(NamedTuple):
     model_params: tuple[str, ...]
     shared_plates: tuple[str, ...]
     partially_centered: tuple[str, ...] = ()
+    noise_sites: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

@@ -49,6 +49,7 @@ class Draw(NamedTuple):
             those that all particles share.
         mutable: values at mutable sites of guide and model.
         model_key: key the model is seeded with.
+        noise: values of the noise sites of the layout.
     """
 
     flat: jax.Array
@@ -56,6 +57,7 @@ class Draw(NamedTuple):
     plates: dict[str, jax.Array]
     mutable: dict[str, Any]
     model_key: jax.Array
+    noise: dict[str, jax.Array]
 
 
 def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
@@ -90,7 +92,8 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
         for name, site in traces.guide.items()
         if site["type"] == "plate" and is_subsampled(site) and name not in program.plates
     }
-    return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
+    noise = {name: traces.guide[name]["value"] for name in layout.noise_sites}
+    return Draw(flat, log_density, plates, traces.mutable, traces.model_key, noise)
 
 
 def draw_local(key: jax.Array, program: Program, layout: Layout) -> jax.Array:

@@ -15,7 +15,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
-from numpyro_kscore._tracing.dependencies import is_drawn, trace_guide
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_drawn, trace_guide
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.supports import free_axes, support_sources
@@ -49,6 +49,7 @@ class Program(NamedTuple):
         kwargs: keyword arguments of both.
         plates: rows of subsampled plates that all particles share.
         centering: degrees of centering of the latents whose coordinates are not centered.
+        noise: values of the guide's noise sites, if they are given.
     """
 
     params: dict[str, Any]
@@ -58,6 +59,7 @@ class Program(NamedTuple):
     kwargs: dict[str, Any]
     plates: dict[str, jax.Array]
     centering: dict[str, jax.Array] = {}  # noqa: RUF012
+    noise: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
 class Traces(NamedTuple):
@@ -83,7 +85,7 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     args, kwargs = program.args, program.kwargs
     guide_key, model_key = jax.random.split(key)
     seeded_guide = handlers.seed(program.guide, guide_key)
-    guide = handlers.substitute(seeded_guide, data={**params, **program.plates})
+    guide = handlers.substitute(seeded_guide, data={**params, **program.plates, **program.noise})
     guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
     mutable = values_of(guide_trace, "mutable")
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
@@ -125,7 +127,8 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             for name, sources in _supports(traces, sites, program, key).items():
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
-        layouts.append(_lay_out(traces, sites, blocks))
+        layout = _lay_out(traces, sites, blocks)
+        layouts.append(layout._replace(noise_sites=_noise_sites(traces, drawn)))
 
     jax.eval_shape(run, key)
     return layouts[0]
@@ -175,6 +178,16 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
     names = tuple(values_of(traces.model, "param"))
     centered = tuple(name for name in sites if centering_of(traces.guide[name]) is not None)
     return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), centered)
+
+
+def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:
+    """The guide's noise sites, if nothing else is random in a draw and no parameter is there."""
+    is_random = [site for site in traces.guide.values() if site["type"] == "plate"]
+    noise = tuple(name for name, site in drawn.items() if site.is_drawn)
+    is_all = all(
+        drawn[name].is_fixed and not drawn[name].is_latent for name in noise
+    ) and not any(KEY in site.direct for site in drawn.values())
+    return noise if is_all and not any(map(is_subsampled, is_random)) else ()
 
 
 def centering_of(guide_site: dict[str, Any]) -> jax.Array | None:
