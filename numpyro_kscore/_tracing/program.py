@@ -182,12 +182,13 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
 
 def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:
     """The guide's noise sites, if nothing else is random in a draw and no parameter is there."""
-    is_random = [site for site in traces.guide.values() if site["type"] == "plate"]
     noise = tuple(name for name, site in drawn.items() if site.is_drawn)
-    is_all = all(
-        drawn[name].is_fixed and not drawn[name].is_latent for name in noise
-    ) and not any(KEY in site.direct for site in drawn.values())
-    return noise if is_all and not any(map(is_subsampled, is_random)) else ()
+    is_rest_given = (
+        all(drawn[name].is_fixed and not drawn[name].is_latent for name in noise)
+        and not any(KEY in site.direct for site in drawn.values())
+        and not any(s["type"] == "plate" and is_subsampled(s) for s in traces.guide.values())
+    )
+    return noise if is_rest_given else ()
 
 
 def centering_of(guide_site: dict[str, Any]) -> jax.Array | None:
