@@ -1,0 +1,87 @@
+"""Candidates for a start: Gaussians with their evidence lower bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo
+from numpyro_kscore._starts.density import AtPoints
+from numpyro_kscore._starts.quasi_newton import Iterate
+
+__all__ = ["CountedModel", "Density", "Judged", "PathEnd", "antithetic", "factor"]
+
+Density = Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]
+
+
+class Judged(NamedTuple):
+    """A Gaussian and its evidence lower bound.
+
+    Attributes:
+        bound: the bound, with its error.
+        gaussian: the Gaussian.
+        centering: degrees of centering of its coordinates, (d,).
+    """
+
+    bound: Bound
+    gaussian: Gaussian
+    centering: np.ndarray
+
+
+class CountedModel:
+    """The density at points, with a count of its gradients."""
+
+    def __init__(self, density: Density) -> None:
+        self._density, self.count = density, 0
+
+    def at(self, points: np.ndarray, centering: np.ndarray, other: np.ndarray) -> AtPoints:
+        """The density at points (n, d) in one form of coordinates, and the points in another."""
+        self.count += len(points)
+        return self._density(points, centering, other)
+
+    def in_form(
+        self, centering: np.ndarray
+    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Energies and gradients as functions of the points alone."""
+
+        def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = self.at(points, centering, centering)
+            return found.energies, found.gradients
+
+        return evaluate
+
+    def judge(self, gaussian: Gaussian, centering: np.ndarray, noise: np.ndarray) -> Judged:
+        """A Gaussian and its bound, at draws that noise (n, d) is pushed to."""
+        energies = self.in_form(centering)(gaussian.push(noise))[0]
+        return Judged(elbo(gaussian, noise, energies), gaussian, centering)
+
+
+class PathEnd(NamedTuple):
+    """What a quasi-Newton path found.
+
+    Attributes:
+        best: the Gaussian of highest bound along it.
+        last: its last iterate.
+        has_arrived: whether it converged there.
+    """
+
+    best: Judged
+    last: Iterate
+    has_arrived: bool
+
+
+def factor(covariance: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factor of a covariance (d, d)."""
+    try:
+        return np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        # Rounding: its diagonal is positive all the same.
+        return np.diag(np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny)))
+
+
+def antithetic(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+    """Standard normal noise (count, dim) in pairs of opposite sign: means have no error."""
+    half = rng.standard_normal((count // 2, dim))
+    return np.concatenate([half, -half])

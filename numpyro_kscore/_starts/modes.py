@@ -1,0 +1,126 @@
+"""The modes that quasi-Newton paths have found, and the Gaussians of those that lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.batch_match import Gaussian
+from numpyro_kscore._starts.candidates import CountedModel, Judged, PathEnd, factor
+
+__all__ = ["Modes", "find_modes"]
+
+# Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
+# fraction of the probability is left out.
+SAME_MODE, LEAST_MASS = 1.0, 0.02
+# Modes further apart than this in the same units hardly overlap, if their Gaussians fit this well.
+SEPARATE, MOST_MISFIT = 16.0, 0.5
+# Largest squared slope at a mode, in nats per standard deviation of the best Gaussian.
+LEAST_SLOPE = 0.01
+
+
+class Modes(NamedTuple):
+    """The distinct modes whose probability counts.
+
+    Attributes:
+        points: where they are, (k, d).
+        weights: fractions of probability, (k,).
+        parts: a Gaussian for each if they hardly overlap; otherwise empty.
+        spanned: the one Gaussian for all of them.
+    """
+
+    points: np.ndarray
+    weights: np.ndarray
+    parts: tuple[Gaussian, ...]
+    spanned: Gaussian
+
+
+def find_modes(
+    model: CountedModel, ends: Sequence[PathEnd], best: Judged, noise: np.ndarray
+) -> Modes:
+    """Distinct modes with their weights, and the Gaussian with the moments of all of them."""
+    same_form = [end for end in ends if np.array_equal(end.best.centering, best.centering)]
+    ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
+    arrived = [end for end in ranked if _is_mode(end, best)]
+    # Modes that hardly overlap each have a Gaussian of their own, and others one for all.
+    found = _distinct(arrived, SEPARATE)
+    is_separate = len(found) > 1
+    if not is_separate:
+        found = _distinct(arrived, SAME_MODE)
+    if len(found) < 2:
+        points = np.array([end.last.point for end in found]).reshape(-1, len(best.centering))
+        return Modes(points, np.ones(len(found)), (), best.gaussian)
+    fits = [_fit_of(model, end.best, noise) for end in found]
+    is_separate = is_separate and all(fit.misfit < MOST_MISFIT for fit in fits)
+    masses = np.array([fit.log_mass for fit in fits])
+    weights = np.exp(masses - masses.max())
+    kept = weights >= LEAST_MASS * weights.sum()
+    found = [end for end, keep in zip(found, kept, strict=True) if keep]
+    weights = weights[kept] / weights[kept].sum()
+    points = np.stack([end.last.point for end in found])
+    if len(found) == 1:
+        return Modes(points, weights, (), best.gaussian)
+    parts = tuple(end.best.gaussian for end in found)
+    return Modes(points, weights, parts if is_separate else (), _spanning(parts, weights))
+
+
+def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:
+    found: list[PathEnd] = []
+    for end in ranked:
+        if all(_are_apart(end, other, distance) for other in found):
+            found.append(end)
+    return found
+
+
+class _Fit(NamedTuple):
+    """How well a Gaussian is that of the model near it.
+
+    Attributes:
+        log_mass: log probability of the model near it, by importance sampling; not normalized.
+        misfit: by Stein's identity, how far the model's width in some direction is from the
+            Gaussian's: 0 if it is Gaussian, 1 if it is flat there, as along a ring of modes.
+    """
+
+    log_mass: float
+    misfit: float
+
+
+def _fit_of(model: CountedModel, judged: Judged, noise: np.ndarray) -> _Fit:
+    gaussian = judged.gaussian
+    energies, gradients = model.in_form(judged.centering)(gaussian.push(noise))
+    residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
+    is_finite = np.all(np.isfinite(residual))
+    misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf
+    log_volume = np.sum(np.log(np.diag(gaussian.factor)))
+    ratios = log_volume + 0.5 * np.sum(noise**2, axis=1) - energies
+    ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
+    # Truncated where a single draw would dominate (Ionides 2008).
+    mean = np.logaddexp.reduce(ratios) - np.log(len(ratios))
+    capped = np.minimum(ratios, mean + 0.5 * np.log(len(ratios)))
+    return _Fit(float(np.logaddexp.reduce(capped)), misfit)
+
+
+def _spanning(parts: Sequence[Gaussian], weights: np.ndarray) -> Gaussian:
+    """The Gaussian with the moments of a mixture."""
+    means = np.stack([part.mean for part in parts])
+    mean = weights @ means
+    covariance = sum(
+        w * (part.factor @ part.factor.T + np.outer(part.mean - mean, part.mean - mean))
+        for w, part in zip(weights, parts, strict=True)
+    )
+    return Gaussian(mean, factor(np.asarray(covariance)))
+
+
+def _is_mode(end: PathEnd, best: Judged) -> bool:
+    """Whether a path ended at a mode: a slow path may stop where its own metric sees no slope."""
+    slope = end.last.gradient @ best.gaussian.factor
+    return end.has_arrived and float(slope @ slope) < LEAST_SLOPE
+
+
+def _are_apart(one: PathEnd, other: PathEnd, distance: float) -> bool:
+    """Whether two modes are this far apart, squared, in the units of both Gaussians."""
+    move = one.last.point - other.last.point
+    widths = one.best.gaussian.factor, other.best.gaussian.factor
+    return all(float(np.sum(np.linalg.solve(w, move) ** 2)) > distance for w in widths)
