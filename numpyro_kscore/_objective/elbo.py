@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,8 +22,10 @@ from numpyro_kscore._tracing.particles import (
     Draw,
     LogJoint,
     are_finite,
+    at_source,
     draw_local,
     draw_particle,
+    draw_sources,
     log_joint_and_gradients,
     with_shared,
 )
@@ -228,29 +229,21 @@ class ImplicitELBO(ELBO):
         the guide there would be NaN even where it is multiplied by zero.
         """
         sharding, map_particles = self.settings.sharding, self.vectorize_particles_fn
-        keys = constrain_rows(jax.random.split(key, num_particles), sharding)
+        sources = draw_sources(key, program, layout, (num_particles,))
+        sources = constrain_rows(sources, sharding)
         drawn = jnp.ones(num_particles, bool)
-        sources: tuple[jax.Array, dict[str, jax.Array]] = (keys, {})
         # A single particle has no other to replace it, so an encoder need not run twice.
         if num_particles > 1:
             fixed = program._replace(params=lax.stop_gradient(program.params))
-            flat, noise = map_particles(partial(_probe, program=fixed, layout=layout), keys)
-            drawn = are_finite(flat)
+            drawn = are_finite(map_particles(at_source(_flat, key, fixed, layout), sources))
             source = nearest_valid(drawn)
-            sources = jax.tree.map(lambda a: a[source], (keys, noise))
-            sources = constrain_rows(sources, sharding)
-
-        def from_source(draw: Callable[..., Any], count: int) -> Any:
-            return map_particles(
-                lambda one: draw(one[0], program._replace(noise=one[1]), layout),
-                jax.tree.map(lambda a: a[:count], sources),
-            )
-
-        draws: Draw = from_source(draw_particle, num_particles)
+            sources = constrain_rows(jax.tree.map(lambda a: a[source], sources), sharding)
+        draws: Draw = map_particles(at_source(draw_particle, key, program, layout), sources)
         local = jnp.zeros((0, 0), draws.flat.dtype)
         if layout.local_parts:
             few = max(FEWEST_LOCAL, min(MOST_LOCAL, LOCAL_COLUMNS // layout.dim))
-            local = from_source(draw_local, few)
+            first = jax.tree.map(lambda a: a[:few], sources)
+            local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local
 
 
@@ -284,12 +277,8 @@ def _loss(
     return with_gradient(nelbo, moved, gradient)
 
 
-def _probe(
-    key: jax.Array, program: Program, layout: Layout
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """A draw, and the noise it is computed from: drawn once, it serves all passes of a step."""
-    draw = draw_particle(key, program, layout)
-    return draw.flat, draw.noise
+def _flat(key: jax.Array, program: Program, layout: Layout) -> jax.Array:
+    return draw_particle(key, program, layout).flat
 
 
 def _reduce_particles(values: jax.Array) -> jax.Array:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from typing import Any
 
 import jax
 from jax import Array, lax
 
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import draw_particle, log_joint_and_gradients, with_shared
+from numpyro_kscore._tracing.particles import (
+    at_source,
+    draw_particle,
+    draw_sources,
+    log_joint_and_gradients,
+    with_shared,
+)
 from numpyro_kscore._tracing.program import Program
 
 __all__ = ["evaluate_particles"]
@@ -41,15 +47,14 @@ def evaluate_particles(
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
 
-    def batch(keys: Array) -> tuple[Array, ...]:
-        draw = partial(draw_particle, program=program, layout=layout)
-        draws = jax.vmap(draw)(keys)
+    def batch(sources: Any) -> tuple[Array, ...]:
+        draws = jax.vmap(at_source(draw_particle, key, program, layout))(sources)
         joint = log_joint_and_gradients(draws, program, layout, None, forward_mode)
         return draws.flat, joint.log_density, joint.scores, draws.log_density
 
     count = math.ceil(num_particles / batch_size)
-    keys = jax.random.split(key, (count, batch_size))
+    sources = draw_sources(key, program, layout, (count, batch_size))
     samples, log_density, scores, log_q = (
-        a.reshape(count * batch_size, *a.shape[2:])[:num_particles] for a in lax.map(batch, keys)
+        a.reshape(count * batch_size, *a.shape[2:])[:num_particles] for a in lax.map(batch, sources)
     )
     return GuideDraws(samples, log_density, scores, log_q=log_q)

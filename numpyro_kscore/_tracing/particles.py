@@ -20,6 +20,7 @@ from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
     centering_of,
+    guide_of,
     is_subsampled,
     local_log_density_of,
     trace_both,
@@ -32,8 +33,10 @@ __all__ = [
     "Draw",
     "LogJoint",
     "are_finite",
+    "at_source",
     "draw_local",
     "draw_particle",
+    "draw_sources",
     "log_joint_and_gradients",
     "with_shared",
 ]
@@ -49,7 +52,6 @@ class Draw(NamedTuple):
             those that all particles share.
         mutable: values at mutable sites of guide and model.
         model_key: key the model is seeded with.
-        noise: values of the noise sites of the layout.
     """
 
     flat: jax.Array
@@ -57,7 +59,6 @@ class Draw(NamedTuple):
     plates: dict[str, jax.Array]
     mutable: dict[str, Any]
     model_key: jax.Array
-    noise: dict[str, jax.Array]
 
 
 def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
@@ -71,6 +72,45 @@ def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
     degrees = {name: centering_of(trace[name]) for name in layout.partially_centered}
     centering = {name: lax.stop_gradient(c) for name, c in degrees.items() if c is not None}
     return program._replace(plates=plates, centering=centering)
+
+
+def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[int, ...]) -> Any:
+    """What particles are drawn from, with leading axes ``shape``: their noise, or else their keys.
+
+    Noise that no parameter is behind is drawn here, at once for all particles and all passes over
+    them; a key for each particle and site would take as many random bits more.
+    """
+    if not layout.noise_sites:
+        return jax.random.split(key, shape)
+    trace = handlers.trace(guide_of(key, program)).get_trace(*program.args, **program.kwargs)
+    keys = jax.random.split(key, len(layout.noise_sites))
+    return {
+        name: trace[name]["fn"].sample(one_key, shape)
+        for name, one_key in zip(layout.noise_sites, keys, strict=True)
+    }
+
+
+def at_source(
+    draw: Callable[[jax.Array, Program, Layout], Any],
+    key: jax.Array,
+    program: Program,
+    layout: Layout,
+) -> Callable[[Any], Any]:
+    """A function of a key, such as :func:`draw_particle`, as one of what a particle is drawn from.
+
+    Args:
+        draw: the function.
+        key: for the model, where a source is noise.
+        program: guide and model.
+        layout: the layout of a particle.
+    """
+
+    def from_source(source: Any) -> Any:
+        if layout.noise_sites:
+            return draw(key, program._replace(noise=source), layout)
+        return draw(source, program, layout)
+
+    return from_source
 
 
 def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
@@ -92,8 +132,7 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
         for name, site in traces.guide.items()
         if site["type"] == "plate" and is_subsampled(site) and name not in program.plates
     }
-    noise = {name: traces.guide[name]["value"] for name in layout.noise_sites}
-    return Draw(flat, log_density, plates, traces.mutable, traces.model_key, noise)
+    return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
 
 
 def draw_local(key: jax.Array, program: Program, layout: Layout) -> jax.Array:

@@ -29,6 +29,7 @@ __all__ = [
     "Program",
     "Traces",
     "centering_of",
+    "guide_of",
     "inspect_program",
     "is_subsampled",
     "local_log_density_of",
@@ -78,20 +79,27 @@ class Traces(NamedTuple):
     model_key: jax.Array
 
 
+def guide_of(key: jax.Array, program: Program) -> Callable[..., Any]:
+    """The guide with a random key, its parameters, and what else is given."""
+    data = {**_new(program.params), **program.plates, **program.noise}
+    return handlers.substitute(handlers.seed(program.guide, key), data=data)
+
+
+def _new(params: dict[str, Any]) -> dict[str, Any]:
+    """New containers, because a guide may change nested mutable state in place."""
+    return jax.tree.map(lambda leaf: leaf, params)
+
+
 def trace_both(key: jax.Array, program: Program) -> Traces:
     """Run the guide, and the model at what it draws."""
-    # New containers, because a guide may change nested mutable state in place.
-    params = jax.tree.map(lambda leaf: leaf, program.params)
     args, kwargs = program.args, program.kwargs
     guide_key, model_key = jax.random.split(key)
-    seeded_guide = handlers.seed(program.guide, guide_key)
-    guide = handlers.substitute(seeded_guide, data={**params, **program.plates, **program.noise})
-    guide_trace = handlers.trace(guide).get_trace(*args, **kwargs)
+    guide_trace = handlers.trace(guide_of(guide_key, program)).get_trace(*args, **kwargs)
     mutable = values_of(guide_trace, "mutable")
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
     seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
-    model = handlers.substitute(seeded_model, data={**params, **mutable})
+    model = handlers.substitute(seeded_model, data={**_new(program.params), **mutable})
     model_trace = handlers.trace(model).get_trace(*args, **kwargs)
     mutable.update(values_of(model_trace, "mutable"))
     return Traces(guide_trace, model_trace, mutable, model_key)
@@ -187,8 +195,14 @@ def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]
         all(drawn[name].is_fixed and not drawn[name].is_latent for name in noise)
         and not any(KEY in site.direct for site in drawn.values())
         and not any(s["type"] == "plate" and is_subsampled(s) for s in traces.guide.values())
+        # In a scan the distribution is that of one step.
+        and all(_fits(traces.guide[name]) for name in noise)
     )
     return noise if is_rest_given else ()
+
+
+def _fits(site: dict[str, Any]) -> bool:
+    return site["fn"].shape() == jnp.shape(site["value"])
 
 
 def centering_of(guide_site: dict[str, Any]) -> jax.Array | None:

@@ -19,7 +19,13 @@ from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import are_finite, draw_particle, with_shared
+from numpyro_kscore._tracing.particles import (
+    are_finite,
+    at_source,
+    draw_particle,
+    draw_sources,
+    with_shared,
+)
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
@@ -199,9 +205,10 @@ def draw_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> Array:
     @jax.jit
     def run(key: Array) -> Array:
         # Whole batches: a rest would be compiled as a program of its own.
-        keys = jax.random.split(key, (-(-num_samples // BATCH), BATCH))
-        draw = partial(draw_particle, program=fitted.program, layout=fitted.layout)
-        return lax.map(jax.vmap(lambda k: draw(k).flat), keys)
+        shape = (-(-num_samples // BATCH), BATCH)
+        sources = draw_sources(key, fitted.program, fitted.layout, shape)
+        draw = at_source(draw_particle, key, fitted.program, fitted.layout)
+        return lax.map(jax.vmap(lambda source: draw(source).flat), sources)
 
     return run(key).reshape(-1, fitted.layout.size)[:num_samples]
 
