@@ -34,6 +34,8 @@ PATH_GRADIENTS, MATCH_GRADIENTS = 1000, 1000
 NUM_PATHS = 4
 # Paths from more draws of the prior follow where the first ones, bounds included, took fewer.
 FEW_GRADIENTS = 1000
+# Most draws of the prior that paths start from, and fewest that tell its widths.
+PRIOR_STARTS, FEWEST_DRAWS = 8, 16
 # Draws for a bound along a path, where bounds differ by many nats, and in the end.
 PATH_DRAWS, LAST_DRAWS = 8, 64
 # Iterates looked at in each round of the search for the best one of a path.
@@ -96,20 +98,25 @@ def find_gaussian(
         forms.append(np.where(is_hierarchical, 0.0, 1.0))
     noise = antithetic(rng, LAST_DRAWS, dim)
     cold = model.judge(Gaussian(first, COLD_SCALE * np.eye(dim)), forms[0], noise)
+    prior_widths = _widths(from_prior, dim)
+
+    def widths_in(form: np.ndarray) -> np.ndarray:
+        return np.where(form == 1, prior_widths, 1.0)
+
     # Draws of the prior find modes far from the origin; points near it suit vague priors.
     far = max(1, NUM_PATHS // (2 * len(forms)))
     given = [np.stack([first, *from_prior[k * far : (k + 1) * far]]) for k in range(len(forms))]
     ends = [
-        _paths(model, points, form, NUM_PATHS // len(forms), rng)
+        _paths(model, points, form, widths_in(form), NUM_PATHS // len(forms), rng)
         for points, form in zip(given, forms, strict=True)
     ]
-    rest = from_prior[len(forms) * far :]
+    rest = from_prior[len(forms) * far : PRIOR_STARTS]
     if len(rest) and model.count < FEW_GRADIENTS and any(ends):
         # Where paths are short there is time to look for more modes.
         best = max((end.best for form in ends for end in form), key=_surely)
         for form, ended in zip(forms, ends, strict=True):
             if np.array_equal(form, best.centering):
-                ended += _paths(model, rest, form, len(rest), rng)
+                ended += _paths(model, rest, form, widths_in(form), len(rest), rng)
     found = [max((end.best for end in form), key=_surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
@@ -136,20 +143,40 @@ def _surely(judged: Judged) -> float:
     return judged.bound.surely
 
 
+def _widths(draws: np.ndarray, dim: int) -> np.ndarray:
+    """Standard deviations of draws (m, d), by quantiles; 1 where they say nothing."""
+    if len(draws) < FEWEST_DRAWS:
+        return np.ones(dim)
+    low, high = np.quantile(draws, [0.16, 0.84], axis=0)
+    found = 0.5 * (high - low)
+    return np.where(np.isfinite(found) & (found > 0), found, 1.0)
+
+
 def _paths(
-    model: CountedModel, given: np.ndarray, form: np.ndarray, count: int, rng: np.random.Generator
+    model: CountedModel,
+    given: np.ndarray,
+    form: np.ndarray,
+    widths: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
 ) -> list[PathEnd]:
     """Quasi-Newton paths in one form of coordinates, each with its best Gaussian.
 
-    They start at given unconstrained values, and at random points near the origin.
+    They start at given unconstrained values, the first of them the user's and others drawn from the
+    prior, and at random points near the origin.
     """
     dim = given.shape[1]
     starts = rng.uniform(-RADIUS, RADIUS, (count, dim))
     moved = model.at(given, np.ones(dim), form).moved
-    moved = moved[np.all(np.isfinite(moved), axis=1)]
-    starts[: len(moved)] = moved
+    is_drawn = np.arange(len(moved)) > 0
+    kept = np.all(np.isfinite(moved), axis=1)
+    starts[: kept.sum()] = moved[kept]
+    # In raw units a path that takes all coordinates for alike moves scales to where it is instead
+    # of means to where the data are, and ends in another valley.
+    metrics = np.ones_like(starts)
+    metrics[: kept.sum()][is_drawn[kept]] = widths
     budget = PATH_GRADIENTS // NUM_PATHS
-    paths = quasi_newton_paths(model.in_form(form), starts, budget)
+    paths = quasi_newton_paths(model.in_form(form), starts, budget, metrics)
     noise = antithetic(rng, PATH_DRAWS, dim)
     return [
         PathEnd(

@@ -56,13 +56,13 @@ class Path:
         has_arrived: whether it is at a local minimum of the energy.
     """
 
-    def __init__(self, start: np.ndarray) -> None:
+    def __init__(self, start: np.ndarray, widths: np.ndarray) -> None:
         self.iterates: list[Iterate] = []
         self.count = 0
         self._most_kept = max(8, min(MOST_KEPT, MOST_NUMBERS // len(start) ** 2))
         self.is_done = self.has_arrived = False
         self._calm, self._decrement = 0, np.inf
-        self._trial = start
+        self._trial, self._widths = start, widths
         self._direction = np.zeros_like(start)
         self._length, self._shortest, self._longest = 1.0, 0.0, np.inf
         self._trials = self._expansions = 0
@@ -79,7 +79,7 @@ class Path:
             if not finite:
                 self.is_done = True
                 return
-            self._accept(Iterate(self._trial, energy, gradient, np.eye(len(gradient))))
+            self._accept(Iterate(self._trial, energy, gradient, np.diag(self._widths**2)))
             return
         last = self.iterates[-1]
         slope = last.gradient @ self._direction
@@ -112,7 +112,7 @@ class Path:
             return Iterate(self._trial, energy, gradient, inverse)
         if self.count == 1:
             # The first step sets the scale.
-            inverse = inverse * (curvature / (change @ change))
+            inverse = inverse * (curvature / (change @ inverse @ change))
         image = inverse @ change
         outer = np.outer(move, image)
         inverse = (
@@ -131,8 +131,8 @@ class Path:
         direction = -iterate.inverse_hessian @ iterate.gradient
         decrement = -direction @ iterate.gradient
         if self.count == 1:
-            # Nothing is known of the scale yet: a step of length one at most.
-            direction = direction / max(1.0, float(np.linalg.norm(direction)))
+            # Little is known of the scale yet: a step of one width at most.
+            direction = direction / max(1.0, float(np.linalg.norm(direction / self._widths)))
         is_calm = decrement < ARRIVED and (decrement <= self._decrement or decrement < ROUNDING)
         self._calm = self._calm + 1 if is_calm else 0
         self._decrement = decrement
@@ -149,13 +149,17 @@ class Path:
         self._trials = self._expansions = 0
 
 
-def quasi_newton_paths(evaluate: Evaluate, starts: np.ndarray, num_evaluations: int) -> list[Path]:
+def quasi_newton_paths(
+    evaluate: Evaluate, starts: np.ndarray, num_evaluations: int, widths: np.ndarray | None = None
+) -> list[Path]:
     """BFGS from several starts, with a line search by bisection that needs no second derivative.
 
     Args:
         evaluate: points (m, d) to energies (m,) and gradients (m, d).
         starts: shape (k, d).
         num_evaluations: most evaluations for each path.
+        widths: how far coordinates may be expected to move, (k, d); by default 1. A path first
+            takes them for standard deviations.
 
     Returns:
         The paths; one without iterates started where the energy is not finite.
@@ -163,7 +167,8 @@ def quasi_newton_paths(evaluate: Evaluate, starts: np.ndarray, num_evaluations: 
     Cost: O(k num_evaluations d²) besides the evaluations. Source: the line search is that of
     Lewis and Overton (2013), which also gets along with kinks.
     """
-    paths = [Path(np.asarray(start, float)) for start in starts]
+    widths = np.ones_like(starts, float) if widths is None else widths
+    paths = [Path(np.asarray(s, float), w) for s, w in zip(starts, widths, strict=True)]
     for _ in range(num_evaluations):
         going = [path for path in paths if not path.is_done]
         if not going:

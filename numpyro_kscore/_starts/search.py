@@ -23,8 +23,8 @@ from numpyro_kscore._tracing.coordinates import (
 
 __all__ = ["find_start", "unravel"]
 
-# Draws of the prior that paths may start from.
-PRIOR_DRAWS = 8
+# Draws of the prior: paths start from some of them, and all tell how wide it is.
+PRIOR_DRAWS = 64
 
 
 def find_start(

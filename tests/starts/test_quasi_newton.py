@@ -40,6 +40,24 @@ def test_the_inverse_hessian_of_a_gaussian_is_its_covariance():
     assert np.all((ratios > 0.5) & (ratios < 2))
 
 
+def test_widths_are_units():
+    """A path with widths w is w times one in coordinates divided by them."""
+    evaluate, _, _ = quadratic(100.0)
+    widths = np.array([1e3, 1.0, 1e-2, 5.0, 1.0, 30.0])
+    start = np.full(6, 0.7)
+
+    def in_units(points):
+        energies, gradients = evaluate(points * widths)
+        return energies, gradients * widths
+
+    (path,) = quasi_newton_paths(evaluate, start[None], 60, widths[None])
+    (scaled,) = quasi_newton_paths(in_units, (start / widths)[None], 60)
+    assert path.count == scaled.count > 5
+    # Rounding grows along the path.
+    for one, other in zip(path.iterates[:6], scaled.iterates[:6], strict=True):
+        np.testing.assert_allclose(one.point, widths * other.point, rtol=1e-6)
+
+
 def test_a_bent_valley():
     """Rosenbrock's function, whose minimum is at (1, 1)."""
 

@@ -158,6 +158,29 @@ def test_hierarchical_models_are_partially_centered():
     assert guide.median(params)["effect"].shape == (4,)
 
 
+def test_raw_units_do_not_send_paths_into_another_valley():
+    """Effects far from 0 in units of their spread fit the data as well as a mean there would.
+
+    A path for which all coordinates are alike widens the spread, a logarithm, before it has moved
+    the mean by hundreds.
+    """
+    rng = np.random.default_rng(5)
+    group = np.repeat(np.arange(8), 6)
+    times = 250 + 24 * rng.normal(size=8)[group] + 25 * rng.normal(size=48)
+
+    def model():
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1_000.0))
+        spread = numpyro.sample("spread", dist.HalfCauchy(50.0))
+        noise = numpyro.sample("noise", dist.HalfCauchy(50.0))
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
+        numpyro.sample("times", dist.Normal(mean + spread * z[group], noise), obs=times)
+
+    start = warm_start(KEY, model)
+    # Group means have an sd of about 26, so that of all has one of about 9.
+    np.testing.assert_allclose(start.locs["mean"], np.mean(times), atol=27)
+    assert np.exp(start.locs["spread"]) < 100
+
+
 NO_DRAWS = np.zeros((0, 5))
 
 
