@@ -165,20 +165,22 @@ def test_raw_units_do_not_send_paths_into_another_valley():
     the mean by hundreds.
     """
     rng = np.random.default_rng(5)
-    group = np.repeat(np.arange(8), 6)
-    times = 250 + 24 * rng.normal(size=8)[group] + 25 * rng.normal(size=48)
+    group, days = np.repeat(np.arange(8), 6), np.tile(np.arange(6), 8)
+    lines = np.array([250.0, 10.0]) + np.array([24.0, 6.0]) * rng.normal(size=(8, 2))
+    times = lines[group, 0] + lines[group, 1] * days + 25 * rng.normal(size=48)
 
     def model():
-        mean = numpyro.sample("mean", dist.Normal(0.0, 1_000.0))
-        spread = numpyro.sample("spread", dist.HalfCauchy(50.0))
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1_000.0).expand([2]).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfCauchy(50.0).expand([2]).to_event(1))
         noise = numpyro.sample("noise", dist.HalfCauchy(50.0))
-        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
-        numpyro.sample("times", dist.Normal(mean + spread * z[group], noise), obs=times)
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([8, 2]).to_event(2))
+        line = mean + spread * z[group]
+        numpyro.sample("times", dist.Normal(line[:, 0] + line[:, 1] * days, noise), obs=times)
 
     start = warm_start(KEY, model)
-    # Group means have an sd of about 26, so that of all has one of about 9.
-    np.testing.assert_allclose(start.locs["mean"], np.mean(times), atol=27)
-    assert np.exp(start.locs["spread"]) < 100
+    # The mean of eight lines, whose spreads are 24 and 6, within three of its sds.
+    np.testing.assert_allclose(start.locs["mean"], lines.mean(0), atol=3 * 24 / 8**0.5)
+    assert np.all(np.exp(start.locs["spread"]) < 60)
 
 
 NO_DRAWS = np.zeros((0, 5))
