@@ -35,8 +35,9 @@ __all__ = ["AutoImplicit", "standard_normal"]
 QUANTILE_DRAWS = 10_000
 # Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
-# Most dimensions in which the volume of the map from noise is followed: O(d³) for every particle.
-LARGEST_LOCAL = 128
+# Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
+# is, and a map that never folds would have to tear a ring open; in more a particle takes O(d³).
+SMALLEST_LOCAL, LARGEST_LOCAL = 4, 128
 
 
 class AutoImplicit(AutoContinuous):
@@ -290,8 +291,9 @@ class AutoImplicit(AutoContinuous):
             return _gated(noise, out, loc, scale, mixing)
 
         # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
-        is_known = self.noise_dim == self.latent_dim <= LARGEST_LOCAL and not is_concrete(noise)
-        return push(noise), local_log_density(push, noise) if with_density and is_known else None
+        is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
+        is_wanted = with_density and not is_concrete(noise)
+        return push(noise), local_log_density(push, noise) if is_known and is_wanted else None
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
         out = apply_network(f"{self.prefix}_network", self.network, noise)
