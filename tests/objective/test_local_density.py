@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
+from numpyro_kscore._guides import autoguide
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
@@ -120,29 +121,56 @@ def density_at(guide, params):
     return run
 
 
-def two_latents():
+def four_latents():
     numpyro.sample("a", dist.Normal(0.0, 2.0))
     numpyro.sample("b", dist.LogNormal(0.0, 0.5))
+    numpyro.sample("c", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
 
 
 def test_automatic_guides_have_theirs(x64):
     """Against the determinant of differences."""
-    guide = AutoImplicit(two_latents, hidden_dims=(4,))
-    svi = SVI(two_latents, guide, optax.adam(1e-2), ImplicitELBO(16, **CHEAP))
+    guide = AutoImplicit(four_latents, hidden_dims=(4,))
+    svi = SVI(four_latents, guide, optax.adam(1e-2), ImplicitELBO(16, **CHEAP))
     params = dict(svi.get_params(svi.init(KEY)))
     layers = params["auto_layers"]
     params["auto_layers"] = layers + 0.3 * random.normal(KEY, layers.shape)
     run = jax.jit(density_at(guide, params))
-    noise, step = np.array([0.4, -1.1]), 1e-5
+    noise, step = np.array([0.4, -1.1, 0.2, 0.7]), 1e-5
     columns = [
-        (run(noise + step * e)[0] - run(noise - step * e)[0]) / (2 * step) for e in np.eye(2)
+        (run(noise + step * e)[0] - run(noise - step * e)[0]) / (2 * step) for e in np.eye(4)
     ]
-    expected = -0.5 * noise @ noise - np.log(2 * np.pi) - np.linalg.slogdet(np.stack(columns))[1]
+    expected = -0.5 * noise @ noise - 2 * np.log(2 * np.pi) - np.linalg.slogdet(columns)[1]
     np.testing.assert_allclose(run(noise)[1], expected, rtol=1e-7)
 
 
-def test_separate_modes_have_a_gaussian_each():
+def test_few_dimensions_are_left_to_the_kernel():
+    """A map that never folds would have to tear a ring open."""
+
+    def model():
+        numpyro.sample("x", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+
+    guide = AutoImplicit(model, hidden_dims=(4,), warm_start=False)
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(16, **CHEAP))
+    params = svi.get_params(svi.init(KEY))
+    found = []
+
+    @jax.jit
+    def run(noise):
+        seeded = handlers.seed(
+            handlers.substitute(guide, data={**params, "_auto_noise": noise}), KEY
+        )
+        fn = handlers.trace(seeded).get_trace()["x"]["fn"]
+        found.append(fn.local_log_density)
+        return fn.value
+
+    run(np.zeros(3, np.float32))
+    assert found == [None]
+
+
+def test_separate_modes_have_a_gaussian_each(monkeypatch):
     """The guide starts as the mixture itself, whose density the local one is."""
+    # In two dimensions the paths find the Gaussians themselves.
+    monkeypatch.setattr(autoguide, "SMALLEST_LOCAL", 2)
     locs, scales = jnp.array([[0.0, 0.0], [9.0, 5.0]]), jnp.array([[1.0, 1.0], [0.5, 2.0]])
     mixture = dist.MixtureSameFamily(
         dist.Categorical(jnp.array([0.7, 0.3])), dist.Normal(locs, scales).to_event(1)
