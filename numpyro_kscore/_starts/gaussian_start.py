@@ -36,6 +36,8 @@ NUM_PATHS = 4
 FEW_GRADIENTS = 1000
 # Most draws of the prior that paths start from, and fewest that tell its widths.
 PRIOR_STARTS, FEWEST_DRAWS = 8, 16
+# Each of several separate modes takes a sixth of the steps of batch and match.
+MODE_SHARE = 6
 # Draws for a bound along a path, where bounds differ by many nats, and in the end.
 PATH_DRAWS, LAST_DRAWS = 8, 64
 # Iterates looked at in each round of the search for the best one of a path.
@@ -127,7 +129,13 @@ def find_gaussian(
         moved = _recentered(model, found[-1], is_hierarchical, rng, noise)
         found.append(_matched(model, moved, rng, noise, share))
     best = max([*found, cold], key=_surely)
-    found_modes = find_modes(model, [end for form in ends for end in form], best, noise)
+    found_modes = find_modes(
+        model,
+        [end for form in ends for end in form],
+        best,
+        noise,
+        lambda judged: _matched(model, judged, rng, noise, MODE_SHARE),
+    )
     return GaussianStart(
         found_modes.spanned,
         best.centering,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,9 +38,21 @@ class Modes(NamedTuple):
 
 
 def find_modes(
-    model: CountedModel, ends: Sequence[PathEnd], best: Judged, noise: np.ndarray
+    model: CountedModel,
+    ends: Sequence[PathEnd],
+    best: Judged,
+    noise: np.ndarray,
+    refine: Callable[[Judged], Judged],
 ) -> Modes:
-    """Distinct modes with their weights, and the Gaussian with the moments of all of them."""
+    """Distinct modes with their weights, and the Gaussian with the moments of all of them.
+
+    Args:
+        model: the density.
+        ends: where the paths ended.
+        best: the best Gaussian, whose coordinates count.
+        noise: standard normal draws, (n, d), for weights and fits.
+        refine: moves the Gaussian of a mode that lies apart toward the model there.
+    """
     same_form = [end for end in ends if np.array_equal(end.best.centering, best.centering)]
     ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
     arrived = [end for end in ranked if _is_mode(end, best)]
@@ -52,6 +64,8 @@ def find_modes(
     if len(found) < 2:
         points = np.array([end.last.point for end in found]).reshape(-1, len(best.centering))
         return Modes(points, np.ones(len(found)), (), best.gaussian)
+    if is_separate:
+        found = [end._replace(best=refine(end.best)) for end in found]
     fits = [_fit_of(model, end.best, noise) for end in found]
     is_separate = is_separate and all(fit.misfit < MOST_MISFIT for fit in fits)
     masses = np.array([fit.log_mass for fit in fits])
