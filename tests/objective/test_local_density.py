@@ -198,7 +198,7 @@ def test_separate_modes_have_a_gaussian_each(monkeypatch):
         np.testing.assert_allclose(density, np.logaddexp(*by_part), rtol=1e-5)
         # The inverse Hessian of a path is nearly the covariance.
         np.testing.assert_allclose(density, mixture.log_prob(x), atol=0.1)
-    # The loss is that of a fit that has nearly arrived: sds within 2 % move the log density of a draw
-    # by about .03, and the mean over 16 draws by no more.
+    # The loss is that of a fit that has nearly arrived: sds within 2 % move the log density of a
+    # draw by about .03, and the mean over 16 draws by no more.
     loss = jax.jit(svi.evaluate)(svi.init(KEY))
     np.testing.assert_allclose(loss, 0.0, atol=0.1)

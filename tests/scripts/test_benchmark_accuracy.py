@@ -11,7 +11,7 @@ from numpyro.infer import init_to_feasible
 from numpyro.infer.util import initialize_model, potential_energy
 
 from benchmarks.accuracy import posterior_accuracy as accuracy
-from benchmarks.accuracy import report
+from benchmarks.accuracy import report, tables
 from benchmarks.accuracy.guides import METHODS
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
 from benchmarks.accuracy.references import QUICK, Reference, load_reference
@@ -166,13 +166,34 @@ def test_independent_draws_are_at_the_floor_and_bad_ones_nowhere():
     assert all(np.isnan(broken[name]) for name in ("distance", "mean_error", "sd_low", "sd_high"))
 
 
-def test_verdict_names_every_miss():
-    def row(target, method, seed, distance, mean=0.05, low=0.95, high=1.02, **more):
-        names = {"target": target, "method": method, "seed": seed, "num_steps": 20}
-        figures = dict(zip(accuracy.FIGURES, (distance, mean, low, high), strict=True))
-        costs = {"seconds": 2.0, "cpu_seconds": more.get("seconds", 2.0) / 2, "gradients": 1e6}
-        return names | {"dim": 2, "finite": 1, "ending": "plateau"} | figures | costs | more
+def row(target, method, seed, distance, mean=0.05, low=0.95, high=1.02, **more):
+    names = {"target": target, "method": method, "seed": seed, "num_steps": 20}
+    figures = dict(zip(accuracy.FIGURES, (distance, mean, low, high), strict=True))
+    costs = {"seconds": 2.0, "cpu_seconds": more.get("seconds", 2.0) / 2, "gradients": 1e6}
+    return names | {"dim": 2, "finite": 1, "ending": "plateau"} | figures | costs | more
 
+
+def test_tables_of_the_documentation():
+    rows = [
+        row("a", "AutoImplicit", 0, 1.0),
+        row("a", "AutoImplicit", 1, 1.2, mean=0.2, low=0.91),
+        row("a", "AutoIAFNormal", 0, 0.8),
+        row("a", "reference again", 0, 1.0, gradients=4e5),
+        row("b", "AutoImplicit", 0, 2.0, high=1.3),
+        row("b", "AutoIAFNormal", 0, 250.0, high=1.3),
+        row("b", "reference again", 0, 1.0, gradients=float("nan")),
+    ]
+    assert tables.posterior_table(rows, ["a", "b"])[2:] == [
+        "| a | 2 | 1.10 | **0.20** | 0.91–1.02 | 1 | 1000 k | 0.80 | 400 k |",
+        "| b | 2 | 2.00 | 0.05 | **0.95–1.30** | 1 | 1000 k | 250 |  |",
+    ]
+    assert tables.summary_table(rows, ["a", "b"])[2:] == [
+        "| AutoImplicit | 1 of 2 | 1 | 1.50 | 2 |",
+        "| AutoIAFNormal | 1 of 2 | 1 | 125 | 2 |",
+    ]
+
+
+def test_verdict_names_every_miss():
     nan = float("nan")
     rows = [
         row("a", "AutoImplicit", 0, 1.0),
