@@ -38,6 +38,9 @@ FEW_GRADIENTS = 1000
 PRIOR_STARTS, FEWEST_DRAWS = 8, 16
 # Each of several separate modes takes a sixth of the steps of batch and match.
 MODE_SHARE = 6
+# Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
+# small scales have the tail of their prior.
+EQUAL_BOUNDS = 0.25
 # Draws for a bound along a path, where bounds differ by many nats, and in the end.
 PATH_DRAWS, LAST_DRAWS = 8, 64
 # Iterates looked at in each round of the search for the best one of a path.
@@ -129,6 +132,10 @@ def find_gaussian(
         moved = _recentered(model, found[-1], is_hierarchical, rng, noise)
         found.append(_matched(model, moved, rng, noise, share))
     best = max([*found, cold], key=_surely)
+    for judged in found:
+        is_apart = np.any(is_hierarchical) and np.array_equal(judged.centering, forms[-1])
+        if is_apart and _surely(judged) > _surely(best) - EQUAL_BOUNDS:
+            best = judged
     found_modes = find_modes(
         model,
         [end for form in ends for end in form],
