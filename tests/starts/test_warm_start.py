@@ -143,7 +143,7 @@ def test_hierarchical_models_are_partially_centered():
     degrees = guide._unpack_latent(params["auto_centering"])
     assert degrees["mean"] == 1
     assert degrees["spread"] == 1
-    # Standard errors are two or three times the spread. Partially and non-centered forms have nearly
+    # Standard errors are two or three times the spread: both non-centered forms have nearly
     # the same bound, and then the non-centered one is taken.
     assert np.all(degrees["effect"] == 0)
     draws = guide.sample_posterior(KEY, params, sample_shape=(1000,))
