@@ -103,25 +103,7 @@ def find_gaussian(
         forms.append(np.where(is_hierarchical, 0.0, 1.0))
     noise = antithetic(rng, LAST_DRAWS, dim)
     cold = model.judge(Gaussian(first, COLD_SCALE * np.eye(dim)), forms[0], noise)
-    prior_widths = _widths(from_prior, dim)
-
-    def widths_in(form: np.ndarray) -> np.ndarray:
-        return np.where(form == 1, prior_widths, 1.0)
-
-    # Draws of the prior find modes far from the origin; points near it suit vague priors.
-    far = max(1, NUM_PATHS // (2 * len(forms)))
-    given = [np.stack([first, *from_prior[k * far : (k + 1) * far]]) for k in range(len(forms))]
-    ends = [
-        _paths(model, points, form, widths_in(form), NUM_PATHS // len(forms), rng)
-        for points, form in zip(given, forms, strict=True)
-    ]
-    rest = from_prior[len(forms) * far : PRIOR_STARTS]
-    if len(rest) and model.count < FEW_GRADIENTS and any(ends):
-        # Where paths are short there is time to look for more modes.
-        best = max((end.best for form in ends for end in form), key=_surely)
-        for form, ended in zip(forms, ends, strict=True):
-            if np.array_equal(form, best.centering):
-                ended += _paths(model, rest, form, widths_in(form), len(rest), rng)
+    ends = _all_paths(model, first, from_prior, forms, rng)
     found = [max((end.best for end in form), key=_surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
@@ -132,8 +114,8 @@ def find_gaussian(
         moved = _recentered(model, found[-1], is_hierarchical, rng, noise)
         found.append(_matched(model, moved, rng, noise, share))
     best = max([*found, cold], key=_surely)
-    for judged in found:
-        is_apart = np.any(is_hierarchical) and np.array_equal(judged.centering, forms[-1])
+    for judged in found if len(forms) > 1 else []:
+        is_apart = np.array_equal(judged.centering, forms[1])
         if is_apart and _surely(judged) > _surely(best) - EQUAL_BOUNDS:
             best = judged
     found_modes = find_modes(
@@ -156,6 +138,38 @@ def find_gaussian(
 
 def _surely(judged: Judged) -> float:
     return judged.bound.surely
+
+
+def _all_paths(
+    model: CountedModel,
+    first: np.ndarray,
+    from_prior: np.ndarray,
+    forms: Sequence[np.ndarray],
+    rng: np.random.Generator,
+) -> list[list[PathEnd]]:
+    """The paths in every form of coordinates.
+
+    Draws of the prior find modes far from the origin; points near it suit vague priors.
+    """
+    prior_widths = _widths(from_prior, len(first))
+
+    def widths_in(form: np.ndarray) -> np.ndarray:
+        return np.where(form == 1, prior_widths, 1.0)
+
+    far = max(1, NUM_PATHS // (2 * len(forms)))
+    given = [np.stack([first, *from_prior[k * far : (k + 1) * far]]) for k in range(len(forms))]
+    ends = [
+        _paths(model, points, form, widths_in(form), NUM_PATHS // len(forms), rng)
+        for points, form in zip(given, forms, strict=True)
+    ]
+    rest = from_prior[len(forms) * far : PRIOR_STARTS]
+    if len(rest) and model.count < FEW_GRADIENTS and any(ends):
+        # Where paths are short there is time to look for more modes.
+        best = max((end.best for form in ends for end in form), key=_surely)
+        for form, ended in zip(forms, ends, strict=True):
+            if np.array_equal(form, best.centering):
+                ended += _paths(model, rest, form, widths_in(form), len(rest), rng)
+    return ends
 
 
 def _widths(draws: np.ndarray, dim: int) -> np.ndarray:
