@@ -153,22 +153,23 @@ def _all_paths(
     """
     prior_widths = _widths(from_prior, len(first))
 
-    def widths_in(form: np.ndarray) -> np.ndarray:
-        return np.where(form == 1, prior_widths, 1.0)
+    def widths_in(form: np.ndarray, count: int) -> np.ndarray:
+        return np.tile(np.where(form == 1, prior_widths, 1.0), (count, 1))
 
     far = max(1, NUM_PATHS // (2 * len(forms)))
-    given = [np.stack([first, *from_prior[k * far : (k + 1) * far]]) for k in range(len(forms))]
-    ends = [
-        _paths(model, points, form, widths_in(form), NUM_PATHS // len(forms), rng)
-        for points, form in zip(given, forms, strict=True)
-    ]
+    ends = []
+    for k, form in enumerate(forms):
+        drawn = from_prior[k * far : (k + 1) * far]
+        widths = np.concatenate([np.ones((1, len(first))), widths_in(form, len(drawn))])
+        points = np.concatenate([first[None], drawn])
+        ends.append(_paths(model, points, widths, form, NUM_PATHS // len(forms), rng))
     rest = from_prior[len(forms) * far : PRIOR_STARTS]
     if len(rest) and model.count < FEW_GRADIENTS and any(ends):
         # Where paths are short there is time to look for more modes.
         best = max((end.best for form in ends for end in form), key=_surely)
         for form, ended in zip(forms, ends, strict=True):
             if np.array_equal(form, best.centering):
-                ended += _paths(model, rest, form, widths_in(form), len(rest), rng)
+                ended += _paths(model, rest, widths_in(form, len(rest)), form, len(rest), rng)
     return ends
 
 
@@ -184,26 +185,25 @@ def _widths(draws: np.ndarray, dim: int) -> np.ndarray:
 def _paths(
     model: CountedModel,
     given: np.ndarray,
-    form: np.ndarray,
     widths: np.ndarray,
+    form: np.ndarray,
     count: int,
     rng: np.random.Generator,
 ) -> list[PathEnd]:
     """Quasi-Newton paths in one form of coordinates, each with its best Gaussian.
 
-    They start at given unconstrained values, the first of them the user's and others drawn from the
-    prior, and at random points near the origin.
+    They start at given unconstrained values (m, d), with given widths, and at random points near
+    the origin.
     """
     dim = given.shape[1]
     starts = rng.uniform(-RADIUS, RADIUS, (count, dim))
     moved = model.at(given, np.ones(dim), form).moved
-    is_drawn = np.arange(len(moved)) > 0
     kept = np.all(np.isfinite(moved), axis=1)
     starts[: kept.sum()] = moved[kept]
     # In raw units a path that takes all coordinates for alike moves scales to where it is instead
     # of means to where the data are, and ends in another valley.
     metrics = np.ones_like(starts)
-    metrics[: kept.sum()][is_drawn[kept]] = widths
+    metrics[: kept.sum()] = widths[kept]
     budget = PATH_GRADIENTS // NUM_PATHS
     paths = quasi_newton_paths(model.in_form(form), starts, budget, metrics)
     noise = antithetic(rng, PATH_DRAWS, dim)

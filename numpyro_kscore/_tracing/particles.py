@@ -83,7 +83,8 @@ def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[
     if not layout.noise_sites:
         return jax.random.split(key, shape)
     trace = handlers.trace(guide_of(key, program)).get_trace(*program.args, **program.kwargs)
-    keys = jax.random.split(key, len(layout.noise_sites))
+    # The first two are those of guide and model (trace_both).
+    keys = jax.random.split(key, 2 + len(layout.noise_sites))[2:]
     return {
         name: trace[name]["fn"].sample(one_key, shape)
         for name, one_key in zip(layout.noise_sites, keys, strict=True)
@@ -136,7 +137,7 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
 
 
 def draw_local(key: jax.Array, program: Program, layout: Layout) -> jax.Array:
-    """Local log densities, (b,), of the blocks that have one, at the draw of the same key.
+    """Local log densities, (b,), of the blocks that have one, at the draw from the same source.
 
     Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
     """
