@@ -38,6 +38,9 @@ FEW_GRADIENTS = 1000
 PRIOR_STARTS, FEWEST_DRAWS = 8, 16
 # Each of several separate modes takes a sixth of the steps of batch and match.
 MODE_SHARE = 6
+# How often degrees of centering are chosen: the first ones, from a Gaussian in coordinates that do
+# not suit the model, may be far off.
+RECENTERINGS = 2
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
 # small scales have the tail of their prior.
 EQUAL_BOUNDS = 0.25
@@ -107,12 +110,11 @@ def find_gaussian(
     found = [max((end.best for end in form), key=_surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    # One more for partially centered coordinates.
-    share = len(found) + (len(forms) > 1)
-    found = [_matched(model, judged, rng, noise, share) for judged in found]
-    if len(forms) > 1:
-        moved = _recentered(model, found[-1], is_hierarchical, rng, noise)
-        found.append(_matched(model, moved, rng, noise, share))
+    more = RECENTERINGS if len(forms) > 1 else 0
+    found.append(_matched(model, max(found, key=_surely), rng, noise, 1 + more))
+    for _ in range(more):
+        moved = _recentered(model, max(found, key=_surely), is_hierarchical, rng, noise)
+        found.append(_matched(model, moved, rng, noise, 1 + more))
     best = max([*found, cold], key=_surely)
     for judged in found if len(forms) > 1 else []:
         is_apart = np.array_equal(judged.centering, forms[1])
@@ -253,26 +255,33 @@ def _matched(
 
 def _recentered(
     model: CountedModel,
-    apart: Judged,
+    known: Judged,
     is_hierarchical: np.ndarray,
     rng: np.random.Generator,
     noise: np.ndarray,
 ) -> Judged:
-    """A Gaussian in non-centered coordinates as one in partially centered ones that suit it.
+    """A Gaussian as one in partially centered coordinates that suit it.
 
     For a Gaussian prior and likelihood the best degree of centering is one minus the ratio of the
     variances of posterior and prior in non-centered coordinates.
     """
     dim = len(is_hierarchical)
-    variance = np.sum(apart.gaussian.factor**2, axis=1)
+    draws = known.gaussian.push(antithetic(rng, min(max(128, dim), 256), dim))
+    apart = _finite(model.at(draws, known.centering, np.where(is_hierarchical, 0.0, 1.0)).moved)
+    if len(apart) < len(draws) // 2:
+        return known
+    # By quantiles, because a small scale makes a non-centered value far too large.
+    variance = _widths(apart, dim) ** 2
     centering = np.where(is_hierarchical, np.clip(1 - variance, 0.0, 1.0), 1.0)
-    draws = apart.gaussian.push(antithetic(rng, min(max(128, 3 * dim), 512), dim))
-    moved = model.at(draws, apart.centering, centering).moved
-    moved = moved[np.all(np.isfinite(moved), axis=1)]
+    moved = _finite(model.at(draws, known.centering, centering).moved)
     if len(moved) < len(draws) // 2:
-        return apart
+        return known
     covariance = np.cov(moved.T).reshape(dim, dim)
     kept = len(moved) / (len(moved) + dim)
     covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
     gaussian = Gaussian(moved.mean(0), factor(covariance))
     return model.judge(gaussian, centering, noise)
+
+
+def _finite(rows: np.ndarray) -> np.ndarray:
+    return rows[np.all(np.isfinite(rows), axis=1)]
