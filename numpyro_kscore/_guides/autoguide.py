@@ -247,7 +247,7 @@ class AutoImplicit(AutoContinuous):
         mean, factor = self.start.gaussian
         x, density = self._push(noise, with_density)
         if density is not None:
-            density = density - np.linalg.slogdet(factor)[1]
+            density = density - self.start.gaussian.log_volume
         return self._frozen("mean", mean) + self._frozen("factor", factor) @ x, density
 
     def _draw_mode(
@@ -260,9 +260,9 @@ class AutoImplicit(AutoContinuous):
         k = jnp.searchsorted(jnp.cumsum(weights)[:-1], where)
         label = jnp.zeros_like(weights).at[k].set(1.0)
         x, density = self._push(noise, with_density, label)
-        volumes = [np.linalg.slogdet(part.factor)[1] for part in start.parts]
         if density is not None:
-            density = density + (jnp.log(weights) - jnp.asarray(np.array(volumes)))[k]
+            volumes = np.array([part.log_volume for part in start.parts])
+            density = density + (jnp.log(weights) - jnp.asarray(volumes))[k]
         means = self._frozen("mean", np.stack([part.mean for part in start.parts]))
         factors = self._frozen("factor", np.stack([part.factor for part in start.parts]))
         return means[k] + factors[k] @ x, density
@@ -283,17 +283,23 @@ class AutoImplicit(AutoContinuous):
         identity = jnp.asarray(np.eye(self.noise_dim, self.latent_dim, dtype=loc.dtype))
         mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
-        fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
-        network = perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, size)
+        network = self._perceptron(size, labels)
 
         def push(noise: jax.Array) -> jax.Array:
-            out = network(jnp.concatenate([noise, *labels]))
-            return _gated(noise, out, loc, scale, mixing)
+            return _gated(noise, network(noise), loc, scale, mixing)
 
         # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
         is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
         is_wanted = with_density and not is_concrete(noise)
         return push(noise), local_log_density(push, noise) if is_known and is_wanted else None
+
+    def _perceptron(
+        self, size: int, labels: tuple[jax.Array, ...]
+    ) -> Callable[[jax.Array], jax.Array]:
+        """The default network from noise to (size,), which sees the labels too."""
+        fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
+        network = perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, size)
+        return lambda noise: network(jnp.concatenate([noise, *labels]))
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
         out = apply_network(f"{self.prefix}_network", self.network, noise)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_kscore._guides.autoguide import AutoImplicit, standard_normal
-from numpyro_kscore._guides.perceptron import GATE_RATE, perceptron
+from numpyro_kscore._guides.perceptron import GATE_RATE
 
 __all__ = ["AutoSemiImplicit"]
 
@@ -68,8 +68,6 @@ class AutoSemiImplicit(AutoImplicit):
         if self.network is not None:
             return loc + self._apply_network(noise) + scale * unit, None
         mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
-        fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
-        network = perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, 2 * dim)
-        out = network(jnp.concatenate([noise, *labels]))
+        out = self._perceptron(2 * dim, labels)(noise)
         shift, log_gate = out[:dim], GATE_RATE * out[dim:]
         return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate)), None

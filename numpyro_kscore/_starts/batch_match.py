@@ -30,6 +30,11 @@ class Gaussian(NamedTuple):
     mean: np.ndarray
     factor: np.ndarray
 
+    @property
+    def log_volume(self) -> float:
+        """Logarithm of the determinant of the factor."""
+        return float(np.sum(np.log(np.diag(self.factor))))
+
     def push(self, noise: np.ndarray) -> np.ndarray:
         """Standard normal noise (m, d) to draws (m, d)."""
         return self.mean + noise @ self.factor.T
@@ -63,8 +68,11 @@ def elbo(gaussian: Gaussian, noise: np.ndarray, energies: np.ndarray) -> Bound:
     if not np.all(np.isfinite(energies)):
         return Bound(-np.inf, 0.0)
     # With the density of the Gaussian at the draws, a perfect match has no error at all.
-    log_det = float(np.sum(np.log(np.diag(gaussian.factor))))
-    log_q = -0.5 * np.sum(noise**2, axis=1) - log_det - 0.5 * len(noise[0]) * np.log(2 * np.pi)
+    log_q = (
+        -0.5 * np.sum(noise**2, axis=1)
+        - gaussian.log_volume
+        - 0.5 * len(noise[0]) * np.log(2 * np.pi)
+    )
     pairs = np.mean((-energies - log_q).reshape(2, -1), axis=0)
     return Bound(float(np.mean(pairs)), float(np.std(pairs) / np.sqrt(max(len(pairs) - 1, 1))))
 

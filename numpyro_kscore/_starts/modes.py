@@ -107,8 +107,7 @@ def _fit_of(model: CountedModel, judged: Judged, noise: np.ndarray) -> _Fit:
     residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
     is_finite = np.all(np.isfinite(residual))
     misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf
-    log_volume = np.sum(np.log(np.diag(gaussian.factor)))
-    ratios = log_volume + 0.5 * np.sum(noise**2, axis=1) - energies
+    ratios = gaussian.log_volume + 0.5 * np.sum(noise**2, axis=1) - energies
     ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
     # Truncated where a single draw would dominate (Ionides 2008).
     mean = np.logaddexp.reduce(ratios) - np.log(len(ratios))
