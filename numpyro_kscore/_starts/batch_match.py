@@ -9,7 +9,7 @@ know coordinates: stiff and correlated posteriors take as many steps as round on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -119,24 +119,30 @@ def match_scores(
     evaluate: Evaluate,
     start: Gaussian,
     rng: np.random.Generator,
-    num_steps: int,
+    weights: Sequence[float],
     num_draws: int,
 ) -> list[Gaussian]:
     """Batch and match from a first Gaussian; returns the Gaussian after every step.
 
     A step whose numbers are not finite is left out; the next one draws anew.
 
-    Cost: num_steps num_draws gradients of the model and O(num_steps d² (d + num_draws)).
+    Args:
+        evaluate: energies and their gradients at points (m, d).
+        start: the first Gaussian.
+        rng: for draws.
+        weights: how far each step trusts its draws, see :func:`matched`.
+        num_draws: draws of a step, an even number.
+
+    Cost: num_draws gradients of the model and O(d² (d + num_draws)) for each step.
     """
     gaussian, found = start, []
     dim = len(start.mean)
-    for k in range(num_steps):
+    for weight in weights:
         half = rng.standard_normal((num_draws // 2, dim))
         noise = np.concatenate([half, -half])
         energies, gradients = evaluate(gaussian.push(noise))
         finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
         if np.sum(finite) >= max(2, num_draws // 2):
-            weight = num_draws * dim / (k + 1)
             after = matched(gaussian, noise[finite], -gradients[finite], weight)
             gaussian = gaussian if after is None else after
         found.append(gaussian)

@@ -29,18 +29,22 @@ from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
 
 __all__ = ["GaussianStart", "find_gaussian"]
 
-# Gradients of the model for the paths, and for batch and match; with the bounds they make 3000.
-PATH_GRADIENTS, MATCH_GRADIENTS = 1000, 1000
+# Gradients of the model for the paths.
+PATH_GRADIENTS = 1000
 NUM_PATHS = 4
 # Paths from more draws of the prior follow where the first ones, bounds included, took fewer.
 FEW_GRADIENTS = 1000
 # Most draws of the prior that paths start from, and fewest that tell its widths.
 PRIOR_STARTS, FEWEST_DRAWS = 8, 16
-# Each of several separate modes takes a sixth of the steps of batch and match.
-MODE_SHARE = 6
-# How often degrees of centering are chosen: the first ones, from a Gaussian in coordinates that do
-# not suit the model, may be far off.
-RECENTERINGS = 2
+# Steps of batch and match in a round, and most rounds; gains in nats for which another one follows,
+# and of a Gaussian that has far to go. Draws of a step are twice the dimension, or these pairs.
+MATCH_STEPS, MOST_ROUNDS = 20, 25
+LEAST_GAIN, FAR = 0.1, 1.0
+FEWEST_PAIRS = 16
+# Weight of the first step near the best Gaussian.
+NEAR_WEIGHT = 10.0
+# Steps that refine each of several separate modes.
+MODE_STEPS = 10
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
 # small scales have the tail of their prior.
 EQUAL_BOUNDS = 0.25
@@ -110,22 +114,13 @@ def find_gaussian(
     found = [max((end.best for end in form), key=_surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    more = RECENTERINGS if len(forms) > 1 else 0
-    found.append(_matched(model, max(found, key=_surely), rng, noise, 1 + more))
-    for _ in range(more):
-        moved = _recentered(model, max(found, key=_surely), is_hierarchical, rng, noise)
-        found.append(_matched(model, moved, rng, noise, 1 + more))
-    best = max([*found, cold], key=_surely)
-    for judged in found if len(forms) > 1 else []:
-        is_apart = np.array_equal(judged.centering, forms[1])
-        if is_apart and _surely(judged) > _surely(best) - EQUAL_BOUNDS:
-            best = judged
+    best = _refined(model, [*found, cold], is_hierarchical, rng, noise)
     found_modes = find_modes(
         model,
         [end for form in ends for end in form],
         best,
         noise,
-        lambda judged: _matched(model, judged, rng, noise, MODE_SHARE),
+        lambda judged: _matched(model, judged, rng, noise, num_steps=MODE_STEPS),
     )
     return GaussianStart(
         found_modes.spanned,
@@ -240,16 +235,76 @@ def _local(iterate: Iterate) -> Gaussian:
     return Gaussian(iterate.point - inverse @ iterate.gradient, factor(inverse))
 
 
-def _matched(
-    model: CountedModel, start: Judged, rng: np.random.Generator, noise: np.ndarray, share: int
+def _refined(
+    model: CountedModel,
+    found: Sequence[Judged],
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+    noise: np.ndarray,
 ) -> Judged:
-    """The best Gaussian of batch and match, the start included; takes a share of the gradients."""
+    """The best Gaussian of batch and match, from the best one in each form of coordinates.
+
+    Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
+    each goes on both in the coordinates so far and in those that suit what was found.
+    """
+    forms = {judged.centering.tobytes() for judged in found}
+    firsts = [
+        max((judged for judged in found if judged.centering.tobytes() == form), key=_surely)
+        for form in forms
+    ]
+    best = _preferred([_matched(model, first, rng, noise) for first in firsts])
+    is_far = _surely(best) - max(map(_surely, firsts)) > FAR
+    done = None if is_far else 0
+    for _ in range(MOST_ROUNDS):
+        starts = [best]
+        if np.any(is_hierarchical):
+            starts.append(_recentered(model, best, is_hierarchical, rng, noise))
+        tried = [_matched(model, start, rng, noise, done) for start in starts]
+        before, best = best, _preferred([best, *tried])
+        gain = _surely(best) - _surely(before)
+        if done is not None:
+            if gain < LEAST_GAIN:
+                break
+            done += MATCH_STEPS
+        elif gain < FAR:
+            done = 0
+    return best
+
+
+def _preferred(found: Sequence[Judged]) -> Judged:
+    """The Gaussian of highest bound, or one in non-centered coordinates that is as good."""
+    best = max(found, key=_surely)
+    equal = [
+        judged
+        for judged in found
+        if _surely(judged) > _surely(best) - EQUAL_BOUNDS
+        and np.all(np.isin(judged.centering, (0, 1)))
+        and np.any(judged.centering == 0)
+    ]
+    return max(equal, key=_surely) if equal else best
+
+
+def _matched(
+    model: CountedModel,
+    start: Judged,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+    done: int | None = None,
+    num_steps: int = MATCH_STEPS,
+) -> Judged:
+    """The best Gaussian of some steps of batch and match, the start included.
+
+    While it is far off, the steps have the published weights, draws times dimensions over steps.
+    Those forget all earlier draws at every step, and stop at the noise of one batch. Near the
+    best Gaussian weights go on falling with the number of steps ``done`` there.
+    """
     dim = len(start.gaussian.mean)
-    num_draws = min(2 * max(16, dim), MATCH_GRADIENTS // 10)
-    num_steps = min(60, MATCH_GRADIENTS // num_draws) // share
+    num_draws = 2 * max(FEWEST_PAIRS, dim)
+    k = np.arange(1, num_steps + 1)
+    weights = num_draws * dim / k if done is None else NEAR_WEIGHT / np.sqrt(done + k)
     evaluate = model.in_form(start.centering)
-    steps = match_scores(evaluate, start.gaussian, rng, num_steps, num_draws)
-    spaced = steps[-1 :: -max(1, num_steps // (6 // share))]
+    steps = match_scores(evaluate, start.gaussian, rng, weights.tolist(), num_draws)
+    spaced = steps[-1 :: -max(1, num_steps // 3)][:3]
     return max([start, *(model.judge(g, start.centering, noise) for g in spaced)], key=_surely)
 
 

@@ -22,7 +22,10 @@ def gaussian_model(dim=4, seed=3):
 def test_a_gaussian_posterior_is_found():
     evaluate, target = gaussian_model()
     rng = np.random.default_rng(0)
-    found = match_scores(evaluate, Gaussian(np.full(4, 30.0), 0.01 * np.eye(4)), rng, 30, 32)[-1]
+    weights = [32 * 4 / k for k in range(1, 31)]
+    found = match_scores(evaluate, Gaussian(np.full(4, 30.0), 0.01 * np.eye(4)), rng, weights, 32)[
+        -1
+    ]
     # The divergence from the target falls geometrically; there is no Monte-Carlo error in the end.
     np.testing.assert_allclose(found.mean, target.mean, atol=1e-3)
     np.testing.assert_allclose(found.factor, target.factor, atol=1e-2)
@@ -88,6 +91,6 @@ def test_steps_with_draws_that_are_not_finite_are_left_out():
     def evaluate(points):
         return np.full(len(points), np.nan), np.full_like(points, np.nan)
 
-    found = match_scores(evaluate, start, np.random.default_rng(0), 3, 8)
+    found = match_scores(evaluate, start, np.random.default_rng(0), [3.0] * 3, 8)
     assert len(found) == 3
     np.testing.assert_array_equal(found[-1].mean, start.mean)
