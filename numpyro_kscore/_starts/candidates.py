@@ -11,7 +11,19 @@ from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo
 from numpyro_kscore._starts.density import AtPoints
 from numpyro_kscore._starts.quasi_newton import Iterate
 
-__all__ = ["CountedModel", "Density", "Judged", "PathEnd", "antithetic", "factor"]
+__all__ = [
+    "CountedModel",
+    "Density",
+    "Judged",
+    "PathEnd",
+    "antithetic",
+    "factor",
+    "surely",
+    "widths_of",
+]
+
+# Fewest draws that tell widths.
+FEWEST_DRAWS = 16
 
 Density = Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]
 
@@ -85,3 +97,17 @@ def antithetic(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
     """Standard normal noise (count, dim) in pairs of opposite sign: means have no error."""
     half = rng.standard_normal((count // 2, dim))
     return np.concatenate([half, -half])
+
+
+def surely(judged: Judged) -> float:
+    """The bound of a Gaussian less two errors, for comparisons."""
+    return judged.bound.surely
+
+
+def widths_of(draws: np.ndarray, dim: int) -> np.ndarray:
+    """Standard deviations of draws (m, d), by quantiles; 1 where they say nothing."""
+    if len(draws) < FEWEST_DRAWS:
+        return np.ones(dim)
+    low, high = np.quantile(draws, [0.16, 0.84], axis=0)
+    found = 0.5 * (high - low)
+    return np.where(np.isfinite(found) & (found > 0), found, 1.0)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Gaussian, match_scores
+from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.candidates import (
     CountedModel,
     Density,
@@ -23,9 +23,12 @@ from numpyro_kscore._starts.candidates import (
     PathEnd,
     antithetic,
     factor,
+    surely,
+    widths_of,
 )
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
+from numpyro_kscore._starts.refinement import match_mode, refine
 
 __all__ = ["GaussianStart", "find_gaussian"]
 
@@ -34,20 +37,8 @@ PATH_GRADIENTS = 1000
 NUM_PATHS = 4
 # Paths from more draws of the prior follow where the first ones, bounds included, took fewer.
 FEW_GRADIENTS = 1000
-# Most draws of the prior that paths start from, and fewest that tell its widths.
-PRIOR_STARTS, FEWEST_DRAWS = 8, 16
-# Steps of batch and match in a round, and most rounds; gains in nats for which another one follows,
-# and of a Gaussian that has far to go. Draws of a step are twice the dimension, or these pairs.
-MATCH_STEPS, MOST_ROUNDS = 20, 25
-LEAST_GAIN, FAR = 0.1, 1.0
-FEWEST_PAIRS = 16
-# Weight of the first step near the best Gaussian.
-NEAR_WEIGHT = 10.0
-# Steps that refine each of several separate modes.
-MODE_STEPS = 10
-# Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
-# small scales have the tail of their prior.
-EQUAL_BOUNDS = 0.25
+# Most draws of the prior that paths start from.
+PRIOR_STARTS = 8
 # Draws for a bound along a path, where bounds differ by many nats, and in the end.
 PATH_DRAWS, LAST_DRAWS = 8, 64
 # Iterates looked at in each round of the search for the best one of a path.
@@ -101,7 +92,8 @@ def find_gaussian(
     Raises:
         FloatingPointError: if the density is finite at no start.
 
-    Cost: about 3000 gradients of the model, and O(d³) for each of up to 60 steps.
+    Cost: 2000 to 5000 gradients of the model in up to ten dimensions, and up to 60000 in a hundred
+    (docs/start); O(d³) for each step of batch and match.
     """
     model = CountedModel(density)
     dim = len(first)
@@ -111,16 +103,16 @@ def find_gaussian(
     noise = antithetic(rng, LAST_DRAWS, dim)
     cold = model.judge(Gaussian(first, COLD_SCALE * np.eye(dim)), forms[0], noise)
     ends = _all_paths(model, first, from_prior, forms, rng)
-    found = [max((end.best for end in form), key=_surely) for form in ends if form]
+    found = [max((end.best for end in form), key=surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    best = _refined(model, [*found, cold], is_hierarchical, rng, noise)
+    best = refine(model, [*found, cold], is_hierarchical, rng, noise)
     found_modes = find_modes(
         model,
         [end for form in ends for end in form],
         best,
         noise,
-        lambda judged: _matched(model, judged, rng, noise, num_steps=MODE_STEPS),
+        lambda judged: match_mode(model, judged, rng, noise),
     )
     return GaussianStart(
         found_modes.spanned,
@@ -131,10 +123,6 @@ def find_gaussian(
         found_modes.weights,
         found_modes.parts,
     )
-
-
-def _surely(judged: Judged) -> float:
-    return judged.bound.surely
 
 
 def _all_paths(
@@ -148,7 +136,7 @@ def _all_paths(
 
     Draws of the prior find modes far from the origin; points near it suit vague priors.
     """
-    prior_widths = _widths(from_prior, len(first))
+    prior_widths = widths_of(from_prior, len(first))
 
     def widths_in(form: np.ndarray, count: int) -> np.ndarray:
         return np.tile(np.where(form == 1, prior_widths, 1.0), (count, 1))
@@ -163,20 +151,11 @@ def _all_paths(
     rest = from_prior[len(forms) * far : PRIOR_STARTS]
     if len(rest) and model.count < FEW_GRADIENTS and any(ends):
         # Where paths are short there is time to look for more modes.
-        best = max((end.best for form in ends for end in form), key=_surely)
+        best = max((end.best for form in ends for end in form), key=surely)
         for form, ended in zip(forms, ends, strict=True):
             if np.array_equal(form, best.centering):
                 ended += _paths(model, rest, widths_in(form, len(rest)), form, len(rest), rng)
     return ends
-
-
-def _widths(draws: np.ndarray, dim: int) -> np.ndarray:
-    """Standard deviations of draws (m, d), by quantiles; 1 where they say nothing."""
-    if len(draws) < FEWEST_DRAWS:
-        return np.ones(dim)
-    low, high = np.quantile(draws, [0.16, 0.84], axis=0)
-    found = 0.5 * (high - low)
-    return np.where(np.isfinite(found) & (found > 0), found, 1.0)
 
 
 def _paths(
@@ -226,117 +205,10 @@ def _best_of_path(
         seen = sorted(judged)
         place = seen.index(max(judged, key=lambda index: judged[index].bound.surely))
         low, high = seen[max(place - 1, 0)], seen[min(place + 1, len(seen) - 1)]
-    return max(judged.values(), key=_surely)
+    return max(judged.values(), key=surely)
 
 
 def _local(iterate: Iterate) -> Gaussian:
     """The Gaussian that an iterate stands for: a Newton step further, with its inverse Hessian."""
     inverse = iterate.inverse_hessian
     return Gaussian(iterate.point - inverse @ iterate.gradient, factor(inverse))
-
-
-def _refined(
-    model: CountedModel,
-    found: Sequence[Judged],
-    is_hierarchical: np.ndarray,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> Judged:
-    """The best Gaussian of batch and match, from the best one in each form of coordinates.
-
-    Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
-    each goes on both in the coordinates so far and in those that suit what was found.
-    """
-    forms = {judged.centering.tobytes() for judged in found}
-    firsts = [
-        max((judged for judged in found if judged.centering.tobytes() == form), key=_surely)
-        for form in forms
-    ]
-    best = _preferred([_matched(model, first, rng, noise) for first in firsts])
-    is_far = _surely(best) - max(map(_surely, firsts)) > FAR
-    done = None if is_far else 0
-    for _ in range(MOST_ROUNDS):
-        starts = [best]
-        if np.any(is_hierarchical):
-            starts.append(_recentered(model, best, is_hierarchical, rng, noise))
-        tried = [_matched(model, start, rng, noise, done) for start in starts]
-        before, best = best, _preferred([best, *tried])
-        gain = _surely(best) - _surely(before)
-        if done is not None:
-            if gain < LEAST_GAIN:
-                break
-            done += MATCH_STEPS
-        elif gain < FAR:
-            done = 0
-    return best
-
-
-def _preferred(found: Sequence[Judged]) -> Judged:
-    """The Gaussian of highest bound, or one in non-centered coordinates that is as good."""
-    best = max(found, key=_surely)
-    equal = [
-        judged
-        for judged in found
-        if _surely(judged) > _surely(best) - EQUAL_BOUNDS
-        and np.all(np.isin(judged.centering, (0, 1)))
-        and np.any(judged.centering == 0)
-    ]
-    return max(equal, key=_surely) if equal else best
-
-
-def _matched(
-    model: CountedModel,
-    start: Judged,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-    done: int | None = None,
-    num_steps: int = MATCH_STEPS,
-) -> Judged:
-    """The best Gaussian of some steps of batch and match, the start included.
-
-    While it is far off, the steps have the published weights, draws times dimensions over steps.
-    Those forget all earlier draws at every step, and stop at the noise of one batch. Near the
-    best Gaussian weights go on falling with the number of steps ``done`` there.
-    """
-    dim = len(start.gaussian.mean)
-    num_draws = 2 * max(FEWEST_PAIRS, dim)
-    k = np.arange(1, num_steps + 1)
-    weights = num_draws * dim / k if done is None else NEAR_WEIGHT / np.sqrt(done + k)
-    evaluate = model.in_form(start.centering)
-    steps = match_scores(evaluate, start.gaussian, rng, weights.tolist(), num_draws)
-    spaced = steps[-1 :: -max(1, num_steps // 3)][:3]
-    return max([start, *(model.judge(g, start.centering, noise) for g in spaced)], key=_surely)
-
-
-def _recentered(
-    model: CountedModel,
-    known: Judged,
-    is_hierarchical: np.ndarray,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> Judged:
-    """A Gaussian as one in partially centered coordinates that suit it.
-
-    For a Gaussian prior and likelihood the best degree of centering is one minus the ratio of the
-    variances of posterior and prior in non-centered coordinates.
-    """
-    dim = len(is_hierarchical)
-    draws = known.gaussian.push(antithetic(rng, min(max(128, dim), 256), dim))
-    apart = _finite(model.at(draws, known.centering, np.where(is_hierarchical, 0.0, 1.0)).moved)
-    if len(apart) < len(draws) // 2:
-        return known
-    # By quantiles, because a small scale makes a non-centered value far too large.
-    variance = _widths(apart, dim) ** 2
-    centering = np.where(is_hierarchical, np.clip(1 - variance, 0.0, 1.0), 1.0)
-    moved = _finite(model.at(draws, known.centering, centering).moved)
-    if len(moved) < len(draws) // 2:
-        return known
-    covariance = np.cov(moved.T).reshape(dim, dim)
-    kept = len(moved) / (len(moved) + dim)
-    covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
-    gaussian = Gaussian(moved.mean(0), factor(covariance))
-    return model.judge(gaussian, centering, noise)
-
-
-def _finite(rows: np.ndarray) -> np.ndarray:
-    return rows[np.all(np.isfinite(rows), axis=1)]

@@ -1,0 +1,150 @@
+"""Gaussians moved on toward the posterior, in coordinates that suit it.
+
+Rounds of batch and match alternate with a choice of the degrees of centering, as long as the
+evidence lower bound rises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from numpyro_kscore._starts.batch_match import Gaussian, match_scores
+from numpyro_kscore._starts.candidates import (
+    CountedModel,
+    Judged,
+    antithetic,
+    factor,
+    surely,
+    widths_of,
+)
+
+__all__ = ["match_mode", "refine"]
+
+# Steps of batch and match in a round, and most rounds; gains in nats for which another one follows,
+# and of a Gaussian that has far to go. Draws of a step are twice the dimension, or these pairs.
+MATCH_STEPS, MOST_ROUNDS = 20, 25
+LEAST_GAIN, FAR = 0.1, 1.0
+FEWEST_PAIRS = 16
+# Weight of the first step near the best Gaussian.
+NEAR_WEIGHT = 10.0
+# Steps that refine each of several separate modes.
+MODE_STEPS = 10
+# Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
+# small scales have the tail of their prior.
+EQUAL_BOUNDS = 0.25
+
+
+def refine(
+    model: CountedModel,
+    found: Sequence[Judged],
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+) -> Judged:
+    """The best Gaussian of batch and match, from the best one in each form of coordinates.
+
+    Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
+    each goes on both in the coordinates so far and in those that suit what was found.
+    """
+    forms = {judged.centering.tobytes() for judged in found}
+    firsts = [
+        max((judged for judged in found if judged.centering.tobytes() == form), key=surely)
+        for form in forms
+    ]
+    best = _preferred([_matched(model, first, rng, noise) for first in firsts])
+    is_far = surely(best) - max(map(surely, firsts)) > FAR
+    done = None if is_far else 0
+    for _ in range(MOST_ROUNDS):
+        starts = [best]
+        if np.any(is_hierarchical):
+            starts.append(_recentered(model, best, is_hierarchical, rng, noise))
+        tried = [_matched(model, start, rng, noise, done) for start in starts]
+        before, best = best, _preferred([best, *tried])
+        gain = surely(best) - surely(before)
+        if done is not None:
+            if gain < LEAST_GAIN:
+                break
+            done += MATCH_STEPS
+        elif gain < FAR:
+            done = 0
+    return best
+
+
+def _preferred(found: Sequence[Judged]) -> Judged:
+    """The Gaussian of highest bound, or one in non-centered coordinates that is as good."""
+    best = max(found, key=surely)
+    equal = [
+        judged
+        for judged in found
+        if surely(judged) > surely(best) - EQUAL_BOUNDS
+        and np.all(np.isin(judged.centering, (0, 1)))
+        and np.any(judged.centering == 0)
+    ]
+    return max(equal, key=surely) if equal else best
+
+
+def _matched(
+    model: CountedModel,
+    start: Judged,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+    done: int | None = None,
+    num_steps: int = MATCH_STEPS,
+) -> Judged:
+    """The best Gaussian of some steps of batch and match, the start included.
+
+    While it is far off, the steps have the published weights, draws times dimensions over steps.
+    Those forget all earlier draws at every step, and stop at the noise of one batch. Near the
+    best Gaussian weights go on falling with the number of steps ``done`` there.
+    """
+    dim = len(start.gaussian.mean)
+    num_draws = 2 * max(FEWEST_PAIRS, dim)
+    k = np.arange(1, num_steps + 1)
+    weights = num_draws * dim / k if done is None else NEAR_WEIGHT / np.sqrt(done + k)
+    evaluate = model.in_form(start.centering)
+    steps = match_scores(evaluate, start.gaussian, rng, weights.tolist(), num_draws)
+    spaced = steps[-1 :: -max(1, num_steps // 3)][:3]
+    return max([start, *(model.judge(g, start.centering, noise) for g in spaced)], key=surely)
+
+
+def match_mode(
+    model: CountedModel, start: Judged, rng: np.random.Generator, noise: np.ndarray
+) -> Judged:
+    """The Gaussian of one of several separate modes, after some steps of batch and match."""
+    return _matched(model, start, rng, noise, num_steps=MODE_STEPS)
+
+
+def _recentered(
+    model: CountedModel,
+    known: Judged,
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+) -> Judged:
+    """A Gaussian as one in partially centered coordinates that suit it.
+
+    For a Gaussian prior and likelihood the best degree of centering is one minus the ratio of the
+    variances of posterior and prior in non-centered coordinates.
+    """
+    dim = len(is_hierarchical)
+    draws = known.gaussian.push(antithetic(rng, min(max(128, dim), 256), dim))
+    apart = _finite(model.at(draws, known.centering, np.where(is_hierarchical, 0.0, 1.0)).moved)
+    if len(apart) < len(draws) // 2:
+        return known
+    # By quantiles, because a small scale makes a non-centered value far too large.
+    variance = widths_of(apart, dim) ** 2
+    centering = np.where(is_hierarchical, np.clip(1 - variance, 0.0, 1.0), 1.0)
+    moved = _finite(model.at(draws, known.centering, centering).moved)
+    if len(moved) < len(draws) // 2:
+        return known
+    covariance = np.cov(moved.T).reshape(dim, dim)
+    kept = len(moved) / (len(moved) + dim)
+    covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
+    gaussian = Gaussian(moved.mean(0), factor(covariance))
+    return model.judge(gaussian, centering, noise)
+
+
+def _finite(rows: np.ndarray) -> np.ndarray:
+    return rows[np.all(np.isfinite(rows), axis=1)]
