@@ -19,10 +19,12 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.perceptron import GATE_RATE, apply_network, check_network, perceptron
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start
 from numpyro_kscore._tracing.coordinates import trace_at
+from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
@@ -192,38 +194,34 @@ class AutoImplicit(AutoContinuous):
             numpyro.prng_key()
         flat, density = self._draw(with_density=True)
         coordinates = self._unpack_latent(flat)
-        centering = self._centering()
+        forms = self._forms()
         trace = {}
-        if self._dynamic or centering:
+        if self._dynamic or forms:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 model = handlers.seed(self.model, random.key(0))
-                trace = trace_at(model, args, kwargs, coordinates, centering)
+                trace = trace_at(model, args, kwargs, coordinates, forms)
         out = {}
         for name, x in coordinates.items():
             site = self.prototype_trace[name]
             with helpful_support_errors(site):
                 value = trace[name]["value"] if trace else biject_to(site["fn"].support)(x)
-            degrees = centering.get(name)
+            form = forms.get(name, Form())
             fn = Implicit(
                 value,
                 site["fn"].event_dim,
                 unconstrained=x,
-                centering=degrees,
+                centering=form.centering,
+                couplings=form.couplings,
                 local_log_density=density,
             )
             out[name] = numpyro.sample(name, fn)
             density = None  # one site has that of all
         return out
 
-    def _centering(self) -> dict[str, jax.Array]:
-        """Degrees of centering of the latents that are not centered."""
-        if self.start is None or np.all(self.start.centering == 1):
-            return {}
-        flat = self._frozen("centering", self.start.centering)
-        apart = self._unpack_latent(self.start.centering)
-        degrees = self._unpack_latent(flat)
-        return {name: degrees[name] for name, c in apart.items() if np.any(np.asarray(c) != 1)}
+    def _forms(self) -> dict[str, Form]:
+        """The forms of the latents whose coordinate is not their unconstrained value."""
+        return {} if self.start is None else forms_of(self.start, self._unpack_latent, self._frozen)
 
     def _frozen(self, name: str, value: np.ndarray) -> jax.Array:
         """A parameter that is not fitted: a result then needs no guide that knows the start."""
@@ -360,15 +358,15 @@ class AutoImplicit(AutoContinuous):
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
-        centering = handlers.substitute(self._centering, data=params)()
-        if not centering:
+        forms = handlers.substitute(self._forms, data=params)()
+        if not forms:
             return self._unpack_and_constrain(flat, params)
         args, kwargs = self._arguments
         model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
 
         def one(x: jax.Array) -> dict[str, jax.Array]:
             coordinates = self._unpack_latent(x)
-            trace = trace_at(model, args, kwargs, coordinates, centering)
+            trace = trace_at(model, args, kwargs, coordinates, forms)
             return {
                 name: site["value"]
                 for name, site in trace.items()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Bound", "Gaussian", "elbo", "match_scores", "matched"]
+__all__ = ["Bound", "Evaluate", "Gaussian", "elbo", "match_scores", "matched"]
 
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 

@@ -26,6 +26,7 @@ from numpyro_kscore._starts.candidates import (
     surely,
     widths_of,
 )
+from numpyro_kscore._starts.couplings import Couplings, couple
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
 from numpyro_kscore._starts.refinement import match_mode, refine
@@ -59,6 +60,8 @@ class GaussianStart(NamedTuple):
         weights: fractions of probability by their Gaussian approximations, (k,).
         parts: the Gaussians at the modes, with these weights, if they hardly overlap; otherwise
             empty.
+        couplings: how the sizes of latents vary with others in the coordinates of the Gaussian;
+            None if they do not.
     """
 
     gaussian: Gaussian
@@ -68,6 +71,7 @@ class GaussianStart(NamedTuple):
     modes: np.ndarray
     weights: np.ndarray
     parts: tuple[Gaussian, ...] = ()
+    couplings: Couplings | None = None
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -114,7 +118,7 @@ def find_gaussian(
         noise,
         lambda judged: match_mode(model, judged, rng, noise),
     )
-    return GaussianStart(
+    start = GaussianStart(
         found_modes.spanned,
         best.centering,
         best.bound.value,
@@ -123,6 +127,13 @@ def find_gaussian(
         found_modes.weights,
         found_modes.parts,
     )
+    # Several modes are apart in the coordinates that they were found in.
+    found_couplings = couple(model, best, rng, noise) if len(start.weights) < 2 else None
+    start = start._replace(num_gradients=model.count)
+    if found_couplings is None:
+        return start
+    best, couplings = found_couplings
+    return start._replace(gaussian=best.gaussian, elbo=best.bound.value, couplings=couplings)
 
 
 def _all_paths(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Gaussian, match_scores
+from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, match_scores
 from numpyro_kscore._starts.candidates import (
     CountedModel,
     Judged,
@@ -20,7 +20,7 @@ from numpyro_kscore._starts.candidates import (
     widths_of,
 )
 
-__all__ = ["match_mode", "refine"]
+__all__ = ["LEAST_GAIN", "fitted", "match_mode", "match_near", "refine"]
 
 # Steps of batch and match in a round, and most rounds; gains in nats for which another one follows,
 # and of a Gaussian that has far to go. Draws of a step are twice the dimension, or these pairs.
@@ -99,14 +99,31 @@ def _matched(
     Those forget all earlier draws at every step, and stop at the noise of one batch. Near the
     best Gaussian weights go on falling with the number of steps ``done`` there.
     """
-    dim = len(start.gaussian.mean)
+    evaluate = model.in_form(start.centering)
+    steps = _steps(evaluate, start.gaussian, rng, done, num_steps)
+    spaced = steps[-1 :: -max(1, num_steps // 3)][:3]
+    return max([start, *(model.judge(g, start.centering, noise) for g in spaced)], key=surely)
+
+
+def match_near(
+    evaluate: Evaluate, start: Gaussian, rng: np.random.Generator, count: int
+) -> Gaussian:
+    """A Gaussian near the best one after one more round of batch and match, the first being 0."""
+    return _steps(evaluate, start, rng, count * MATCH_STEPS, MATCH_STEPS)[-1]
+
+
+def _steps(
+    evaluate: Evaluate,
+    start: Gaussian,
+    rng: np.random.Generator,
+    done: int | None,
+    num_steps: int,
+) -> list[Gaussian]:
+    dim = len(start.mean)
     num_draws = 2 * max(FEWEST_PAIRS, dim)
     k = np.arange(1, num_steps + 1)
     weights = num_draws * dim / k if done is None else NEAR_WEIGHT / np.sqrt(done + k)
-    evaluate = model.in_form(start.centering)
-    steps = match_scores(evaluate, start.gaussian, rng, weights.tolist(), num_draws)
-    spaced = steps[-1 :: -max(1, num_steps // 3)][:3]
-    return max([start, *(model.judge(g, start.centering, noise) for g in spaced)], key=surely)
+    return match_scores(evaluate, start, rng, weights.tolist(), num_draws)
 
 
 def match_mode(
@@ -139,11 +156,16 @@ def _recentered(
     moved = _finite(model.at(draws, known.centering, centering).moved)
     if len(moved) < len(draws) // 2:
         return known
-    covariance = np.cov(moved.T).reshape(dim, dim)
-    kept = len(moved) / (len(moved) + dim)
+    return model.judge(fitted(moved), centering, noise)
+
+
+def fitted(draws: np.ndarray) -> Gaussian:
+    """The Gaussian with the moments of draws (m, d), correlations shrunk."""
+    count, dim = draws.shape
+    covariance = np.cov(draws.T).reshape(dim, dim)
+    kept = count / (count + dim)
     covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
-    gaussian = Gaussian(moved.mean(0), factor(covariance))
-    return model.judge(gaussian, centering, noise)
+    return Gaussian(draws.mean(0), factor(covariance))
 
 
 def _finite(rows: np.ndarray) -> np.ndarray:

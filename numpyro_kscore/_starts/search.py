@@ -20,6 +20,7 @@ from numpyro_kscore._tracing.coordinates import (
     moved_coordinates,
     trace_at,
 )
+from numpyro_kscore._tracing.coupling import Form
 
 __all__ = ["find_start", "unravel"]
 
@@ -133,7 +134,8 @@ def _energy(
         {name: c for name, c in unravel(a, sizes).items() if name in sites}
         for a in (centering, other)
     )
-    value, trace = evaluate_at(seeded, args, kwargs, latents, degrees)
+    forms = {name: Form(c) for name, c in degrees.items()}
+    value, trace = evaluate_at(seeded, args, kwargs, latents, forms)
     if not sites:
         return -value, point
     moved = moved_coordinates(trace, list(sizes), others)

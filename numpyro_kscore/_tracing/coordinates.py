@@ -1,8 +1,9 @@
 """A model at given coordinates of its latents.
 
-The coordinates of a latent are its unconstrained value, or a partially non-centered form of it (see
-``centering``). Densities are those of the coordinates: the logarithms of both Jacobians are added
-at the latent's place in the model, so that its plates scale them.
+The coordinates of a latent are its unconstrained value, or another form of it: partially
+non-centered (see ``centering``) and of a size that varies with other latents (see ``coupling``).
+Densities are those of the coordinates: the logarithms of all Jacobians are added at the latent's
+place in the model, so that its plates scale them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpyro_kscore._tracing.centering import (
     location_and_scale,
     to_centered,
 )
+from numpyro_kscore._tracing.coupling import Form, log_size
 from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
 
 __all__ = ["evaluate_at", "hierarchical_sites", "log_density_at", "moved_coordinates", "trace_at"]
@@ -35,7 +37,7 @@ def log_density_at(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     coordinates: dict[str, jax.Array],
-    centering: dict[str, jax.Array],
+    forms: dict[str, Form],
 ) -> jax.Array:
     """Log joint density of data and latents, as one of the latents' coordinates.
 
@@ -44,9 +46,9 @@ def log_density_at(
         args: its arguments.
         kwargs: its keyword arguments.
         coordinates: of every latent, by name.
-        centering: degrees of centering, by element, of the latents that are not centered.
+        forms: of the latents whose coordinate is not their unconstrained value.
     """
-    return evaluate_at(model, args, kwargs, coordinates, centering)[0]
+    return evaluate_at(model, args, kwargs, coordinates, forms)[0]
 
 
 def evaluate_at(
@@ -54,10 +56,10 @@ def evaluate_at(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     coordinates: dict[str, jax.Array],
-    centering: dict[str, jax.Array],
+    forms: dict[str, Form],
 ) -> tuple[jax.Array, dict[str, Any]]:
     """The log joint density of :func:`log_density_at`, and the trace it was computed from."""
-    value, trace = log_density(_at(model, coordinates, centering), args, kwargs, {})
+    value, trace = log_density(_at(model, coordinates, forms), args, kwargs, {})
     return value, trace
 
 
@@ -66,16 +68,16 @@ def trace_at(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     coordinates: dict[str, jax.Array],
-    centering: dict[str, jax.Array],
+    forms: dict[str, Form],
 ) -> dict[str, Any]:
     """The trace of a seeded model at coordinates, as for :func:`log_density_at`."""
-    return handlers.trace(_at(model, coordinates, centering)).get_trace(*args, **kwargs)
+    return handlers.trace(_at(model, coordinates, forms)).get_trace(*args, **kwargs)
 
 
 def moved_coordinates(
     trace: dict[str, Any], names: list[str], centering: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """The coordinates of the latents of a trace, for other degrees of centering."""
+    """The coordinates of the latents of a trace, without couplings, for degrees of centering."""
     out = {}
     for name in names:
         site = trace[name]
@@ -87,12 +89,12 @@ def moved_coordinates(
 
 
 def _at(
-    model: Callable[..., Any], coordinates: dict[str, Any], centering: dict[str, Any]
+    model: Callable[..., Any], coordinates: dict[str, Any], forms: dict[str, Form]
 ) -> Callable[..., Any]:
-    return handlers.substitute(model, substitute_fn=partial(_value, coordinates, centering))
+    return handlers.substitute(model, substitute_fn=partial(_value, coordinates, forms))
 
 
-def _value(coordinates: dict[str, Any], centering: dict[str, Any], site: dict[str, Any]) -> Any:
+def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, Any]) -> Any:
     """The value of a site at its coordinate; adds the log-Jacobians to the density."""
     name = site["name"]
     if name not in coordinates or site["type"] != "sample":
@@ -103,18 +105,23 @@ def _value(coordinates: dict[str, Any], centering: dict[str, Any], site: dict[st
     index = site["infer"].get("_scan_current_index")
     shape = transform.inverse_shape(site["fn"].shape())
     u = _step(coordinates[name], shape, index)
-    log_det: Any = 0.0
-    if name in centering:
-        c = _step(centering[name], shape, index)
-        u, log_det = to_centered(u, _prior(site), c)
+    form = forms.get(name, Form())
+    log_dets = []
+    if form.couplings:
+        size = _step(log_size(form.couplings, coordinates), shape, index)
+        u = u * jnp.exp(size)
+        log_dets.append(size)
+    if form.centering is not None:
+        u, log_det = to_centered(u, _prior(site), _step(form.centering, shape, index))
+        log_dets.append(log_det)
     value = transform(u)
     # An event of the support may have fewer dimensions than one of the distribution.
     event_dim = len(site["fn"].event_shape)
     jacobian = transform.log_abs_det_jacobian(u, value)
     jacobian = sum_rightmost(jacobian, jnp.ndim(jacobian) - jnp.ndim(value) + event_dim)
-    if name in centering:
-        log_det = sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(value) + event_dim)
-    numpyro.factor(f"_{name}_log_det", jacobian + log_det)
+    for log_det in log_dets:
+        jacobian += sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(value) + event_dim)
+    numpyro.factor(f"_{name}_log_det", jacobian)
     return value
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, constraints
+
+from numpyro_kscore._tracing.coupling import Coupling, Form
 
 __all__ = ["Implicit"]
 
@@ -35,6 +38,11 @@ class Implicit(Distribution):
             these degrees: the location and scale of the model's prior are taken out of it (0), or
             left in (1, the default). Of the shape of ``unconstrained``, in [0, 1]; the prior's
             family must have a location and a scale, and all particles share it.
+        couplings: with ``unconstrained``, which is then multiplied by
+            ``exp(-Σ rates (w - center))`` before anything else: by the names of other latents,
+            whose ``unconstrained`` w is, the pairs ``(rates, center)`` of shapes
+            ``unconstrained.shape + w.shape`` and ``w.shape``. The others have none themselves, and
+            all particles share it.
         local_log_density: a scalar, ``log p(ε) - log |det du/dε|`` with the noise ε and the draw's
             unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
             no other noise is mapped there. The site is of the draw of all latents that share the
@@ -47,7 +55,7 @@ class Implicit(Distribution):
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}
     reparametrized_params = ["value"]
-    pytree_data_fields = ("value", "unconstrained", "centering", "local_log_density")
+    pytree_data_fields = ("value", "unconstrained", "form", "local_log_density")
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class Implicit(Distribution):
         *,
         unconstrained: Any = None,
         centering: Any = None,
+        couplings: Mapping[str, tuple[Any, Any]] | None = None,
         local_log_density: Any = None,
         validate_args: bool | None = None,
     ) -> None:
@@ -75,7 +84,17 @@ class Implicit(Distribution):
                 f"{jnp.shape(centering)}"
             )
         self.unconstrained = unconstrained
-        self.centering = centering
+        pairs = {name: Coupling(*pair) for name, pair in (couplings or {}).items()}
+        if pairs and unconstrained is None:
+            raise ValueError("couplings: expected unconstrained, which they change; got none")
+        for name, (rates, center) in pairs.items():
+            expected = jnp.shape(unconstrained) + jnp.shape(center)
+            if jnp.shape(rates) != expected:
+                raise ValueError(
+                    f"couplings: expected rates of the shapes of unconstrained and of {name}, "
+                    f"{expected}; got {jnp.shape(rates)}"
+                )
+        self.form = Form(centering, pairs)
         if local_log_density is not None and jnp.ndim(local_log_density) != 0:
             raise ValueError(
                 "local_log_density: expected a scalar, for the whole draw; got shape "

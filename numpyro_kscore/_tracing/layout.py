@@ -105,7 +105,7 @@ class Layout(NamedTuple):
         model_params: names of the model's parameters.
         shared_plates: subsampled plates of which all particles must draw the same rows, because
             rows are estimated one by one or latents are computed from them.
-        partially_centered: names of the latents whose coordinates are partially non-centered.
+        transformed: names of the latents whose coordinate is not their unconstrained value.
         noise_sites: names of the guide's noise sites, if all that is random in a draw is there and
             no parameter is behind them; otherwise empty.
     """
@@ -114,7 +114,7 @@ class Layout(NamedTuple):
     parts: tuple[Part, ...]
     model_params: tuple[str, ...]
     shared_plates: tuple[str, ...]
-    partially_centered: tuple[str, ...] = ()
+    transformed: tuple[str, ...] = ()
     noise_sites: tuple[str, ...] = ()
 
     @property

@@ -19,7 +19,7 @@ from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
-    centering_of,
+    form_of,
     guide_of,
     is_subsampled,
     local_log_density_of,
@@ -62,16 +62,15 @@ class Draw(NamedTuple):
 
 
 def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
-    """The program with what all particles share: rows of plates, and degrees of centering."""
-    if not layout.shared_plates and not layout.partially_centered:
+    """The program with what all particles share: rows of plates, and forms of latents."""
+    if not layout.shared_plates and not layout.transformed:
         return program
     # The keys of particles are split from the same one.
     trace = trace_both(key_apart(key, 0), program).guide
     rows = values_of(trace, "plate")
     plates = {name: rows[name] for name in layout.shared_plates}
-    degrees = {name: centering_of(trace[name]) for name in layout.partially_centered}
-    centering = {name: lax.stop_gradient(c) for name, c in degrees.items() if c is not None}
-    return program._replace(plates=plates, centering=centering)
+    forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}
+    return program._replace(plates=plates, forms=forms)
 
 
 def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[int, ...]) -> Any:
@@ -241,7 +240,7 @@ class _Model(NamedTuple):
         model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
         seeded = handlers.trace(handlers.seed(model, draw.model_key))
         latents = self.layout.unravel(flat)
-        value = log_density_at(seeded, program.args, program.kwargs, latents, program.centering)
+        value = log_density_at(seeded, program.args, program.kwargs, latents, program.forms)
         prior = [
             _log_density(name, latents[name], seeded.trace, seeded.trace)
             for name in sorted(self.layout.pooled_sites)

@@ -15,6 +15,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
+from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_drawn, trace_guide
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
@@ -28,7 +29,7 @@ from numpyro_kscore._tracing.validation import (
 __all__ = [
     "Program",
     "Traces",
-    "centering_of",
+    "form_of",
     "guide_of",
     "inspect_program",
     "is_subsampled",
@@ -49,7 +50,7 @@ class Program(NamedTuple):
         args: arguments of both.
         kwargs: keyword arguments of both.
         plates: rows of subsampled plates that all particles share.
-        centering: degrees of centering of the latents whose coordinates are not centered.
+        forms: of the latents whose coordinate is not their unconstrained value.
         noise: values of the guide's noise sites, if they are given.
     """
 
@@ -59,7 +60,7 @@ class Program(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     plates: dict[str, jax.Array]
-    centering: dict[str, jax.Array] = {}  # noqa: RUF012
+    forms: dict[str, Form] = {}  # noqa: RUF012
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
 
 
@@ -184,8 +185,8 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
         if block.is_implicit:
             shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
-    centered = tuple(name for name in sites if centering_of(traces.guide[name]) is not None)
-    return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), centered)
+    transformed = tuple(name for name in sites if not form_of(traces.guide[name]).is_plain)
+    return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), transformed)
 
 
 def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:
@@ -205,10 +206,10 @@ def _fits(site: dict[str, Any]) -> bool:
     return site["fn"].shape() == jnp.shape(site["value"])
 
 
-def centering_of(guide_site: dict[str, Any]) -> jax.Array | None:
-    """Degrees of centering of a guide's draw; None if its coordinates are centered."""
+def form_of(guide_site: dict[str, Any]) -> Form:
+    """How the coordinate of a guide's draw is related to its unconstrained value."""
     fn = guide_site["fn"]
-    return fn.centering if isinstance(fn, Implicit) else None
+    return fn.form if isinstance(fn, Implicit) else Form()
 
 
 def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:

@@ -223,7 +223,7 @@ def log_joint_and_score(fitted: FittedGuide, key: Array) -> Callable[[Array], tu
     def density(flat: Array) -> Array:
         model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
         latents = layout.unravel(flat)
-        return log_density_at(model, program.args, program.kwargs, latents, program.centering)
+        return log_density_at(model, program.args, program.kwargs, latents, program.forms)
 
     if not forward:
         return jax.value_and_grad(density)
@@ -282,7 +282,7 @@ def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]
             program.args,
             program.kwargs,
             latents,
-            program.centering,
+            program.forms,
         )
         return {
             name: site["value"]

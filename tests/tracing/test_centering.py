@@ -19,6 +19,7 @@ from numpyro_kscore._tracing.coordinates import (
     moved_coordinates,
     trace_at,
 )
+from numpyro_kscore._tracing.coupling import Form
 
 SCALE = np.array([[1.5, 0.0, 0.0], [0.4, 0.8, 0.0], [-0.3, 0.2, 1.1]])
 
@@ -143,6 +144,7 @@ def test_the_density_of_a_nested_model(x64):
     centering = {
         "rate": jnp.array(0.5), "group": jnp.array([0.0, 0.3, 1.0]), "effect": jnp.full((2, 3), 0.7)
     }  # fmt: skip
+    forms = {name: Form(degrees) for name, degrees in centering.items()}
     model = handlers.seed(nested, random.key(0))
     v = {name: 0.3 + 0.1 * k + jnp.zeros_like(values[name]) for k, name in enumerate(names)}
     flat = jnp.concatenate([jnp.ravel(v[name]) for name in names])
@@ -156,16 +158,16 @@ def test_the_density_of_a_nested_model(x64):
         return out
 
     def centered(flat):
-        trace = trace_at(model, (), {}, unravel(flat), centering)
+        trace = trace_at(model, (), {}, unravel(flat), forms)
         moved = moved_coordinates(trace, names, {})
         return jnp.concatenate([jnp.ravel(moved[name]) for name in names])
 
     jacobian = jax.jacfwd(centered)(flat)
     expected = log_density_at(model, (), {}, unravel(centered(flat)), {})
     expected = expected + jnp.linalg.slogdet(jacobian)[1]
-    got = log_density_at(model, (), {}, v, centering)
+    got = log_density_at(model, (), {}, v, forms)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
-    back = moved_coordinates(trace_at(model, (), {}, v, centering), names, centering)
+    back = moved_coordinates(trace_at(model, (), {}, v, forms), names, centering)
     for name in names:
         np.testing.assert_allclose(back[name], v[name], rtol=1e-9)
 
@@ -186,7 +188,7 @@ def test_latents_inside_a_scan(x64):
     steps, scale = jnp.array([0.5, -1.0, 2.0, 0.1]), 0.3
     v = {"scale": jnp.log(scale), "x": steps}
     model = handlers.seed(walk, random.key(0))
-    zeros = {"x": jnp.zeros(4)}
+    zeros = {"x": Form(jnp.zeros(4))}
     trace = trace_at(model, (), {}, v, zeros)
     np.testing.assert_allclose(trace["x"]["value"], scale * jnp.cumsum(steps), rtol=1e-9)
     expected = jnp.sum(dist.Normal().log_prob(steps))
@@ -200,4 +202,4 @@ def test_a_prior_that_changes_its_family_is_refused():
 
     seeded = handlers.seed(model, random.key(0))
     with pytest.raises(ValueError, match="expected a prior with location and scale at site 'x'"):
-        log_density_at(seeded, (), {}, {"x": jnp.array(0.0)}, {"x": jnp.array(0.5)})
+        log_density_at(seeded, (), {}, {"x": jnp.array(0.0)}, {"x": Form(jnp.array(0.5))})

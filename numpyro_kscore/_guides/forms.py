@@ -1,0 +1,54 @@
+"""The coordinates that a start was found in, as those of a guide's latents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_kscore._starts.couplings import Couplings
+from numpyro_kscore._starts.gaussian_start import GaussianStart
+from numpyro_kscore._tracing.coupling import Coupling, Form
+
+__all__ = ["forms_of"]
+
+Frozen = Callable[[str, np.ndarray], jax.Array]
+Unpack = Callable[[Any], dict[str, Any]]
+
+
+def forms_of(start: GaussianStart, unpack: Unpack, frozen: Frozen) -> dict[str, Form]:
+    """The forms of the latents whose coordinate is not their unconstrained value.
+
+    Args:
+        start: what was found.
+        unpack: flat coordinates (d,) as a dict of arrays.
+        frozen: a parameter that is not fitted, from its name and value.
+    """
+    forms = {}
+    if np.any(start.centering != 1):
+        degrees = unpack(frozen("centering", start.centering))
+        for name, c in unpack(start.centering).items():
+            if np.any(np.asarray(c) != 1):
+                forms[name] = Form(degrees[name])
+    if start.couplings is not None:
+        for name, couplings in _by_name(start.couplings, unpack, frozen).items():
+            forms[name] = forms.get(name, Form())._replace(couplings=couplings)
+    return forms
+
+
+def _by_name(found: Couplings, unpack: Unpack, frozen: Frozen) -> dict[str, dict[str, Coupling]]:
+    """Couplings by the names of latents, and of those that their sizes vary with."""
+    rates = frozen("rates", found.rates)
+    center = unpack(frozen("center", found.center))
+    places = unpack(np.arange(len(found.center)))
+    out: dict[str, dict[str, Coupling]] = {}
+    for name, rows in places.items():
+        for other, columns in places.items():
+            block = np.ix_(np.ravel(rows), np.ravel(columns))
+            if np.any(found.rates[block] != 0):
+                shape = np.shape(rows) + np.shape(columns)
+                coupling = Coupling(rates[block].reshape(shape), center[other])
+                out.setdefault(name, {})[other] = coupling
+    return out

@@ -1,0 +1,148 @@
+"""Latents whose size varies with that of others, found from the model's scores.
+
+In the coordinates v of ``θ_i = v_i exp(-Σ_j rate_ij (θ_j - center_j))`` the score of θ_j at given v
+is ``s_j - Σ_i rate_ij (θ_i s_i + 1)`` with the scores s of θ. If the posterior of v is a Gaussian,
+that is linear in v. So the rates are the coefficients of a linear regression of the model's scores
+on ``θ_i s_i + 1`` and θ at draws of a Gaussian nearby. The bound decides whether they are kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.batch_match import Evaluate, elbo
+from numpyro_kscore._starts.candidates import CountedModel, Judged, antithetic, surely
+from numpyro_kscore._starts.refinement import LEAST_GAIN, fitted, match_near
+
+__all__ = ["Couplings", "coupled", "couple", "rates_by_regression"]
+
+# Draws for the regression, for each dimension and at least; most dimensions it is done in.
+DRAWS_PER_DIM, FEWEST_DRAWS, MOST_DIMS = 8, 256, 256
+# Rates count beyond four standard errors and where a standard deviation of the other latent changes
+# the size by five per cent; another latent counts if the squares of its effects add up to this.
+LEAST_RATIO, LEAST_EFFECT, LEAST_STRENGTH = 4.0, 0.05, 0.05
+# Largest change of a logarithm of size by a standard deviation of the other latent.
+MOST_EFFECT = 2.0
+# Rounds of batch and match in the new coordinates.
+ROUNDS = 2
+
+
+class Couplings(NamedTuple):
+    """How the sizes of latents vary with others, which have no rates themselves.
+
+    Attributes:
+        rates: rates[i, j] is that of latent i with latent j, (d, d).
+        center: (d,).
+    """
+
+    rates: np.ndarray
+    center: np.ndarray
+
+    def log_sizes(self, coordinates: np.ndarray) -> np.ndarray:
+        """Logarithms of what coordinates (m, d) are multiplied by, (m, d)."""
+        return (self.center - coordinates) @ self.rates.T
+
+
+def couple(
+    model: CountedModel, known: Judged, rng: np.random.Generator, noise: np.ndarray
+) -> tuple[Judged, Couplings] | None:
+    """A Gaussian in coordinates with couplings; None if its bound is no higher.
+
+    Args:
+        model: the density.
+        known: the best Gaussian without couplings.
+        rng: for draws.
+        noise: for bounds, (m, d), antithetic.
+
+    Cost: 256 gradients of the model, or 8 for each dimension, and where there are couplings two
+    rounds of batch and match; O(d³).
+    """
+    gaussian, dim = known.gaussian, len(known.centering)
+    if not 2 <= dim <= MOST_DIMS:
+        return None
+    evaluate = model.in_form(known.centering)
+    draws = gaussian.push(antithetic(rng, max(FEWEST_DRAWS, DRAWS_PER_DIM * dim), dim))
+    energies, gradients = evaluate(draws)
+    finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
+    draws, scores = draws[finite], -gradients[finite]
+    if len(draws) < 3 * dim + 1:
+        return None
+    rates = rates_by_regression(draws, scores)
+    if not np.any(rates):
+        return None
+    couplings = Couplings(rates, gaussian.mean)
+    moved = draws * np.exp(-couplings.log_sizes(draws))
+    inside = coupled(evaluate, couplings)
+    best = known
+    found = fitted(moved)
+    for count in range(ROUNDS):
+        found = match_near(inside, found, rng, count)
+        bound = elbo(found, noise, inside(found.push(noise))[0])
+        if bound.surely > best.bound.surely:
+            best = Judged(bound, found, known.centering)
+    return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else None
+
+
+def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Rates that stand out from their errors, (d, d).
+
+    Args:
+        draws: of a Gaussian near the posterior, (m, d) with m > 2 d + 1.
+        scores: the model's there, (m, d).
+    """
+    count, dim = draws.shape
+    spread = draws.std(0)
+    products = draws * scores + 1
+    scale = products.std(0) + np.finfo(float).tiny
+    features = np.concatenate(
+        [np.ones((count, 1)), (draws - draws.mean(0)) / spread, products / scale], axis=1
+    )
+    gram = features.T @ features
+    ridge = 1e-10 * np.trace(gram) / len(gram)
+    inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
+    coefficients = inverse @ (features.T @ scores)
+    squares = np.sum((scores - features @ coefficients) ** 2, axis=0)
+    # The size of a latent does not vary with itself: leave its own product out.
+    own = np.arange(dim + 1, 2 * dim + 1)
+    pivot = inverse[own, own]
+    cross = inverse[dim + 1 :, own]
+    dropped = coefficients[own, np.arange(dim)]
+    rates = coefficients[dim + 1 :] - cross * (dropped / pivot)
+    squares = squares + dropped**2 / pivot
+    leverage = np.maximum(pivot[:, None] - cross**2 / pivot, 0.0)
+    errors = np.sqrt(leverage * squares / max(count - 2 * dim, 1))
+    clear = np.abs(rates) > LEAST_RATIO * errors
+    rates = rates / scale[:, None]
+    effects = rates * spread
+    clear &= np.abs(effects) > LEAST_EFFECT
+    np.fill_diagonal(clear, False)
+    strength = np.sum(np.where(clear, effects, 0.0) ** 2, axis=0)
+    out = np.zeros((dim, dim))
+    is_driven = np.zeros(dim, bool)
+    for j in np.argsort(-strength):
+        # A latent whose own size varies is no measure of the size of others.
+        if strength[j] < LEAST_STRENGTH or is_driven[j]:
+            continue
+        limit = MOST_EFFECT / spread[j]
+        out[:, j] = np.where(clear[:, j], np.clip(rates[:, j], -limit, limit), 0.0)
+        out[j] = 0.0
+        is_driven |= clear[:, j]
+    out[np.any(out != 0, axis=0)] = 0.0
+    return out
+
+
+def coupled(evaluate: Evaluate, couplings: Couplings) -> Evaluate:
+    """Energies and gradients as functions of coordinates with couplings."""
+
+    def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        log_sizes = couplings.log_sizes(points)
+        sizes = np.exp(log_sizes)
+        latents = points * sizes
+        energies, gradients = evaluate(latents)
+        # Latents with rates vary with the others' coordinates, and so does their volume.
+        through = gradients * latents - 1
+        return energies - np.sum(log_sizes, axis=1), gradients * sizes - through @ couplings.rates
+
+    return inside

@@ -1,0 +1,106 @@
+"""Couplings found from scores, on densities that have them."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+
+from numpyro_kscore import AutoImplicit
+from numpyro_kscore._starts.batch_match import Gaussian
+from numpyro_kscore._starts.couplings import Couplings, coupled, rates_by_regression
+
+DIM = 6
+RATES = np.zeros((DIM, DIM))
+RATES[3:, 0], RATES[4, 1] = [0.9, 0.5, -0.7], 0.6
+COUPLINGS = Couplings(RATES, np.linspace(-0.5, 0.5, DIM))
+
+
+def gaussian_energy(points):
+    """A correlated Gaussian in coordinates with couplings."""
+    rng = np.random.default_rng(4)
+    factor = 0.3 * np.tril(rng.normal(size=(DIM, DIM))) + np.eye(DIM)
+    moved = np.linalg.solve(factor, (points - 0.4).T)
+    return 0.5 * np.sum(moved**2, axis=0), np.linalg.solve(factor.T, moved).T
+
+
+def funnel(latents):
+    """The density of the latents, which are sizes times coordinates, and its gradient."""
+    opposite = Couplings(-COUPLINGS.rates, COUPLINGS.center)
+    return coupled(gaussian_energy, opposite)(latents)
+
+
+def test_energies_in_coordinates_with_couplings():
+    """Gradients by central differences; the change of volume by going there and back."""
+    points = np.random.default_rng(0).normal(size=(5, DIM))
+    energies, gradients = coupled(funnel, COUPLINGS)(points)
+    np.testing.assert_allclose(energies, gaussian_energy(points)[0], rtol=1e-10)
+    np.testing.assert_allclose(gradients, gaussian_energy(points)[1], rtol=1e-8, atol=1e-10)
+    step = 1e-5
+    _, gradients = funnel(points)
+    for k in range(DIM):
+        move = step * np.eye(DIM)[k]
+        slope = (funnel(points + move)[0] - funnel(points - move)[0]) / (2 * step)
+        np.testing.assert_allclose(gradients[:, k], slope, rtol=1e-6, atol=1e-8)
+
+
+def test_rates_are_read_off_scores():
+    """Exactly: the model is a Gaussian in the coordinates, so the regression has no error."""
+    rng = np.random.default_rng(1)
+    draws = Gaussian(np.full(DIM, 0.2), 0.5 * np.eye(DIM)).push(rng.normal(size=(4000, DIM)))
+    sizes = np.exp(COUPLINGS.log_sizes(draws))
+    scores = -funnel(draws)[1]
+    # At draws of the coordinates the scores are linear in them; here, nearly so.
+    exact = rates_by_regression(draws * sizes, -funnel(draws * sizes)[1])
+    near = rates_by_regression(draws, scores)
+    for found in (exact, near):
+        driven = RATES != 0
+        np.testing.assert_allclose(found[driven], RATES[driven], atol=0.25)
+        assert not np.any(found[:, 2:])
+
+
+def test_a_gaussian_has_no_couplings():
+    rng = np.random.default_rng(2)
+    draws = 0.4 + 0.7 * rng.normal(size=(500, DIM))
+    assert not np.any(rates_by_regression(draws, -gaussian_energy(draws)[1]))
+
+
+def varying(y):
+    scale = numpyro.sample("scale", dist.HalfNormal(5.0))
+    with numpyro.plate("groups", 8):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        # The model's own deterministic site would make no difference.
+        numpyro.sample("y", dist.Normal(scale * z, 0.2), obs=y)
+
+
+@pytest.fixture(scope="module")
+def guide():
+    guide = AutoImplicit(varying)
+    handlers.seed(guide, random.key(3))(jnp.array([1.5, -1.0, 2.0, -0.3, 0.9, -1.8, 0.2, -0.6]))
+    return guide
+
+
+def test_a_non_centered_model_with_informative_data_is_centered(guide):
+    """z = effect / scale with a well-determined effect: its rate with log scale is nearly one."""
+    rates = guide.start.couplings.rates
+    # Fraction of the variance that the data explain, at the scale's posterior mean of about 1.3.
+    np.testing.assert_allclose(rates[1:, 0], 0.97, atol=0.1)
+    assert not np.any(rates[:, 1:])
+    assert not np.any(rates[0])
+
+
+def test_draws_are_those_of_the_latents(guide):
+    """Effects, scale times z, hardly depend on the scale; z does, and is not the coordinate."""
+    params = {f"auto_{name}": jnp.asarray(value, jnp.float32) for name, value in (
+        ("mean", guide.start.gaussian.mean), ("factor", guide.start.gaussian.factor),
+        ("rates", guide.start.couplings.rates), ("center", guide.start.couplings.center),
+    )}  # fmt: skip
+    seeded = handlers.substitute(handlers.seed(guide, random.key(0)), data=params)
+    trace = handlers.trace(seeded).get_trace(jnp.zeros(8))
+    fn = trace["z"]["fn"]
+    size = np.exp(-guide.start.couplings.rates[1:, 0] * (
+        np.log(trace["scale"]["value"]) - guide.start.couplings.center[0]
+    ))  # fmt: skip
+    np.testing.assert_allclose(trace["z"]["value"], fn.unconstrained * size, rtol=1e-4)

@@ -1,0 +1,69 @@
+"""Latents whose size varies with others, against automatic differentiation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+
+from numpyro_kscore import Implicit
+from numpyro_kscore._tracing.coordinates import log_density_at, moved_coordinates, trace_at
+from numpyro_kscore._tracing.coupling import Coupling, Form
+
+
+def model():
+    scales = numpyro.sample("scales", dist.HalfNormal(2.0).expand([2]).to_event(1))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 3.0))
+    with numpyro.plate("people", 3):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        share = numpyro.sample("share", dist.Normal(mean, scales[0]))
+        numpyro.sample("y", dist.Normal(share + z @ scales, 0.1), obs=jnp.arange(3.0))
+
+
+SHAPES = {"scales": (2,), "mean": (), "z": (3, 2), "share": (3,)}
+
+
+def unravel(flat):
+    out, start = {}, 0
+    for name, shape in SHAPES.items():
+        size = int(np.prod(shape))
+        out[name], start = flat[start : start + size].reshape(shape), start + size
+    return out
+
+
+def test_the_density_is_that_of_the_coordinates(x64):
+    rng = np.random.default_rng(0)
+    z_rates = Coupling(jnp.array(rng.normal(size=(3, 2, 2))), jnp.array([0.3, -0.2]))
+    share_rates = Coupling(jnp.array(rng.normal(size=3)), jnp.array(0.5))
+    forms = {
+        "z": Form(couplings={"scales": z_rates}),
+        # Coordinates are multiplied before the prior's location is added.
+        "share": Form(jnp.array([0.0, 0.4, 1.0]), {"mean": share_rates}),
+    }
+    seeded = handlers.seed(model, random.key(0))
+    flat = jnp.array(rng.normal(size=12))
+
+    def plain(flat):
+        trace = trace_at(seeded, (), {}, unravel(flat), forms)
+        moved = moved_coordinates(trace, list(SHAPES), {})
+        return jnp.concatenate([jnp.ravel(moved[name]) for name in SHAPES])
+
+    found = unravel(plain(flat))
+    v = unravel(flat)
+    change = jnp.einsum("pij,j->pi", z_rates.rates, v["scales"] - z_rates.center)
+    np.testing.assert_allclose(found["z"], v["z"] * jnp.exp(-change), rtol=1e-12)
+    expected = log_density_at(seeded, (), {}, found, {})
+    expected += jnp.linalg.slogdet(jax.jacfwd(plain)(flat))[1]
+    np.testing.assert_allclose(log_density_at(seeded, (), {}, v, forms), expected, rtol=1e-10)
+
+
+def test_couplings_of_another_shape_are_named():
+    with pytest.raises(ValueError, match=r"rates of the shapes of unconstrained.*\(3, 2\); got"):
+        Implicit(
+            jnp.zeros(3), unconstrained=jnp.zeros(3), couplings={"w": (jnp.zeros(3), jnp.zeros(2))}
+        )
+    with pytest.raises(ValueError, match="couplings: expected unconstrained"):
+        Implicit(jnp.zeros(3), couplings={"w": (jnp.zeros((3, 2)), jnp.zeros(2))})
