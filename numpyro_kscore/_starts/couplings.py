@@ -1,7 +1,8 @@
 """Latents whose size varies with that of others, found from the model's scores.
 
-In the coordinates v of ``θ_i = v_i exp(-Σ_j rate_ij (θ_j - center_j))`` the score of θ_j at given v
-is ``s_j - Σ_i rate_ij (θ_i s_i + 1)`` with the scores s of θ. If the posterior of v is a Gaussian,
+Let the size of θ_i fall at ``rate_ij`` with θ_j, as in ``_tracing.coupling``. In coordinates v
+without that, the score of θ_j at given v is ``s_j - Σ_i rate_ij (θ_i s_i + 1)`` to first order,
+with the scores s of θ. If the posterior of v is a Gaussian,
 that is linear in v. So the rates are the coefficients of a linear regression of the model's scores
 on ``θ_i s_i + 1`` and θ at draws of a Gaussian nearby. The bound decides whether they are kept.
 """
@@ -15,6 +16,7 @@ import numpy as np
 from numpyro_kscore._starts.batch_match import Evaluate, elbo
 from numpyro_kscore._starts.candidates import CountedModel, Judged, antithetic, surely
 from numpyro_kscore._starts.refinement import LEAST_GAIN, fitted, match_near
+from numpyro_kscore._tracing.coupling import LARGEST_SHARE, SMALLEST_SHARE
 
 __all__ = ["Couplings", "coupled", "couple", "rates_by_regression"]
 
@@ -42,7 +44,22 @@ class Couplings(NamedTuple):
 
     def log_sizes(self, coordinates: np.ndarray) -> np.ndarray:
         """Logarithms of what coordinates (m, d) are multiplied by, (m, d)."""
-        return (self.center - coordinates) @ self.rates.T
+        share = self.shares
+        return -0.5 * np.logaddexp(np.log1p(-share), np.log(share) + self._moves(coordinates))
+
+    @property
+    def shares(self) -> np.ndarray:
+        """The largest rates of every latent, between their bounds, (d,)."""
+        return np.clip(np.max(np.abs(self.rates), axis=1), SMALLEST_SHARE, LARGEST_SHARE)
+
+    def slopes(self, coordinates: np.ndarray) -> np.ndarray:
+        """By what factors the rates at coordinates (m, d) are those at the center, (m, d)."""
+        share = self.shares
+        rest = np.log1p(-share) - np.log(share) - self._moves(coordinates)
+        return 1 / (share * (1 + np.exp(np.minimum(rest, 500.0))))
+
+    def _moves(self, coordinates: np.ndarray) -> np.ndarray:
+        return 2 * (coordinates - self.center) @ self.rates.T / self.shares
 
 
 def couple(
@@ -142,7 +159,7 @@ def coupled(evaluate: Evaluate, couplings: Couplings) -> Evaluate:
         latents = points * sizes
         energies, gradients = evaluate(latents)
         # Latents with rates vary with the others' coordinates, and so does their volume.
-        through = gradients * latents - 1
+        through = (gradients * latents - 1) * couplings.slopes(points)
         return energies - np.sum(log_sizes, axis=1), gradients * sizes - through @ couplings.rates
 
     return inside

@@ -4,20 +4,28 @@ Where a latent θ is narrow for small values of another one ω and wide for larg
 standardized effects of a non-centered model are under informative data, and the weights of a
 horseshoe, the posterior is a funnel. In the coordinate v of
 
-    θ = v exp(-Σ_j rate_j (ω_j - center_j))
+    θ = v √(1 - r + r exp(2 t))⁻¹,  t = Σ_j rate_j (ω_j - center_j) / r
 
-it is less of one. The rates are found from the model's scores (``_starts.couplings``), not read off
-its code: it does not matter how the model is written.
+it is less of one. The logarithm of the size falls at ``rate_j`` where ω is at its center, and the
+largest of the rates is r. On one side it becomes constant: where ω is the logarithm of the effects'
+scale and data and prior are normal, this is the posterior width of an effect given ω, with r the
+share of the data in its precision. For negative rates the effects are centered ones. The rates are
+found from the model's scores (``_starts.couplings``), not read off its code: it does not matter how
+the model is written.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Coupling", "Form", "log_size"]
+__all__ = ["LARGEST_SHARE", "SMALLEST_SHARE", "Coupling", "Form", "log_size"]
+
+# Bounds on r: at 1 there would be nothing but the exponential.
+SMALLEST_SHARE, LARGEST_SHARE = 1e-3, 0.98
 
 
 class Coupling(NamedTuple):
@@ -51,8 +59,14 @@ class Form(NamedTuple):
 
 def log_size(couplings: dict[str, Coupling], coordinates: dict[str, jax.Array]) -> jax.Array:
     """The logarithm of what the coordinate of a latent is multiplied by, element by element."""
-    parts = [
-        jnp.tensordot(rates, coordinates[name] - center, axes=jnp.ndim(center))
-        for name, (rates, center) in couplings.items()
-    ]
-    return -sum(parts[1:], parts[0])
+    moves, sizes = [], []
+    for name, (rates, center) in couplings.items():
+        ndim = jnp.ndim(center)
+        moves.append(jnp.tensordot(rates, coordinates[name] - center, axes=ndim))
+        sizes.append(
+            jnp.max(jnp.abs(rates), axis=tuple(range(jnp.ndim(rates) - ndim, jnp.ndim(rates))))
+        )
+    share = jnp.clip(reduce(jnp.maximum, sizes), SMALLEST_SHARE, LARGEST_SHARE)
+    move = 2 * sum(moves[1:], moves[0]) / share
+    # log(1 - r + r exp(x)), without overflow.
+    return -0.5 * jnp.logaddexp(jnp.log1p(-share), jnp.log(share) + move)

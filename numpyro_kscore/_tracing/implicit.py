@@ -38,11 +38,11 @@ class Implicit(Distribution):
             these degrees: the location and scale of the model's prior are taken out of it (0), or
             left in (1, the default). Of the shape of ``unconstrained``, in [0, 1]; the prior's
             family must have a location and a scale, and all particles share it.
-        couplings: with ``unconstrained``, which is then multiplied by
-            ``exp(-Σ rates (w - center))`` before anything else: by the names of other latents,
+        couplings: with ``unconstrained``, which is then first multiplied by a size that varies with
+            other latents, as a logarithm at first ``-Σ rates (w - center)``: by the names of these,
             whose ``unconstrained`` w is, the pairs ``(rates, center)`` of shapes
-            ``unconstrained.shape + w.shape`` and ``w.shape``. The others have none themselves, and
-            all particles share it.
+            ``unconstrained.shape + w.shape`` and ``w.shape``. They have none themselves, and all
+            particles share the rates (docs/start, Hierarchical coordinates).
         local_log_density: a scalar, ``log p(ε) - log |det du/dε|`` with the noise ε and the draw's
             unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
             no other noise is mapped there. The site is of the draw of all latents that share the

@@ -11,7 +11,7 @@ from numpyro import handlers
 
 from numpyro_kscore import Implicit
 from numpyro_kscore._tracing.coordinates import log_density_at, moved_coordinates, trace_at
-from numpyro_kscore._tracing.coupling import Coupling, Form
+from numpyro_kscore._tracing.coupling import Coupling, Form, log_size
 
 
 def model():
@@ -36,8 +36,8 @@ def unravel(flat):
 
 def test_the_density_is_that_of_the_coordinates(x64):
     rng = np.random.default_rng(0)
-    z_rates = Coupling(jnp.array(rng.normal(size=(3, 2, 2))), jnp.array([0.3, -0.2]))
-    share_rates = Coupling(jnp.array(rng.normal(size=3)), jnp.array(0.5))
+    z_rates = Coupling(jnp.array(rng.uniform(-0.9, 0.9, (3, 2, 2))), jnp.array([0.3, -0.2]))
+    share_rates = Coupling(jnp.array(rng.uniform(-0.9, 0.9, 3)), jnp.array(0.5))
     forms = {
         "z": Form(couplings={"scales": z_rates}),
         # Coordinates are multiplied before the prior's location is added.
@@ -54,10 +54,22 @@ def test_the_density_is_that_of_the_coordinates(x64):
     found = unravel(plain(flat))
     v = unravel(flat)
     change = jnp.einsum("pij,j->pi", z_rates.rates, v["scales"] - z_rates.center)
-    np.testing.assert_allclose(found["z"], v["z"] * jnp.exp(-change), rtol=1e-12)
+    share = jnp.max(jnp.abs(z_rates.rates), axis=-1)
+    size = (1 - share + share * jnp.exp(2 * change / share)) ** -0.5
+    np.testing.assert_allclose(found["z"], v["z"] * size, rtol=1e-12)
     expected = log_density_at(seeded, (), {}, found, {})
     expected += jnp.linalg.slogdet(jax.jacfwd(plain)(flat))[1]
     np.testing.assert_allclose(log_density_at(seeded, (), {}, v, forms), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_sizes_are_posterior_widths(x64, scale):
+    """Of a normal effect with unit errors, in units of its scale: 1 / √(1 + scale²)."""
+    center = 1.5  # of the scale
+    rate = center**2 / (1 + center**2)
+    couplings = {"w": Coupling(jnp.array([rate]), jnp.log(center))}
+    found = jnp.exp(log_size(couplings, {"w": jnp.log(scale)})) / (1 + center**2) ** 0.5
+    np.testing.assert_allclose(found, [(1 + scale**2) ** -0.5], rtol=1e-10)
 
 
 def test_couplings_of_another_shape_are_named():
