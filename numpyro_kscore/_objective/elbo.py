@@ -41,7 +41,7 @@ __all__ = ["ImplicitELBO"]
 
 # Particles at which local log densities are computed, times their dimension, and the most and the
 # fewest: each takes O(d) evaluations of the network's derivative and O(d³) for a determinant.
-LOCAL_COLUMNS, MOST_LOCAL, FEWEST_LOCAL = 256, 16, 4
+LOCAL_COLUMNS, MOST_LOCAL, FEWEST_LOCAL = 1024, 32, 4
 
 
 class ImplicitELBO(ELBO):

@@ -9,7 +9,6 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore import AutoImplicit
-from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.couplings import Couplings, coupled, rates_by_regression
 
 DIM = 6
