@@ -64,8 +64,8 @@ class AutoImplicit(AutoContinuous):
         network: replaces the default network: a callable from noise (noise_dim,) to
             x (latent_dim,), which may use ``numpyro.param``, ``flax_module`` and further sample
             sites marked ``is_auxiliary``; or a flax linen module.
-        warm_start: whether to look for a Gaussian near the posterior; it takes about 3000 gradients
-            of the model. Otherwise x is the unconstrained latents themselves, and the guide starts
+        warm_start: whether to look for a Gaussian near the posterior, see
+            :func:`~numpyro_kscore.warm_start` for its cost. Otherwise x is the unconstrained latents themselves, and the guide starts
             as the narrow Gaussian that NumPyro's own guides start from.
         init_loc_fn: per-site initial values, see NumPyro's initialization strategies; one of the
             paths of the search starts there.

@@ -81,6 +81,7 @@ def find_gaussian(
     from_prior: np.ndarray,
     is_hierarchical: np.ndarray,
     rng: np.random.Generator,
+    with_couplings: bool = True,
 ) -> GaussianStart:
     """A Gaussian near the posterior, in coordinates that suit it.
 
@@ -92,6 +93,7 @@ def find_gaussian(
             none where it cannot be drawn from.
         is_hierarchical: which coordinates have a degree of centering, (d,).
         rng: for draws.
+        with_couplings: whether sizes of latents may vary with others in its coordinates.
 
     Raises:
         FloatingPointError: if the density is finite at no start.
@@ -128,7 +130,9 @@ def find_gaussian(
         found_modes.parts,
     )
     # Several modes are apart in the coordinates that they were found in.
-    found_couplings = couple(model, best, rng, noise) if len(start.weights) < 2 else None
+    if not with_couplings or len(start.weights) > 1:
+        return start
+    found_couplings = couple(model, best, rng, noise)
     start = start._replace(num_gradients=model.count)
     if found_couplings is None:
         return start

@@ -34,7 +34,7 @@ def find_start(
     kwargs: dict[str, Any],
     latents: dict[str, Array],
     forward_mode: bool,
-    centered: bool = False,
+    plain: bool = False,
 ) -> GaussianStart | None:
     """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
 
@@ -45,12 +45,12 @@ def find_start(
         latents: unconstrained values of its latents, with a finite density. Their order is that of
             the flat coordinates. The search is a function of them: it takes no key of its own.
         forward_mode: differentiate in forward mode.
-        centered: stay in unconstrained coordinates, whatever the priors.
+        plain: stay in unconstrained coordinates, whatever the priors and the scores.
     """
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
     sites: tuple[str, ...] = ()
-    if not centered:
+    if not plain:
         sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
     flags = [np.full(np.size(a), name in sites) for name, a in latents.items()]
     rng = np.random.default_rng(first.view(np.uint32).tolist())
@@ -62,7 +62,8 @@ def find_start(
         )
         try:
             from_prior = _prior_draws(model, args, kwargs, sizes)
-            return find_gaussian(density, first, from_prior, np.concatenate(flags), rng)
+            hierarchical = np.concatenate(flags)
+            return find_gaussian(density, first, from_prior, hierarchical, rng, not plain)
         except FloatingPointError:
             return None
 
