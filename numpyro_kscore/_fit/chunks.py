@@ -19,6 +19,7 @@ from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout, default_num_particles
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
@@ -161,7 +162,7 @@ def make_chunk(
             finite = finite & jnp.isfinite(look["discrepancy"])
         return Chunk(state, averaged, losses, look, finite)
 
-    return jax.jit(chunk)
+    return quick_jit(chunk)
 
 
 def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:

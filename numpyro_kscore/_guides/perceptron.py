@@ -41,11 +41,13 @@ def perceptron(
 # function takes a tenth of the time; within a compiled step it changes nothing.
 @partial(jax.jit, static_argnames="widths")
 def _init_layers(key: jax.Array, widths: tuple[int, ...]) -> jax.Array:
+    sizes = [a * b for a, b in itertools.pairwise(widths[:-1])]
+    # All at once and as one vector: random matrices take five times as long to compile.
+    weights = random.normal(key, (sum(sizes),)) / GAIN
     parts = []
-    keys = random.split(key, len(widths) - 2)
-    for one_key, fan_in, fan_out in zip(keys, widths[:-2], widths[1:-1], strict=True):
-        weight = random.normal(one_key, (fan_in, fan_out)) / GAIN
-        parts += [weight.ravel(), jnp.zeros(fan_out)]
+    for size, fan_out in zip(sizes, widths[1:-1], strict=True):
+        parts += [weights[:size], jnp.zeros(fan_out)]
+        weights = weights[size:]
     return jnp.concatenate([*parts, jnp.zeros((widths[-2] + 1) * widths[-1])])
 
 

@@ -39,7 +39,8 @@ class BlockGradient(NamedTuple):
 
     Attributes:
         direction: the KL gradient at its coordinates, (n, elements, d), scaled by plates.
-        entropy: its part of the guide's entropy, in nats, scaled by plates.
+        entropy: its part of the guide's entropy, in nats, scaled by plates; zero where a local log
+            density gives it.
         local_share: what the derivative in its local log density is.
         state: of the estimator, for the next step; None if it keeps none.
     """
@@ -100,12 +101,12 @@ def block_gradient(
     inputs = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, target, context))
     if x.shape[1] == 1:
         only = jax.tree.map(lambda a: a[0], inputs)
-        element, state = _element_gradient(settings, only, state, key)
+        element, state = _element_gradient(settings, only, not part.has_local, state, key)
         elements = jax.tree.map(lambda a: a[None], element)
     else:
         at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
         elements = lax.map(
-            lambda one: _element_gradient(settings, one)[0],
+            lambda one: _element_gradient(settings, one, not part.has_local)[0],
             inputs,
             batch_size=min(at_once, x.shape[1]),
         )
@@ -130,6 +131,7 @@ def block_gradient(
 def _element_gradient(
     settings: Settings,
     inputs: tuple[jax.Array, jax.Array, jax.Array | None],
+    with_entropy: bool,
     state: Any = None,
     key: Any = None,
 ) -> tuple[_ElementGradient, Any]:
@@ -139,6 +141,7 @@ def _element_gradient(
         settings: estimator and options.
         inputs: the draws, (n, d); the model's score at them, (n, d); and values of the latents
             they depend on, (n, c), or None.
+        with_entropy: whether the entropy is wanted.
         state: of the estimator, if it keeps one.
         key: random key for such an estimator.
     """
@@ -155,14 +158,16 @@ def _element_gradient(
     direction = estimate.residual if settings.base == "model" else estimate.scores - target
     # The whitening of a Gaussian base is that of the shrunk Gaussian.
     shrunk = settings.base == "gaussian" and estimator.standardize == "full"
-    guide_entropy = entropy(
-        estimate.nearest,
-        estimate.coordinates,
-        "gaussian" if shrunk else estimator.standardize,
-        samples.shape[0],
-        estimate.nearest_context,
-        0 if context is None else context.shape[1],
-    )
+    guide_entropy = jnp.zeros((), samples.dtype)
+    if with_entropy:
+        guide_entropy = entropy(
+            estimate.nearest,
+            estimate.coordinates,
+            "gaussian" if shrunk else estimator.standardize,
+            samples.shape[0],
+            estimate.nearest_context,
+            0 if context is None else context.shape[1],
+        )
     # In the coordinates that make the guide's own spread one.
     coordinates = estimate.coordinates
     whitened = coordinates.scores_to_kernel(direction) / coordinates.bandwidth

@@ -21,6 +21,7 @@ from numpyro_kscore._tracing.coordinates import (
     trace_at,
 )
 from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["find_start", "unravel"]
 
@@ -87,7 +88,7 @@ def _prior_draws(
         return jnp.concatenate([jnp.ravel(part) for part in parts])
 
     try:
-        draws = jax.jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
+        draws = quick_jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
     except NotImplementedError:
         # Improper priors have no draws.
         return np.zeros((0, sum(int(np.prod(shape)) for shape in sizes.values())))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 
 __all__ = ["ChainState", "Density", "Frame", "Window", "advance", "evaluate"]
@@ -93,7 +94,7 @@ def evaluate(density: Density, frame: Frame, z: Array) -> tuple[Array, Array]:
     return jnp.where(finite, value, -jnp.inf), jnp.where(finite[:, None], gradient, 0.0)
 
 
-@partial(jax.jit, static_argnames="density")
+@partial(quick_jit, static_argnames="density")
 @full_precision
 def advance(
     density: Density,

@@ -28,6 +28,7 @@ from numpyro_kscore._tracing.particles import (
 )
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._closed_form import take_rows
 from numpyro_kscore.estimators._coordinates import whiten_samples
@@ -163,7 +164,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     program, layout, forward = fitted
     along = _second_derivative(fitted, key)
 
-    @jax.jit
+    @quick_jit
     def run(key: Array) -> tuple[GuideDraws, Array]:
         size = min(BATCH, num_samples)
         draws = evaluate_particles(key, program, layout, num_samples, size, forward)
@@ -202,7 +203,7 @@ def check_mostly_finite(num_finite: int, num_samples: int) -> None:
 def draw_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> Array:
     """Draws of a guide alone, in unconstrained coordinates, (num_samples, d), finite or not."""
 
-    @jax.jit
+    @quick_jit
     def run(key: Array) -> Array:
         # Whole batches: a rest would be compiled as a program of its own.
         shape = (-(-num_samples // BATCH), BATCH)
@@ -290,4 +291,4 @@ def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]
             if name in latents or site["type"] == "deterministic"
         }
 
-    return jax.jit(partial(lax.map, one, batch_size=BATCH))(flat)
+    return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)
