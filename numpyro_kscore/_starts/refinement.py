@@ -48,11 +48,11 @@ def refine(
     Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
     each goes on both in the coordinates so far and in those that suit what was found.
     """
-    forms = {judged.centering.tobytes() for judged in found}
-    firsts = [
-        max((judged for judged in found if judged.centering.tobytes() == form), key=surely)
-        for form in forms
-    ]
+    # In the order of a dict, which is the same in every process: draws follow from it.
+    by_form: dict[bytes, list[Judged]] = {}
+    for judged in found:
+        by_form.setdefault(judged.centering.tobytes(), []).append(judged)
+    firsts = [max(same, key=surely) for same in by_form.values()]
     best = _preferred([_matched(model, first, rng, noise) for first in firsts])
     is_far = surely(best) - max(map(surely, firsts)) > FAR
     done = None if is_far else 0
