@@ -1,8 +1,7 @@
 """Coordinates of latents whose size varies with that of others.
 
-Where a latent θ is narrow for small values of another one ω and wide for large ones, as the
-standardized effects of a non-centered model are under informative data, and the weights of a
-horseshoe, the posterior is a funnel. In the coordinate v of
+Where a latent θ narrows as another one ω grows, as the standardized effects of a non-centered model
+do under informative data, or widens with it, the posterior is a funnel. In the coordinate v of
 
     θ = v √(1 - r + r exp(2 t))⁻¹,  t = Σ_j rate_j (ω_j - center_j) / r
 

@@ -42,7 +42,7 @@ class Implicit(Distribution):
             other latents, as a logarithm at first ``-Σ rates (w - center)``: by the names of these,
             whose ``unconstrained`` w is, the pairs ``(rates, center)`` of shapes
             ``unconstrained.shape + w.shape`` and ``w.shape``. They have none themselves, and all
-            particles share the rates (docs/start, Hierarchical coordinates).
+            particles share the rates (docs/start, Sizes that vary).
         local_log_density: a scalar, ``log p(ε) - log |det du/dε|`` with the noise ε and the draw's
             unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
             no other noise is mapped there. The site is of the draw of all latents that share the
