@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -22,10 +23,12 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.perceptron import GATE_RATE, apply_network, check_network, perceptron
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
-from numpyro_kscore._starts.search import find_start
+from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 from numpyro_kscore._util.linalg import log_abs_det
@@ -129,22 +132,25 @@ class AutoImplicit(AutoContinuous):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         self._check_latents(*args, **kwargs)
-        try:
-            super()._setup_prototype(*args, **kwargs)
-        except ValueError as error:
-            if "local latent" not in str(error):
-                raise
-            self.prototype_trace = None
-            raise ValueError(
-                f"{type(self).__name__}: expected latent sites outside subsampled plates; got "
-                "local latent sites inside one. Subsample observed sites only, or write a guide "
-                "that draws noise inside the plate (docs/guides)"
-            ) from error
+        forward = self._forward_mode_differentiation
+        found = find_prototype(
+            numpyro.prng_key(), self.model, args, kwargs, self.init_loc_fn, forward
+        )
+        self._check_plates(found.trace)
+        self._init_locs = found.latents
+        self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
+        self._unpack_latent = partial(
+            unravel, sizes={name: jnp.shape(u) for name, u in found.latents.items()}
+        )
+        self.latent_dim = self._init_latent.size
+        self.prototype_trace = found.trace
         if self.noise_dim is None:
             self.noise_dim = self._default_noise_dim()
         self._arguments = args, kwargs
         self.start = self._find_start() if self.warm_start else None
-        self._dynamic = any(_is_dynamic(self.prototype_trace[name]) for name in self._init_locs)
+        self._has_dynamic_support = any(
+            _is_dynamic(self.prototype_trace[name]) for name in self._init_locs
+        )
         try:
             self._check_noise()
         except ValueError:
@@ -168,6 +174,18 @@ class AutoImplicit(AutoContinuous):
             return None
         forward = self._forward_mode_differentiation
         return find_start(self.model, args, kwargs, self._init_locs, forward)
+
+    def _check_plates(self, trace: dict[str, Any]) -> None:
+        """Raise for latents in a plate of which the model sees a part."""
+        sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
+        for name, site in trace.items():
+            frames = site["cond_indep_stack"] if is_drawn(site) else []
+            if any(frame.size != sizes[frame.name] for frame in frames):
+                raise ValueError(
+                    f"{type(self).__name__}: expected latent sites outside subsampled plates; got "
+                    f"'{name}' inside one. Subsample observed sites only, or write a guide that "
+                    "draws noise inside the plate (docs/guides)"
+                )
 
     def _check_latents(self, *args: Any, **kwargs: Any) -> None:
         """Raise for latents the guide cannot have; NumPyro would sum out discrete ones."""
@@ -197,7 +215,7 @@ class AutoImplicit(AutoContinuous):
         coordinates = self._unpack_latent(flat)
         forms = self._forms()
         trace = {}
-        if self._dynamic or forms:
+        if self._has_dynamic_support or forms:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 model = handlers.seed(self.model, random.key(0))
@@ -360,8 +378,6 @@ class AutoImplicit(AutoContinuous):
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
         forms = handlers.substitute(self._forms, data=params)()
-        if not forms:
-            return self._unpack_and_constrain(flat, params)
         args, kwargs = self._arguments
         model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
 
@@ -374,10 +390,9 @@ class AutoImplicit(AutoContinuous):
                 if name in coordinates or site["type"] == "deterministic"
             }
 
-        if flat.ndim == 1:
-            return one(flat)
-        values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
         shape = flat.shape[:-1]
+        with handlers.block():
+            values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
         return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
 
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:

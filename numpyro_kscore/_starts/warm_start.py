@@ -20,9 +20,9 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
     AutoNormal,
 )
-from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._starts.search import find_start, unravel
+from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.keys import check_key
 
 __all__ = ["WarmStart", "warm_start"]
@@ -138,17 +138,11 @@ def warm_start(
         result = svi.run(random.key(1), 1_000, data, init_params=start.init_params(guide))
     """
     check_key(rng_key)
-    latents = initialize_model(
-        rng_key,
-        model,
-        init_strategy=init_loc_fn,
-        model_args=args,
-        model_kwargs=kwargs,
-        forward_mode_differentiation=forward_mode_differentiation,
-    ).param_info.z
+    forward = forward_mode_differentiation
+    latents = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward).latents
     if not latents:
         raise ValueError("model: expected at least one latent sample site; got none")
-    found = find_start(model, args, kwargs, latents, forward_mode_differentiation, plain=True)
+    found = find_start(model, args, kwargs, latents, forward, plain=True)
     if found is None:
         raise ValueError(
             "model: expected a finite density at one of the starts; got none. Give another "

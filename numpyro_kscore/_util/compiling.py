@@ -7,6 +7,7 @@ from functools import cache, wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 __all__ = ["quick_jit"]
 
@@ -30,7 +31,7 @@ def _options() -> dict[str, Any] | None:
 
 
 def quick_jit(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
-    """``jax.jit`` of a function that is called outside of compiled programs only.
+    """``jax.jit`` with these options; inside a program that is being traced, without them.
 
     Args:
         fn: the function.
@@ -38,11 +39,20 @@ def quick_jit(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
     """
     # At the first call: a device is looked for then, not when a module is imported.
     compiled: list[Callable[..., Any]] = []
+    plain = jax.jit(fn, **kwargs)
 
     @wraps(fn)
     def call(*args: Any, **kwargs_of_call: Any) -> Any:
+        if not _is_outermost():
+            return plain(*args, **kwargs_of_call)
         if not compiled:
             compiled.append(jax.jit(fn, compiler_options=_options(), **kwargs))
         return compiled[0](*args, **kwargs_of_call)
 
     return call
+
+
+def _is_outermost() -> bool:
+    """Whether nothing is being traced here: options are those of a whole program."""
+    # Inside of jit a new array is a tracer.
+    return not isinstance(jnp.zeros(()), jax.core.Tracer)

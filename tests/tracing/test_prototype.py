@@ -1,0 +1,94 @@
+"""A model seen once: as by NumPyro's own start, in one compiled program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.distributions import constraints
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.util import initialize_model
+
+from numpyro_kscore._tracing.prototype import find_prototype
+
+
+def _model(y):
+    z = numpyro.sample("z", dist.Gamma(2.0, 1.0))
+    a = numpyro.sample("a", dist.Uniform(0.0, 1.0 + z))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("b", dist.Normal(a, z))
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+    numpyro.deterministic("twice", 2 * a)
+
+
+def _seen(model, *args, key=3):
+    return find_prototype(random.key(key), model, args, {}, init_to_uniform, False)
+
+
+def test_values_and_sites_are_those_of_numpyro():
+    y = jnp.arange(3.0)
+    ours = _seen(_model, y)
+    theirs = initialize_model(random.key(3), _model, model_args=(y,))
+    # In the order of the model, which is not that of the alphabet.
+    assert list(ours.latents) == ["z", "a", "b"]
+    for name, value in ours.latents.items():
+        np.testing.assert_allclose(value, theirs.param_info.z[name], rtol=1e-5)
+    assert list(ours.trace) == list(theirs.model_trace)
+    for name, site in theirs.model_trace.items():
+        np.testing.assert_allclose(ours.trace[name]["value"], site["value"], rtol=1e-5)
+        assert type(ours.trace[name].get("fn")) is type(site.get("fn"))
+    np.testing.assert_allclose(ours.trace["a"]["fn"].high, theirs.model_trace["a"]["fn"].high)
+    assert ours.trace["b"]["cond_indep_stack"] == theirs.model_trace["b"]["cond_indep_stack"]
+
+
+def test_nothing_traced_stays_behind():
+    found = _seen(_model, jnp.arange(3.0))
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(found))
+
+
+def test_one_program_is_compiled(caplog):
+    y = jnp.arange(3.0)
+    with jax.log_compiles():
+        _seen(_model, y)
+    finished = [r.getMessage() for r in caplog.records if "Finished XLA" in r.getMessage()]
+    # The others split and make keys, and are the same for all models.
+    assert sum("jit(run)" in message for message in finished) == 1
+    assert len(finished) <= 5, finished
+
+
+def test_values_without_a_finite_density_are_refused_by_numpyro():
+    def model():
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.factor("never", jnp.where(x < 100.0, -jnp.inf, 0.0))
+
+    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+        _seen(model)
+
+
+class _Forgetful(dist.Distribution):
+    """A distribution of a user who does not say what it holds."""
+
+    def __init__(self, low):
+        self.low = low
+        super().__init__((), ())
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self):
+        return constraints.greater_than(self.low)
+
+    def sample(self, key, sample_shape=()):
+        return self.low + random.exponential(key, sample_shape)
+
+    def log_prob(self, value):
+        return -(value - self.low)
+
+
+def test_distributions_that_forget_what_they_hold():
+    def model():
+        low = numpyro.sample("low", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", _Forgetful(low))
+
+    site = _seen(model).trace["x"]
+    assert site["value"] > site["fn"].low
