@@ -19,6 +19,7 @@ from numpyro_kscore._fit.chunks import (
     parameter_slots,
     strongly_typed,
 )
+from numpyro_kscore._fit.initial import initial_state
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Run, run_chunks
 from numpyro_kscore._fit.messages import describe
 from numpyro_kscore._fit.settings import Settings
@@ -113,7 +114,7 @@ def fit(
     neither number was lower in the last window of chunks than in the one before, beyond the error
     of the difference; or when the discrepancy is below ``tol`` and the loss has stopped falling; or
     after two fifths of ``max_steps``. Then the fit settles: the step size falls to 0 along a cosine
-    over twice as many steps as the search took, in the last case over all that are left. The
+    over as many steps as the search took, in the last case over all that are left. The
     optimizer should therefore have a constant step size: ``optax.adam(1e-2)``.
 
     A step whose loss or gradient is not finite is skipped. A chunk is undone if more than half of
@@ -171,7 +172,7 @@ def fit(
     settings = Settings(max_steps, tol, patience, chunk_size, criterion, path, progress_bar)
     _check_criterion(svi, criterion)
     # SVI.init also tells the SVI what constraints its parameters have.
-    state = svi.init(rng_key, *args, init_params=init_params, **kwargs)
+    state = initial_state(svi, rng_key, args, kwargs, init_params)
     state = strongly_typed(state if init_state is None else init_state)
     slots = parameter_slots(svi, state.optim_state)
     layout = None if criterion == "loss" else inspect_svi(svi, state, args, kwargs)

@@ -1,8 +1,9 @@
 """The stopping rule of a fit: when a noisy trace has stopped improving, and what happens then.
 
 A fit first searches at full step size. Once windows of its trace show no improvement beyond their
-errors, it settles: the step size falls to 0 along a cosine over twice as many steps as the search
-took, which averages the noise away. Everything here is plain numbers on the host.
+errors, it settles: the step size falls to 0 along a cosine over as many steps as the search took,
+which averages the noise away. If that brought much, another round follows, twice as long: a fit
+has converged when it has stopped paying to double it. Everything here is plain numbers on the host.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ CONVERGED = ("plateau", "tol")
 
 # A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
-SHORTEST_WINDOW = 3
+SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# Steps that settle for each that searched: at full size steps wobble about where they could get to,
-# and tails fill while they fall. As many would do on easy targets (docs/convergence).
-SETTLE_RATIO = 2
+# A round that lowered the loss by this many times the smallest gain that matters is followed by
+# another.
+ROUND_GAIN = 4
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -197,7 +198,8 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             cause = "budget"
         if not cause:
             return progress._replace(calm=calm)
-        length = rest if cause == "budget" else SETTLE_RATIO * count
+        # At full size steps wobble about where they could get to, and tails fill while they fall.
+        length = rest if cause == "budget" else count
         progress = progress._replace(
             phase="settle",
             cause=cause,
@@ -206,8 +208,24 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             settle_length=min(length, rest),
         )
     if count >= progress.settle_from + progress.settle_length:
-        progress = progress._replace(phase="done")
+        return _next_round(progress, rule)
     return progress
+
+
+def _next_round(progress: Progress, rule: Rule) -> Progress:
+    """Settle once more, over as many steps as there were, if the last time brought much."""
+    count, length = len(progress.looks), progress.settle_length
+    rest = rule.num_chunks - count
+    window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * length))
+    ends = [
+        *range(progress.settle_from - window, progress.settle_from),
+        *range(count - window, count),
+    ]
+    gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
+    is_much = gain.value > max(ROUND_GAIN * rule.least_loss, 2 * gain.standard_error)
+    if progress.cause not in CONVERGED or not is_much or rest < length:
+        return progress._replace(phase="done")
+    return progress._replace(settle_from=count, settle_length=min(count, rest))
 
 
 def _is_below(look: Look, rule: Rule) -> bool:

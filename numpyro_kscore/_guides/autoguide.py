@@ -20,20 +20,20 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_kscore._guides.checks import check_latents, check_plates, has_dynamic_support
 from numpyro_kscore._guides.forms import forms_of
-from numpyro_kscore._guides.perceptron import GATE_RATE, apply_network, check_network, perceptron
+from numpyro_kscore._guides.perceptron import apply_network, check_network, perceptron
+from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.prototype import find_prototype
-from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
-from numpyro_kscore._util.linalg import log_abs_det
+from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["AutoImplicit", "standard_normal"]
+__all__ = ["AutoImplicit"]
 
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
@@ -123,6 +123,7 @@ class AutoImplicit(AutoContinuous):
         self.warm_start = warm_start
         self.init_scale = init_scale
         self.start: GaussianStart | None = None
+        self._programs: dict[Any, Callable[..., Any]] = {}
         super().__init__(
             model,
             prefix=prefix,
@@ -131,12 +132,13 @@ class AutoImplicit(AutoContinuous):
         )
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        self._check_latents(*args, **kwargs)
+        asker = type(self).__name__
+        check_latents(self.model, args, kwargs, self.init_loc_fn, asker)
         forward = self._forward_mode_differentiation
         found = find_prototype(
             numpyro.prng_key(), self.model, args, kwargs, self.init_loc_fn, forward
         )
-        self._check_plates(found.trace)
+        check_plates(found.trace, asker)
         self._init_locs = found.latents
         self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
         self._unpack_latent = partial(
@@ -148,14 +150,26 @@ class AutoImplicit(AutoContinuous):
             self.noise_dim = self._default_noise_dim()
         self._arguments = args, kwargs
         self.start = self._find_start() if self.warm_start else None
-        self._has_dynamic_support = any(
-            _is_dynamic(self.prototype_trace[name]) for name in self._init_locs
-        )
+        self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
         try:
             self._check_noise()
         except ValueError:
             self.prototype_trace = None
             raise
+
+    def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
+        """See the model and its data, and look for a start, as the first ``svi.init`` does.
+
+        Args:
+            rng_key: random key; what is found is a function of it.
+            *args: arguments of the model.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: see the class.
+        """
+        with handlers.seed(rng_seed=rng_key):
+            self._setup_prototype(*args, **kwargs)
 
     def _find_start(self) -> GaussianStart | None:
         """A Gaussian near the posterior; None where the search cannot run."""
@@ -175,31 +189,6 @@ class AutoImplicit(AutoContinuous):
         forward = self._forward_mode_differentiation
         return find_start(self.model, args, kwargs, self._init_locs, forward)
 
-    def _check_plates(self, trace: dict[str, Any]) -> None:
-        """Raise for latents in a plate of which the model sees a part."""
-        sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
-        for name, site in trace.items():
-            frames = site["cond_indep_stack"] if is_drawn(site) else []
-            if any(frame.size != sizes[frame.name] for frame in frames):
-                raise ValueError(
-                    f"{type(self).__name__}: expected latent sites outside subsampled plates; got "
-                    f"'{name}' inside one. Subsample observed sites only, or write a guide that "
-                    "draws noise inside the plate (docs/guides)"
-                )
-
-    def _check_latents(self, *args: Any, **kwargs: Any) -> None:
-        """Raise for latents the guide cannot have; NumPyro would sum out discrete ones."""
-
-        def run(key: jax.Array) -> None:
-            with handlers.block():
-                # At NumPyro's initial values, because an improper prior cannot be drawn from.
-                seeded = handlers.substitute(
-                    handlers.seed(self.model, key), substitute_fn=self.init_loc_fn
-                )
-                find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), type(self).__name__)
-
-        jax.eval_shape(run, random.key(0))
-
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
         if self.prototype_trace is None:
@@ -215,7 +204,7 @@ class AutoImplicit(AutoContinuous):
         coordinates = self._unpack_latent(flat)
         forms = self._forms()
         trace = {}
-        if self._has_dynamic_support or forms:
+        if self._is_dynamic or forms:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 model = handlers.seed(self.model, random.key(0))
@@ -264,7 +253,8 @@ class AutoImplicit(AutoContinuous):
         mean, factor = self.start.gaussian
         x, density = self._push(noise, with_density)
         if density is not None:
-            density = density - self.start.gaussian.log_volume
+            # An array, not a number: numbers are part of a program, which then serves no other fit.
+            density = density - jnp.asarray(np.array([self.start.gaussian.log_volume]))[0]
         return self._frozen("mean", mean) + self._frozen("factor", factor) @ x, density
 
     def _draw_mode(
@@ -303,7 +293,7 @@ class AutoImplicit(AutoContinuous):
         network = self._perceptron(size, labels)
 
         def push(noise: jax.Array) -> jax.Array:
-            return _gated(noise, network(noise), loc, scale, mixing)
+            return gated(noise, network(noise), loc, scale, mixing)
 
         # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
         is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
@@ -364,7 +354,12 @@ class AutoImplicit(AutoContinuous):
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Draws of the latent sites, with leading dimensions ``sample_shape``."""
-        return self._constrained(self._draw_latent(rng_key, params, sample_shape), params)
+        self._check_set_up()
+
+        def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
+            return self._constrained(self._draw_latent(key, params, sample_shape), params)
+
+        return self._compiled(("draw", sample_shape), draw)(rng_key, params)
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
         """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
@@ -372,8 +367,13 @@ class AutoImplicit(AutoContinuous):
         It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
-        flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
-        return self._constrained(jnp.median(flat, axis=0), params)
+        self._check_set_up()
+
+        def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
+            flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
+            return self._constrained(jnp.median(flat, axis=0), params)
+
+        return self._compiled("median", middle)(params)
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
@@ -438,15 +438,23 @@ class AutoImplicit(AutoContinuous):
             "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
         )
 
-    def _draw_latent(
-        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
-    ) -> jax.Array:
+    def _check_set_up(self) -> None:
         if self.prototype_trace is None:
             raise RuntimeError(
                 f"{type(self).__name__}: expected a guide that has seen its model; got a new one. "
                 "Call svi.init(rng_key, *args) or svi.run(...) first"
             )
 
+    def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, or the program made of it when it was last asked for by that name."""
+        return self._programs.setdefault(name, quick_jit(fn))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_programs": {}}
+
+    def _draw_latent(
+        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
+    ) -> jax.Array:
         def one(key: jax.Array) -> jax.Array:
             return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
 
@@ -457,35 +465,3 @@ class AutoImplicit(AutoContinuous):
             count *= length
         flat = jax.vmap(one)(random.split(rng_key, count))
         return flat.reshape(*sample_shape, -1)
-
-
-@jax.jit
-def _gated(
-    noise: jax.Array, out: jax.Array, loc: jax.Array, scale: jax.Array, mixing: jax.Array
-) -> jax.Array:
-    """The residual network of :class:`AutoImplicit`, from what its perceptron gives."""
-    dim = loc.shape[0]
-    shift, log_gate = out[:dim], GATE_RATE * out[dim:]
-    return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
-
-
-def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:
-    """Log density of what noise (d,) is pushed to, (d,), if no other noise is pushed there."""
-    log_volume = log_abs_det(jax.jacfwd(push)(noise))
-    return standard_normal(noise.shape[0]).log_prob(noise) - log_volume
-
-
-def standard_normal(dim: int) -> dist.Distribution:
-    """The standard normal distribution of vectors (dim,)."""
-    # By NumPy and unchecked: operations outside a compiled step are compiled one by one.
-    zeros = jnp.asarray(np.zeros(dim))
-    return dist.Normal(zeros, 1.0, validate_args=False).to_event(1)
-
-
-def _is_dynamic(site: dict[str, Any]) -> bool:
-    """Whether a site's support has bounds that are values of the model, not plain numbers."""
-    support = site["fn"].support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
-    return not all(isinstance(bound, int | float) for bound in bounds)

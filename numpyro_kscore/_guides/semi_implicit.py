@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_kscore._guides.autoguide import AutoImplicit, standard_normal
+from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.perceptron import GATE_RATE
+from numpyro_kscore._guides.residual import standard_normal
 
 __all__ = ["AutoSemiImplicit"]
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions import biject_to
+from numpyro.distributions.distribution import validation_enabled
 
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
@@ -68,7 +69,9 @@ def find_start(
         except FloatingPointError:
             return None
 
-    with handlers.block():
+    # NumPyro checks the parameters of distributions operation by operation; the model was seen
+    # before, in single precision.
+    with handlers.block(), validation_enabled(False):
         try:
             with jax.enable_x64(True):
                 return search()

@@ -1,13 +1,22 @@
-"""Options with which large programs compile in half the time."""
+"""Programs that compile in half the time, and only once for what differs in numbers alone.
+
+A fit, a diagnosis and a search close over the data and the parameters they are about. ``jax.jit``
+would take these for constants and compile again for others; here they are arguments, and what was
+compiled once in a process serves all programs of equal text.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
 __all__ = ["quick_jit"]
 
@@ -15,6 +24,41 @@ __all__ = ["quick_jit"]
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
 # (docs/performance).
 OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+# Executables that are kept: those of ten models or more.
+MOST_KEPT = 64
+
+_kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+
+
+def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``jax.jit`` for a large program over arrays, traced once for each set of shapes.
+
+    Inside a program that is being traced, and where there are several devices, it is ``jax.jit``.
+
+    Args:
+        fn: the function, of positional arguments.
+    """
+    plain = jax.jit(fn)
+    programs: dict[Any, Callable[..., Any]] = {}
+
+    @wraps(fn)
+    def call(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        if _is_traced(leaves) or jax.device_count() > 1:
+            return plain(*args)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        key = (structure, *map(_type_of, arrays))
+        if key not in programs:
+            programs[key] = _compile(fn, structure, arrays)
+        return programs[key](arrays)
+
+    return call
+
+
+def _is_traced(leaves: list[Any]) -> bool:
+    """Whether arguments are traced, or what is around the call."""
+    # Inside of jit a new array is a tracer.
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in [jnp.zeros(()), *leaves])
 
 
 @cache
@@ -30,29 +74,58 @@ def _options() -> dict[str, Any] | None:
     return OPTIONS
 
 
-def quick_jit(fn: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
-    """``jax.jit`` with these options; inside a program that is being traced, without them.
-
-    Args:
-        fn: the function.
-        **kwargs: for ``jax.jit``.
-    """
-    # At the first call: a device is looked for then, not when a module is imported.
-    compiled: list[Callable[..., Any]] = []
-    plain = jax.jit(fn, **kwargs)
-
-    @wraps(fn)
-    def call(*args: Any, **kwargs_of_call: Any) -> Any:
-        if not _is_outermost():
-            return plain(*args, **kwargs_of_call)
-        if not compiled:
-            compiled.append(jax.jit(fn, compiler_options=_options(), **kwargs))
-        return compiled[0](*args, **kwargs_of_call)
-
-    return call
+def _type_of(array: jax.Array) -> Any:
+    return array.shape, array.dtype, getattr(array, "weak_type", False)
 
 
-def _is_outermost() -> bool:
-    """Whether nothing is being traced here: options are those of a whole program."""
-    # Inside of jit a new array is a tracer.
-    return not isinstance(jnp.zeros(()), jax.core.Tracer)
+def _compile(
+    fn: Callable[..., Any], structure: Any, arrays: list[jax.Array]
+) -> Callable[[list[jax.Array]], Any]:
+    """``fn`` of arguments given as leaves, compiled, or served by what is kept."""
+
+    def flat(*leaves: jax.Array) -> Any:
+        return fn(*jax.tree.unflatten(structure, leaves))
+
+    closed, out = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+    # Copies: JAX 0.10 to 0.12 caches what it makes of a NumPy array by the array alone.
+    constants = [
+        jnp.asarray(np.array(c) if isinstance(c, np.ndarray) else c) for c in closed.consts
+    ]
+
+    def run(constants: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+        return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays)
+
+    run.__name__ = getattr(fn, "__name__", "run")
+    lowered = jax.jit(run).lower(constants, arrays)
+    # Constants of inner programs are part of the text, or of the executable: of the key in any
+    # case.
+    key = (lowered.as_text(), _digest(closed.jaxpr), jax.default_backend())
+    program = _kept.pop(key, None) or lowered.compile(_options())
+    _kept[key] = program
+    if len(_kept) > MOST_KEPT:
+        _kept.popitem(last=False)
+    result = jax.tree.structure(out)
+    return lambda leaves: jax.tree.unflatten(result, program(constants, leaves))
+
+
+def _digest(jaxpr: Any) -> str:
+    """A digest of the constants of the programs inside a program."""
+    found = hashlib.sha256()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, jex.ClosedJaxpr):
+            for constant in map(jnp.asarray, value.consts):
+                is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+                numbers = jax.random.key_data(constant) if is_key else constant
+                found.update(np.asarray(numbers).tobytes())
+            visit(value.jaxpr)
+        elif isinstance(value, jex.Jaxpr):
+            for equation in value.eqns:
+                for parameter in equation.params.values():
+                    visit(parameter)
+        elif isinstance(value, tuple | list):
+            for one in value:
+                visit(one)
+
+    visit(jaxpr)
+    return found.hexdigest()

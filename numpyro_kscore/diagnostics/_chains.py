@@ -8,8 +8,8 @@ narrow. The acceptance rate of all chains together sets the longest step in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,18 +84,11 @@ class Window(NamedTuple):
     acceptance: Array
 
 
-@partial(jax.jit, static_argnames="density")
-@full_precision
 def evaluate(density: Density, frame: Frame, z: Array) -> tuple[Array, Array]:
     """Log density (n,) and its gradient (n, d) at whitened points (n, d)."""
-    value, gradient = jax.vmap(density)(frame.mean + z @ frame.root.T)
-    gradient = gradient @ frame.root
-    finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient), axis=1)
-    return jnp.where(finite, value, -jnp.inf), jnp.where(finite[:, None], gradient, 0.0)
+    return _compiled(_evaluate, density)(frame, z)
 
 
-@partial(quick_jit, static_argnames="density")
-@full_precision
 def advance(
     density: Density,
     frame: Frame,
@@ -116,7 +109,31 @@ def advance(
 
     Cost: up to 240 gradients of each chain.
     """
+    return _compiled(_advance, density)(frame, state, key, adapts, coldness)
 
+
+@lru_cache(maxsize=4)
+def _compiled(fn: Callable[..., Any], density: Density) -> Callable[..., Any]:
+    return quick_jit(partial(fn, density))
+
+
+@full_precision
+def _evaluate(density: Density, frame: Frame, z: Array) -> tuple[Array, Array]:
+    value, gradient = jax.vmap(density)(frame.mean + z @ frame.root.T)
+    gradient = gradient @ frame.root
+    finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient), axis=1)
+    return jnp.where(finite, value, -jnp.inf), jnp.where(finite[:, None], gradient, 0.0)
+
+
+@full_precision
+def _advance(
+    density: Density,
+    frame: Frame,
+    state: ChainState,
+    key: Array,
+    adapts: Array,
+    coldness: Array,
+) -> tuple[ChainState, Window]:
     def transition(state: ChainState, key: Array) -> tuple[ChainState, tuple[Array, ...]]:
         state, probability = _transition(density, frame, state, key, coldness)
         change = adapts * RATE * (jnp.mean(probability) - ACCEPTANCE)
@@ -148,7 +165,7 @@ def _transition(
         point, momentum, _, gradient = place
         momentum = momentum + 0.5 * step * coldness * gradient
         point = point + step * momentum
-        value, gradient = evaluate(density, frame, point)
+        value, gradient = _evaluate(density, frame, point)
         return point, momentum + 0.5 * step * coldness * gradient, value, gradient
 
     first = (state.point, momentum, state.value, state.gradient)

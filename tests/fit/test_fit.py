@@ -48,9 +48,10 @@ def test_fit_stops_early_at_the_posterior(whole):
     assert info.steps < QUICK["max_steps"]
     assert info.steps == len(whole.losses) == info.trace_steps[-1]
     assert info.skipped == info.recoveries == 0
-    # 8 particles a step, averaged by the settling: over keys the error is .04 standard deviations.
-    np.testing.assert_allclose(whole.params["loc"], MEAN, atol=4 * 0.04 * SD)
-    np.testing.assert_allclose(whole.params["sd"], SD, rtol=0.05)
+    # 8 particles a step, averaged by the settling: over 16 keys the root mean square error is .055
+    # standard deviations for means and .04 for log standard deviations.
+    np.testing.assert_allclose(whole.params["loc"], MEAN, atol=3 * 0.055 * SD)
+    np.testing.assert_allclose(whole.params["sd"], SD, rtol=3 * 0.04)
     np.testing.assert_array_less(info.discrepancy[-1], 5 * info.discrepancy_error[-1])
     assert info.discrepancy[0] > 5 * info.discrepancy_error[0]
     info.raise_if_failed()
@@ -66,7 +67,8 @@ def test_old_style_keys_are_taken(whole):
 def test_the_state_holds_the_parameters_and_goes_on(whole):
     svi = make_svi()
     result = quiet_fit(svi, KEY, DATA, init_state=whole.state, **{**QUICK, "max_steps": 20})
-    np.testing.assert_allclose(result.params["loc"], whole.params["loc"], atol=0.1 * SD)
+    # Both are off by .055 standard deviations, and at the start by 1.8.
+    np.testing.assert_allclose(result.params["loc"], whole.params["loc"], atol=3 * 0.08 * SD)
     held = svi.get_params(whole.state)
     jax.tree.map(np.testing.assert_array_equal, held, whole.params)
 

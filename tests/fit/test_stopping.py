@@ -46,7 +46,7 @@ def test_the_search_ends_soon_after_the_trace_is_flat(flat_from, signal):
     progress = follow(*both)
     assert progress.cause == "plateau"
     assert flat_from <= progress.settle_from <= 1.6 * flat_from + 8
-    assert progress.settle_length == min(2 * progress.settle_from, 100 - progress.settle_from)
+    assert progress.settle_length == min(progress.settle_from, 100 - progress.settle_from)
 
 
 def test_the_search_goes_on_while_either_signal_falls():
@@ -62,17 +62,36 @@ def test_the_search_goes_on_while_either_signal_falls():
 
 def test_changes_too_small_to_matter_do_not_prolong_the_search():
     loss = np.linspace(0, -RULE.least_loss, 40)  # over the whole trace, not a window
-    assert follow(np.full(40, 0.5), loss, error=1e-6).settle_from == 8
+    assert follow(np.full(40, 0.5), loss, error=1e-6).settle_from == 6
 
 
 def test_below_tol_settles_once_the_loss_is_flat():
     low = np.full(100, RULE.tol**2 / 4)
     progress = follow(low)
-    assert (progress.cause, progress.settle_from, progress.settle_length) == ("tol", 6, 12)
-    assert (progress.phase, len(progress.looks)) == ("done", 18)
+    assert (progress.cause, progress.settle_from, progress.settle_length) == ("tol", 4, 4)
+    assert (progress.phase, len(progress.looks)) == ("done", 8)
     assert follow(low, 100 - np.arange(100.0)).cause == "budget"
     # An error as large as tol² proves nothing.
     assert follow(low, error=RULE.tol**2).cause == "plateau"
+
+
+def test_a_round_that_brought_much_is_followed_by_one_twice_as_long():
+    low = np.full(100, RULE.tol**2 / 4)
+    much = 8 * RULE.least_loss
+    # Flat while the fit searches; each fall is that of one round.
+    falls = np.zeros(100)
+    falls[6:] -= much
+    once = follow(low, falls, error=1e-5)
+    assert (once.cause, once.settle_from, once.settle_length) == ("tol", 8, 8)
+    assert (once.phase, len(once.looks)) == ("done", 16)
+    falls[12:] -= much
+    twice = follow(low, falls, error=1e-5)
+    assert (twice.settle_from, twice.settle_length, len(twice.looks)) == (16, 16, 32)
+    assert len(follow(low, falls / 4, error=1e-5).looks) == 8  # too little
+    # As many steps as are left, but none shorter than the last one.
+    for most, taken in ((12, 12), (11, 8)):
+        rule = RULE._replace(num_chunks=most)
+        assert len(follow(low, falls, rule=rule, error=1e-5).looks) == taken
 
 
 def test_noise_alone_stops_within_a_few_looks():

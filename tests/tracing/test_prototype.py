@@ -49,7 +49,7 @@ def test_nothing_traced_stays_behind():
 
 
 def test_one_program_is_compiled(caplog):
-    y = jnp.arange(3.0)
+    y = jnp.arange(7.0)
     with jax.log_compiles():
         _seen(_model, y)
     finished = [r.getMessage() for r in caplog.records if "Finished XLA" in r.getMessage()]

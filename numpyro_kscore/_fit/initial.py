@@ -1,0 +1,51 @@
+"""The state that a fit starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+
+from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = ["initial_state"]
+
+
+def initial_state(
+    svi: SVI,
+    rng_key: jax.Array,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    init_params: dict[str, Any] | None,
+) -> SVIState:
+    """``svi.init``, in one compiled program for a guide that needs no values in it.
+
+    NumPyro runs guide and model operation by operation, each of which is compiled by itself.
+
+    Args:
+        svi: model, guide, optimizer and loss; it learns the constraints of its parameters.
+        rng_key: random key.
+        args: arguments of model and guide.
+        kwargs: keyword arguments of both.
+        init_params: initial parameters, as for ``svi.init``.
+    """
+
+    def init(key: jax.Array) -> SVIState:
+        return svi.init(key, *args, init_params=init_params, **kwargs)
+
+    guide = svi.guide
+    # Others may keep what they see at their first call, which must then be values.
+    if not isinstance(guide, AutoImplicit):
+        return init(rng_key)
+    if guide.prototype_trace is None:
+        # With the key that svi.init would give it.
+        guide_key = jax.random.split(rng_key, 3)[2]
+        guide.set_up(guide_key, *args, **kwargs, **svi.static_kwargs)
+    state = quick_jit(init)(rng_key)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(svi.constrain_fn)):
+        # A constraint was computed by the model.
+        return init(rng_key)
+    return state

@@ -1,0 +1,97 @@
+"""Programs that serve all data of equal shapes: they must never serve the wrong data."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax, random
+
+from numpyro_kscore._util import compiling
+from numpyro_kscore._util.compiling import quick_jit
+
+
+def _closure(data, key=0, factor=2.0, inner=None):
+    """A function that closes over arrays and a key, at its own level and in programs inside."""
+    inner = np.zeros(3) if inner is None else inner
+    key = random.key(key)
+
+    @jax.jit
+    def nested(x):
+        return x * inner + random.uniform(key)
+
+    def closure(x, count):
+        y = nested(x) + data
+        y, _ = lax.scan(lambda c, _: (c + inner, None), y, None, length=3)
+        return {"y": factor * y, "key": random.split(key)}, count
+
+    return closure
+
+
+CASES = {
+    "data": {"data": np.arange(3.0)},
+    "other data": {"data": np.ones(3)},
+    "JAX data": {"data": jnp.full(3, 7.0)},
+    "another key": {"data": np.ones(3), "key": 1},
+    "another number": {"data": np.ones(3), "factor": 3.0},
+    "inner data": {"data": np.ones(3), "inner": np.arange(3.0)},
+    "other inner data": {"data": np.ones(3), "inner": np.full(3, 2.0)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_those_of_jit(case):
+    fn, x = _closure(**CASES[case]), np.arange(3.0)
+    ours, count = quick_jit(fn)(x, 5)
+    theirs, _ = jax.jit(fn)(x, 5)
+    np.testing.assert_allclose(ours["y"], theirs["y"], rtol=1e-6)
+    assert jnp.all(ours["key"] == theirs["key"])
+    assert count == 5
+
+
+def _count_compiled(caplog, name):
+    messages = [r.getMessage() for r in caplog.records]
+    return sum("Finished XLA" in m and f"jit({name})" in m for m in messages)
+
+
+def test_equal_programs_over_other_data_compile_once(caplog):
+    def over(data):
+        def summed(x):
+            return jnp.sum(x * data)
+
+        return quick_jit(summed)
+
+    with jax.log_compiles():
+        totals = [float(over(np.full(11, value))(np.ones(11))) for value in (1.0, 2.0, 3.0)]
+    assert totals == [11.0, 22.0, 33.0]
+    assert _count_compiled(caplog, "summed") == 1
+
+
+def test_other_shapes_and_types_are_other_programs():
+    double = quick_jit(lambda x: 2 * x)
+    assert double(np.ones(2)).shape == (2,)
+    assert double(np.ones(3)).shape == (3,)
+    assert double(np.arange(3)).dtype == jnp.arange(3).dtype
+
+
+def test_precisions_are_other_programs():
+    def third(x):
+        return x / np.float64(3.0)
+
+    with jax.enable_x64(True):
+        assert quick_jit(third)(np.float64(1.0)) == 1 / 3
+    assert quick_jit(third)(np.float32(1.0)).dtype == jnp.float32
+
+
+def test_inside_transformations_it_is_jit():
+    square = quick_jit(lambda x: x**2)
+    assert jax.jit(square)(3.0) == 9.0
+    assert jax.grad(square)(3.0) == 6.0
+    np.testing.assert_array_equal(jax.vmap(square)(jnp.arange(3.0)), [0.0, 1.0, 4.0])
+
+
+def test_only_so_many_programs_are_kept(monkeypatch):
+    monkeypatch.setattr(compiling, "MOST_KEPT", 2)
+    monkeypatch.setattr(compiling, "_kept", type(compiling._kept)())
+    for size in range(1, 5):
+        quick_jit(lambda x: x + 1)(np.zeros(size))
+    assert len(compiling._kept) == 2
