@@ -114,8 +114,9 @@ def fit(
     neither number was lower in the last window of chunks than in the one before, beyond the error
     of the difference; or when the discrepancy is below ``tol`` and the loss has stopped falling; or
     after two fifths of ``max_steps``. Then the fit settles: the step size falls to 0 along a cosine
-    over as many steps as the search took, in the last case over all that are left. The
-    optimizer should therefore have a constant step size: ``optax.adam(1e-2)``.
+    over as many steps as the search took, in the last case over all that are left. If that lowered
+    the loss by much, another round follows, twice as long (docs/convergence). The optimizer should
+    therefore have a constant step size: ``optax.adam(1e-2)``.
 
     A step whose loss or gradient is not finite is skipped. A chunk is undone if more than half of
     its steps were skipped, or if the guide is not finite after it: the fit goes on from the state

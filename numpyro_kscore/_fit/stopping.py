@@ -40,7 +40,7 @@ SHORTEST_WINDOW = 2
 SEARCH_FRACTION = 0.4
 # A round that lowered the loss by this many times the smallest gain that matters is followed by
 # another.
-ROUND_GAIN = 4
+ROUND_GAIN = 6
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -223,7 +223,7 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
     ]
     gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
     is_much = gain.value > max(ROUND_GAIN * rule.least_loss, 2 * gain.standard_error)
-    if progress.cause not in CONVERGED or not is_much or rest < length:
+    if progress.cause not in CONVERGED or not is_much or 2 * rest < length:
         return progress._replace(phase="done")
     return progress._replace(settle_from=count, settle_length=min(count, rest))
 

@@ -96,7 +96,8 @@ def _compile(
         return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays)
 
     run.__name__ = getattr(fn, "__name__", "run")
-    lowered = jax.jit(run).lower(constants, arrays)
+    # Arguments that are not used stay in the text: which are left out differs from data to data.
+    lowered = jax.jit(run, keep_unused=True).lower(constants, arrays)
     # Constants of inner programs are part of the text, or of the executable: of the key in any
     # case.
     key = (lowered.as_text(), _digest(closed.jaxpr), jax.default_backend())

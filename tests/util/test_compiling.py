@@ -66,6 +66,27 @@ def test_equal_programs_over_other_data_compile_once(caplog):
     assert _count_compiled(caplog, "summed") == 1
 
 
+def test_data_that_are_not_used_change_nothing():
+    def over(first, second, used):
+        def chosen(x):
+            parts = jnp.asarray(first) * 2, jnp.asarray(second) * 2
+            return x + parts[used]
+
+        return quick_jit(chosen)
+
+    one, two = np.ones(5), np.full(5, 10.0)
+    found = [float(over(one, two, used)(np.zeros(5))[0]) for used in (0, 1, 0)]
+    assert found == [2.0, 20.0, 2.0]
+
+    def alone(first):
+        def chosen(x):
+            return x + jnp.asarray(first) * 2
+
+        return quick_jit(chosen)
+
+    assert float(alone(two)(np.zeros(5))[0]) == 20.0
+
+
 def test_other_shapes_and_types_are_other_programs():
     double = quick_jit(lambda x: 2 * x)
     assert double(np.ones(2)).shape == (2,)
