@@ -95,7 +95,7 @@ def fit(
     max_steps: int = 5_000,
     tol: float = 0.1,
     patience: int = 3,
-    chunk_size: int = 100,
+    chunk_size: int = 80,
     criterion: str = "stein",
     checkpoint: str | os.PathLike[str] | None = None,
     progress_bar: bool = True,
