@@ -15,13 +15,14 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.speed import first_call, gram, growth, large_n, precision, solving, step_time
+from benchmarks.speed import first_call, gram, growth, large_n, precision, solving, step_time, whole_calls
 
 PARTS = {
     "products": gram.main,
     "solvers": solving.main,
     "steps": step_time.main,
     "first_call": first_call.main,
+    "whole_calls": whole_calls.main,
     "precision": precision.main,
     "growth": growth.main,
     "large_n": large_n.main,
