@@ -1,4 +1,4 @@
-"""The methods of the comparison: each fits one guide to one posterior, with its usual settings.
+"""The methods of the comparison: each fits or samples one posterior, with its usual settings.
 
 ``AutoImplicit`` is fitted by ``numpyro_kscore.fit``, as the README tells users to, and by as many
 steps of ``svi.run`` as all other guides. The last three are ``AutoImplicit`` with the score
@@ -32,6 +32,7 @@ from numpyro.optim import Adagrad
 from benchmarks.accuracy.fits import Fit, timed
 from benchmarks.accuracy.pathfinder import pathfinder
 from benchmarks.accuracy.posterior import Posterior
+from benchmarks.accuracy.samplers import mams, nuts
 from benchmarks.accuracy.targets import Draws
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
 from numpyro_kscore._fit.chunks import EVALUATION_DRAWS
@@ -65,10 +66,11 @@ def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit
         )
     draws = guide.sample_posterior(draw_key, result.params, *target.args, sample_shape=(num_draws,))
     info = result.info
+    searched = 0 if guide.start is None else guide.start.num_gradients
     looks = EVALUATION_DRAWS * len(info.trace)
     return Fit(
         posterior.summarize(draws), *seconds, info.steps,
-        looks + info.steps * _num_particles(posterior, draws),
+        searched + looks + info.steps * _num_particles(posterior, draws),
         ending=", ".join(filter(None, (info.cause, info.doubt))),
         diagnose=lambda: diagnose(svi, result, *target.args, verbose=False).verdict,
     )  # fmt: skip
@@ -147,6 +149,8 @@ METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
     "AutoBNAFNormal": partial(_svi, AutoBNAFNormal, _trace_elbo),
     "SteinVI": _stein,
     "multi-Pathfinder": pathfinder,
+    "NUTS": nuts,
+    "MAMS": mams,
     "AutoImplicit, Stein": partial(_svi, AutoImplicit, lambda: _published(estimator=stein())),
     "AutoImplicit, SSGE": partial(_svi, AutoImplicit, lambda: _published(estimator=ssge())),
     "AutoImplicit, nu": partial(_svi, AutoImplicit, lambda: _published(estimator=nu_method())),

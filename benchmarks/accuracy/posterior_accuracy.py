@@ -8,8 +8,9 @@ Nothing is tuned to a posterior. ``AutoImplicit`` is fitted as the README says, 
 Adam at 1e-2 and at most 5 000 steps. All others take 5 000 steps: ``AutoImplicit, svi.run`` with
 ``ImplicitELBO`` and NumPyro's guides with ``Trace_ELBO`` of 32 particles use Adam, whose step size
 falls from 1e-2 to 0 along a cosine, and NumPyro's initial values; SteinVI has its documented
-settings. Multi-path Pathfinder stops by itself. A Gaussian guide that is far off on a nearly
-Gaussian posterior has not converged: on stiff models 5 000 steps do not suffice.
+settings. Multi-path Pathfinder stops by itself. NUTS and MAMS are single chains. A Gaussian guide
+that is far off on a nearly Gaussian posterior has not converged: on stiff models 5 000 steps do not
+suffice.
 
 The defaults were tuned on the ``familiar`` posteriors. The ``harder`` ones came later.
 

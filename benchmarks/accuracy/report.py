@@ -11,7 +11,18 @@ import numpy as np
 
 from examples.common.tables import Row
 
-__all__ = ["FLOOR", "OURS", "Figures", "is_silent", "over_seeds", "plot", "table", "verdict"]
+__all__ = [
+    "FLOOR",
+    "OURS",
+    "STYLES",
+    "Figures",
+    "is_silent",
+    "over_seeds",
+    "plot",
+    "table",
+    "verdict",
+    "within_limits",
+]
 
 FLOOR = "reference again"  # the row of independent reference draws
 OURS = "AutoImplicit"
@@ -19,6 +30,7 @@ STYLES = {
     OURS: "ko", "AutoImplicit, svi.run": "k+",
     "AutoNormal": "C0v", "AutoMultivariateNormal": "C1s", "AutoIAFNormal": "C2^",
     "AutoBNAFNormal": "C3D", "SteinVI": "C4x", "multi-Pathfinder": "C9p",
+    "NUTS": "m*", "MAMS": "mX",
     "AutoImplicit, Stein": "C5<", "AutoImplicit, SSGE": "C6>", "AutoImplicit, nu": "C8o",
     FLOOR: "C7|",
 }  # fmt: skip

@@ -15,7 +15,16 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.speed import first_call, gram, growth, large_n, precision, solving, step_time, whole_calls
+from benchmarks.speed import (
+    first_call,
+    gram,
+    growth,
+    large_n,
+    precision,
+    solving,
+    step_time,
+    whole_calls,
+)
 
 PARTS = {
     "products": gram.main,
