@@ -22,6 +22,7 @@ from numpyro_kscore._tracing.coordinates import (
     trace_at,
 )
 from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.subsampling import whole_plates
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["find_start", "unravel"]
@@ -49,6 +50,7 @@ def find_start(
         forward_mode: differentiate in forward mode.
         plain: stay in unconstrained coordinates, whatever the priors and the scores.
     """
+    model = whole_plates(model, args, kwargs)
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
     sites: tuple[str, ...] = ()
