@@ -108,6 +108,7 @@ class Layout(NamedTuple):
         transformed: names of the latents whose coordinate is not their unconstrained value.
         noise_sites: names of the guide's noise sites, if all that is random in a draw is there and
             no parameter is behind them; otherwise empty.
+        row_counts: for every subsampled plate, if none is the guide's: all rows, and those drawn.
     """
 
     sites: tuple[Site, ...]
@@ -116,6 +117,7 @@ class Layout(NamedTuple):
     shared_plates: tuple[str, ...]
     transformed: tuple[str, ...] = ()
     noise_sites: tuple[str, ...] = ()
+    row_counts: tuple[tuple[int, int], ...] = ()
 
     @property
     def size(self) -> int:

@@ -137,7 +137,8 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
         layout = _lay_out(traces, sites, blocks)
-        layouts.append(layout._replace(noise_sites=_noise_sites(traces, drawn)))
+        noise_sites, row_counts = _noise_sites(traces, drawn), _row_counts(traces)
+        layouts.append(layout._replace(noise_sites=noise_sites, row_counts=row_counts))
 
     jax.eval_shape(run, key)
     return layouts[0]
@@ -200,6 +201,15 @@ def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]
         and all(_fits(traces.guide[name]) for name in noise)
     )
     return noise if is_rest_given else ()
+
+
+def _row_counts(traces: Traces) -> tuple[tuple[int, int], ...]:
+    """All rows of the model's subsampled plates, and those drawn; empty if the guide has one."""
+    of_guide, of_model = (
+        [site["args"] for site in trace.values() if site["type"] == "plate" and is_subsampled(site)]
+        for trace in (traces.guide, traces.model)
+    )
+    return () if of_guide else tuple(of_model)
 
 
 def _fits(site: dict[str, Any]) -> bool:

@@ -1,9 +1,9 @@
-"""A model with subsampled plates, at all of their rows."""
+"""Models with subsampled plates: at all of their rows, and with less noise from those drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.primitives import Messenger
 
-__all__ = ["whole_plates"]
+__all__ = ["Expansion", "center", "replaced", "whole_plates"]
 
 
 class _WholePlates(Messenger):
@@ -59,3 +59,54 @@ def _odd_sites(
 
     jax.eval_shape(run, jax.random.key(0))
     return found
+
+
+class Expansion(NamedTuple):
+    """A log density and its gradients, at the particles (leading axis n) or at one point.
+
+    Attributes:
+        values: (n,) or a scalar.
+        scores: (n, d) or (d,).
+        params: gradients in the model's parameters, summed over the particles.
+    """
+
+    values: jax.Array
+    scores: jax.Array
+    params: dict[str, Any]
+
+
+def center(flat: jax.Array, valid: jax.Array) -> jax.Array:
+    """The mean of the valid particles, (d,)."""
+    weight = valid / jnp.maximum(jnp.sum(valid), 1)
+    return weight @ jnp.where(valid[:, None], flat, 0.0)
+
+
+def replaced(
+    found: Expansion, moves: jax.Array, of_rows: Expansion, of_all: Expansion
+) -> Expansion:
+    """Densities with the expansion at a point of the rows drawn replaced by that of all rows.
+
+    Args:
+        found: at the particles, with their rows.
+        moves: the particles less the point, (n, d).
+        of_rows: at the point, with the rows of each particle.
+        of_all: at the point, with all rows.
+
+    Returns:
+        The same where an expansion is not finite.
+    """
+    slopes = of_all.scores - of_rows.scores
+    values = found.values + of_all.values - of_rows.values + jnp.sum(slopes * moves, axis=1)
+    good = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=1)
+    count = len(moves)
+    params = jax.tree.map(
+        lambda a, b, c: jnp.where(jnp.all(good), a - b + count * c, a),
+        found.params,
+        of_rows.params,
+        of_all.params,
+    )
+    return Expansion(
+        jnp.where(good, values, found.values),
+        jnp.where(good[:, None], found.scores + slopes, found.scores),
+        params,
+    )
