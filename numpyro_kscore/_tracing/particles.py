@@ -14,7 +14,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._tracing.coordinates import log_density_at
+from numpyro_kscore._tracing.coordinates import log_density_at, trace_at
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
@@ -253,6 +253,21 @@ class _Model(NamedTuple):
         ]
         return value, (value, sum(prior) if prior else None)
 
+    def with_rows(self, theta: dict[str, Any], draw: Draw) -> _Model:
+        """The model with the rows of its subsampled plates as they are drawn for one particle."""
+        latents = self.layout.unravel(draw.flat)
+        data = {**self.program.params, **theta}
+        common = handlers.substitute(CommonKeys(self.program.model, self.common_key), data=data)
+        seeded = handlers.seed(common, draw.model_key)
+        args, kwargs, forms = self.program.args, self.program.kwargs, self.program.forms
+        trace = trace_at(seeded, args, kwargs, latents, forms)
+        rows = {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] == "plate" and is_subsampled(site)
+        }
+        return self._replace(program=self.program._replace(plates=rows))
+
     def value_and_gradients(
         self, theta: dict[str, Any], draw: Draw
     ) -> tuple[jax.Array, jax.Array, dict[str, Any], jax.Array | None]:
@@ -280,11 +295,15 @@ def _all_at_once(
 ) -> LogJoint:
     """The model at all particles as one batch.
 
-    Where particles see different rows, the first-order expansion of the density at their mean is
-    a control variate: that of a particle's rows is replaced by that of all rows, which has the same
-    expectation. What is left of the noise of the rows is of second order in the distance from the
-    mean, as small as the posterior is narrow (Johnson and Zhang 2013; Baker et al. 2019).
+    Where a pass over all rows is affordable, all particles see the same rows, and the first-order
+    expansion at their mean of the density of these rows is replaced by that of all rows, which is
+    its expectation. What is left of the noise of the rows is of second order in the distance from
+    the mean, as small as the posterior is narrow (Johnson and Zhang 2013; Baker et al. 2019).
     """
+    if whole is not None:
+        mean = center(draws.flat)
+        first = jax.tree.map(lambda a: a[0], draws)._replace(flat=mean)
+        model = model.with_rows(theta, first)
 
     def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
         values, (_, priors) = jax.vmap(model.log_joint, (0, None, 0))(flat, theta, draws)
@@ -293,17 +312,11 @@ def _all_at_once(
     gradients = jax.grad(total, (0, 1), has_aux=True)
     (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     if whole is not None:
-        found = Expansion(values, scores, theta_total)
-        mean = center(draws.flat, are_finite(values, scores))
-        (slopes, theta_slopes), (levels, _) = gradients(jnp.broadcast_to(mean, scores.shape), theta)
-        first = jax.tree.map(lambda a: a[0], draws)
-        level, slope, theta_slope, _ = whole.value_and_gradients(theta, first._replace(flat=mean))
-        values, scores, theta_total = replaced(
-            found,
-            draws.flat - mean,
-            Expansion(levels, slopes, theta_slopes),
-            Expansion(level, slope, theta_slope),
+        of_rows, of_all = (
+            Expansion(*one.value_and_gradients(theta, first)[:3]) for one in (model, whole)
         )
+        found = Expansion(values, scores, theta_total)
+        values, scores, theta_total = replaced(found, draws.flat - mean, of_rows, of_all)
     prior_scores = None
     if model.layout.pooled_sites:
         prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, theta)[1][1]))(draws.flat)

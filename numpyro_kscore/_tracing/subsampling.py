@@ -75,8 +75,9 @@ class Expansion(NamedTuple):
     params: dict[str, Any]
 
 
-def center(flat: jax.Array, valid: jax.Array) -> jax.Array:
-    """The mean of the valid particles, (d,)."""
+def center(flat: jax.Array) -> jax.Array:
+    """The mean of the finite particles, (d,)."""
+    valid = jnp.all(jnp.isfinite(flat), axis=1)
     weight = valid / jnp.maximum(jnp.sum(valid), 1)
     return weight @ jnp.where(valid[:, None], flat, 0.0)
 
@@ -87,26 +88,28 @@ def replaced(
     """Densities with the expansion at a point of the rows drawn replaced by that of all rows.
 
     Args:
-        found: at the particles, with their rows.
+        found: at the particles, with the rows drawn.
         moves: the particles less the point, (n, d).
-        of_rows: at the point, with the rows of each particle.
+        of_rows: at the point, with the rows drawn.
         of_all: at the point, with all rows.
 
     Returns:
-        The same where an expansion is not finite.
+        The same as before where an expansion is not finite.
     """
-    slopes = of_all.scores - of_rows.scores
-    values = found.values + of_all.values - of_rows.values + jnp.sum(slopes * moves, axis=1)
-    good = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=1)
-    count = len(moves)
-    params = jax.tree.map(
-        lambda a, b, c: jnp.where(jnp.all(good), a - b + count * c, a),
-        found.params,
-        of_rows.params,
-        of_all.params,
-    )
+    slope = of_all.scores - of_rows.scores
+    level = of_all.values - of_rows.values
+    good = jnp.isfinite(level) & jnp.all(jnp.isfinite(slope))
+
+    def corrected(value: jax.Array, change: jax.Array) -> jax.Array:
+        return jnp.where(good, value + change, value)
+
     return Expansion(
-        jnp.where(good, values, found.values),
-        jnp.where(good[:, None], found.scores + slopes, found.scores),
-        params,
+        corrected(found.values, level + moves @ slope),
+        corrected(found.scores, slope),
+        jax.tree.map(
+            lambda a, b, c: corrected(a, len(moves) * (c - b)),
+            found.params,
+            of_rows.params,
+            of_all.params,
+        ),
     )

@@ -60,8 +60,8 @@ def slopes(x, y, batch):
         numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weight), obs=y[rows])
 
 
-def _evaluated(model, key, *args, count=64):
-    """The model at draws of a Gaussian guide."""
+def _evaluated(model, keys, *args, count=64):
+    """The model at draws of a Gaussian guide, for each of several keys."""
 
     def guide(*args):
         for name, size in (("mean", ()), ("weight", (2,))):
@@ -73,12 +73,16 @@ def _evaluated(model, key, *args, count=64):
     names = {name for name, site in trace.items() if site["type"] == "sample"}
     program = Program({}, model, guide, args, {}, {})
     layout = inspect_program(random.key(0), program)
-    return jax.jit(lambda k: evaluate_particles(k, program, layout, count, count))(random.key(key))
+
+    def run(key):
+        return evaluate_particles(key, program, layout, count, count)
+
+    return jax.jit(lambda keys: jax.lax.map(run, keys))(random.split(random.key(7), keys))
 
 
 def test_rows_of_equal_curvature_make_no_noise():
     """Then the difference of two points is the same for all rows, and nothing of it is left."""
-    noisy, whole = (_evaluated(indexed, 1, DATA, batch) for batch in (20, None))
+    noisy, whole = (_evaluated(indexed, 2, DATA, batch) for batch in (20, None))
     np.testing.assert_array_equal(noisy.samples, whole.samples)
     np.testing.assert_allclose(noisy.scores, whole.scores, rtol=1e-4)
     np.testing.assert_allclose(noisy.log_density, whole.log_density, rtol=1e-5)
@@ -94,24 +98,26 @@ def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypat
     errors = {}
     for passes in (0, particles.MOST_PASSES):
         monkeypatch.setattr(particles, "MOST_PASSES", passes)
-        noisy = _evaluated(slopes, 2, *data, 20, count=1024)
-        whole = _evaluated(slopes, 2, *data, None, count=1024)
+        noisy = _evaluated(slopes, 200, *data, 20)
+        whole = _evaluated(slopes, 200, *data, None)
         np.testing.assert_array_equal(noisy.samples, whole.samples)
-        errors[passes] = np.asarray(noisy.scores - whole.scores)
+        errors[passes] = np.asarray(noisy.scores - whole.scores)  # (keys, particles, d)
     plain, corrected = errors.values()
     assert np.sqrt(np.mean(corrected**2)) < 0.1 * np.sqrt(np.mean(plain**2))
-    # The mean of 1024 independent errors, at four of its standard errors.
-    standard_error = corrected.std(axis=0) / np.sqrt(len(corrected))
-    np.testing.assert_array_less(np.abs(corrected.mean(axis=0)), 4 * standard_error)
+    # Particles share rows, so keys are what is independent: four of their standard errors.
+    slope = np.einsum("kni,knj->kij", corrected, np.asarray(noisy.samples) - 0.4)
+    for error in (corrected.mean(axis=1), slope.reshape(len(slope), -1)):
+        standard_error = error.std(axis=0) / np.sqrt(len(error))
+        np.testing.assert_array_less(np.abs(error.mean(axis=0)), 4 * standard_error)
 
 
 def test_a_pass_over_all_rows_must_be_affordable(monkeypatch):
     data = _logistic(np.random.default_rng(1))
     seen = []
     monkeypatch.setattr(particles, "whole_plates", lambda *a: seen.append(a) or a[0])
-    _evaluated(slopes, 2, *data, 2, count=32)  # 400 rows, 32 × 2 drawn
+    _evaluated(slopes, 1, *data, 2, count=32)  # 400 rows, 32 × 2 drawn
     assert not seen
-    _evaluated(slopes, 2, *data, 4, count=32)
+    _evaluated(slopes, 1, *data, 4, count=32)
     assert seen
 
 
