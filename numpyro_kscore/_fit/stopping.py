@@ -40,7 +40,7 @@ SHORTEST_WINDOW = 2
 SEARCH_FRACTION = 0.4
 # A round that lowered the loss by this many times the smallest gain that matters is followed by
 # another.
-ROUND_GAIN = 6
+ROUND_GAIN = 4
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
