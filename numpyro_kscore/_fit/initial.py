@@ -45,7 +45,8 @@ def initial_state(
         guide_key = jax.random.split(rng_key, 3)[2]
         guide.set_up(guide_key, *args, **kwargs, **svi.static_kwargs)
     state = quick_jit(init)(rng_key)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(svi.constrain_fn)):
-        # A constraint was computed by the model.
+    # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
+    # data, was traced and has no value.
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
         return init(rng_key)
     return state

@@ -14,10 +14,11 @@ from jax import random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
-from numpyro_kscore import Implicit, ImplicitELBO, fit
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
 from numpyro_kscore._fit import loop
 from numpyro_kscore._fit.checkpoint import save_checkpoint
 from numpyro_kscore._fit.chunks import parameter_slots
+from numpyro_kscore._fit.initial import initial_state
 from numpyro_kscore._fit.stopping import Rule
 from support.doubles import GaussianScore
 from support.fits import DATA, KEY, MEAN, QUICK, SD, guide, make_svi, model, quiet_fit
@@ -200,3 +201,32 @@ def test_parameters_are_found_in_any_optimizer(optimizer):
     slots = parameter_slots(svi, state.optim_state)
     for slot, value in zip(slots, wanted, strict=True):
         assert leaves[slot] is value
+
+
+def test_constraints_that_the_model_computes():
+    """The start of an automatic guide is compiled, and must leave values in the SVI."""
+
+    def bounded(data):
+        low = 2 * jnp.min(data)
+        bound = constraints.greater_than(low)
+        numpyro.param("shift", low + 3.0, constraint=bound)
+        model(data)
+
+    svi = SVI(bounded, AutoImplicit(bounded), optax.adam(1e-2), ImplicitELBO(8))
+    result = quiet_fit(svi, KEY, DATA, **{**QUICK, "max_steps": 20})
+    np.testing.assert_allclose(result.params["shift"], 1.0, rtol=1e-5)
+
+
+def test_the_start_is_that_of_svi_init():
+    def made():
+        return SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO(8))
+
+    ours, theirs = made(), made()
+    compiled = initial_state(ours, KEY, (DATA,), {}, None)
+    plain = theirs.init(KEY, DATA)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        ours.get_params(compiled),
+        theirs.get_params(plain),
+    )
+    assert jnp.all(compiled.rng_key == plain.rng_key)
