@@ -27,9 +27,15 @@ import numpy as np
 
 from benchmarks.accuracy.fits import Fit
 from benchmarks.accuracy.guides import METHODS, NUM_STEPS
-from benchmarks.accuracy.posterior_accuracy import FIGURES, Bench, measure, usable_targets
+from benchmarks.accuracy.posterior_accuracy import (
+    FIGURES,
+    Bench,
+    add_files,
+    measure,
+    usable_targets,
+)
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES
-from benchmarks.accuracy.report import STYLES, within_limits
+from benchmarks.accuracy.report import STYLES, row_is_right
 from examples.common.tables import Row, fill
 
 COMPARED = (
@@ -65,10 +71,6 @@ def _clocks(fit: Fit) -> tuple[float, float]:
     return round(fit.seconds, 2), round(fit.cpu_seconds, 2)
 
 
-def _is_right(row: Row) -> bool:
-    return within_limits(*(float(row[name]) for name in ("mean_error", "sd_low", "sd_high")))
-
-
 def summary(rows: Sequence[Row]) -> list[str]:
     """Lines of medians, one for each method."""
     lines = [
@@ -83,7 +85,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         }
         total = np.nansum([float(row["cpu_seconds"]) for row in own])
         lines.append(
-            f"{method:24}{sum(map(_is_right, own)):>3} of {len(own):2}{middle['distance']:9.2f}"
+            f"{method:24}{sum(map(row_is_right, own)):>3} of {len(own):2}{middle['distance']:9.2f}"
             f"{middle['seconds']:9.1f}{middle['cpu_seconds']:8.1f}{middle['later_seconds']:9.1f}"
             f"{middle['later_cpu_seconds']:8.1f}{middle['gradients']:11.2g}{total:12.0f}"
         )
@@ -112,10 +114,7 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill the table, print it with medians and draw the figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--data", type=Path, help="waveform.mat, or the folder that holds it")
-    parser.add_argument("--cache", type=Path, help="folder for reference draws")
-    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
-    parser.add_argument("--figure", type=Path, help="picture to write")
+    add_files(parser)
     parser.add_argument("--targets", nargs="+", choices=POSTERIORS, metavar="TARGET")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD")
     parser.add_argument("--quick", action="store_true", help="few draws and steps, to see it run")

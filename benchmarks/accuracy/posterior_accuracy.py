@@ -167,13 +167,18 @@ def usable_targets(bench: Bench, names: Sequence[str]) -> list[str]:
     return usable
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Fill the table, print it with the verdict and draw the figure."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """The files that are read and written."""
     parser.add_argument("--data", type=Path, help="waveform.mat, or the folder that holds it")
     parser.add_argument("--cache", type=Path, help="folder for reference draws")
     parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--figure", type=Path, help="picture to write")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the table, print it with the verdict and draw the figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add_files(parser)
     parser.add_argument("--suite", choices=SUITES, default="all", help="a group of posteriors")
     parser.add_argument(
         "--targets", nargs="+", choices=POSTERIORS, metavar="TARGET", help="in place of a suite"

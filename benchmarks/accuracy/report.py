@@ -22,6 +22,7 @@ __all__ = [
     "table",
     "verdict",
     "within_limits",
+    "row_is_right",
 ]
 
 FLOOR = "reference again"  # the row of independent reference draws
@@ -139,14 +140,15 @@ def verdict(rows: Sequence[Row]) -> list[str]:
         f"on the CPU {sums[2]:.0f} s and {sums[3]:.0f} s"
     )
     own = [row for row in rows if row["method"] == OURS]
-    names = [f"{row['target']} ({row['seed']})" for row in own if not _row_is_right(row)]
+    names = [f"{row['target']} ({row['seed']})" for row in own if not row_is_right(row)]
     lines.append(line("right, of all seeds", names, len(own)))
     names = [f"{row['target']} ({row['seed']})" for row in own if is_silent(row)]
     claim = f"every mean within {SILENT_LIMIT:g} sd, or the fit is reported"
     return [*lines, line(claim, names, len(own))]
 
 
-def _row_is_right(row: Row) -> bool:
+def row_is_right(row: Row) -> bool:
+    """Whether one fit is within the limits."""
     return within_limits(*(float(row[name]) for name in ("mean_error", "sd_low", "sd_high")))
 
 
