@@ -47,7 +47,8 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
         if _is_traced(leaves) or jax.device_count() > 1:
             return plain(*args)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
-        key = (structure, *map(_type_of, arrays))
+        # Numbers inside a program have the precision that is set when it is traced.
+        key = (structure, jnp.result_type(float), *map(_type_of, arrays))
         if key not in programs:
             programs[key] = _compile(fn, structure, arrays)
         return programs[key](arrays)

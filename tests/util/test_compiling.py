@@ -101,6 +101,11 @@ def test_precisions_are_other_programs():
     with jax.enable_x64(True):
         assert quick_jit(third)(np.float64(1.0)) == 1 / 3
     assert quick_jit(third)(np.float32(1.0)).dtype == jnp.float32
+    draw = quick_jit(lambda key: random.normal(key, (2,), float))
+    key = random.key(0)
+    assert draw(key).dtype == jnp.float32
+    with jax.enable_x64(True):
+        assert draw(key).dtype == jnp.float64
 
 
 def test_inside_transformations_it_is_jit():
