@@ -18,6 +18,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kscore._util.checks import with_jax_leaves
+
 __all__ = ["quick_jit"]
 
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
@@ -88,10 +90,7 @@ def _compile(
         return fn(*jax.tree.unflatten(structure, leaves))
 
     closed, out = jax.make_jaxpr(flat, return_shape=True)(*arrays)
-    # Copies: JAX 0.10 to 0.12 caches what it makes of a NumPy array by the array alone.
-    constants = [
-        jnp.asarray(np.array(c) if isinstance(c, np.ndarray) else c) for c in closed.consts
-    ]
+    constants = [jnp.asarray(c) for c in with_jax_leaves(closed.consts)]
 
     def run(constants: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
         return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays)
