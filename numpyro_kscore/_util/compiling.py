@@ -114,19 +114,19 @@ def _digest(jaxpr: Any) -> str:
     found = hashlib.sha256()
 
     def visit(value: Any) -> None:
-        if isinstance(value, jex.ClosedJaxpr):
-            for constant in map(jnp.asarray, value.consts):
+        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+            # New versions of JAX have one class for both; before, only closed ones have constants.
+            for constant in map(jnp.asarray, getattr(value, "consts", ())):
                 is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
                 numbers = jax.random.key_data(constant) if is_key else constant
                 found.update(np.asarray(numbers).tobytes())
-            visit(value.jaxpr)
-        elif isinstance(value, jex.Jaxpr):
             for equation in value.eqns:
-                for parameter in equation.params.values():
-                    visit(parameter)
+                visit(list(equation.params.values()))
         elif isinstance(value, tuple | list):
             for one in value:
                 visit(one)
 
-    visit(jaxpr)
+    # The program's own constants are arguments by now.
+    for equation in jaxpr.eqns:
+        visit(list(equation.params.values()))
     return found.hexdigest()
