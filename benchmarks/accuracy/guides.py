@@ -33,10 +33,9 @@ from benchmarks.accuracy.fits import Fit, timed
 from benchmarks.accuracy.pathfinder import pathfinder
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.samplers import mams, nuts
-from benchmarks.accuracy.targets import Draws
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
 from numpyro_kscore._fit.chunks import EVALUATION_DRAWS
-from numpyro_kscore._tracing.layout import default_num_particles
+from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.diagnostics import diagnose
 from numpyro_kscore.estimators import nu_method, ssge, stein
 
@@ -70,15 +69,16 @@ def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit
     looks = EVALUATION_DRAWS * len(info.trace)
     return Fit(
         posterior.summarize(draws), *seconds, info.steps,
-        searched + looks + info.steps * _num_particles(posterior, draws),
+        searched + looks + info.steps * _num_particles(svi, result.params, target.args),
         ending=", ".join(filter(None, (info.cause, info.doubt))),
         diagnose=lambda: diagnose(svi, result, *target.args, verbose=False).verdict,
     )  # fmt: skip
 
 
-def _num_particles(posterior: Posterior, draws: Draws) -> int:
-    first = jax.tree.map(lambda x: x[:1], draws)
-    return default_num_particles(posterior.target.unconstrained(first).shape[1])
+def _num_particles(svi: SVI, params: dict[str, Any], args: tuple[Any, ...]) -> int:
+    """The number of particles of a step of :class:`ImplicitELBO`."""
+    program = Program(params, svi.model, svi.guide, args, {}, {})
+    return inspect_program(random.key(0), program).default_num_particles
 
 
 def _svi(
@@ -101,7 +101,9 @@ def _svi(
         return diagnose(svi, result, *target.args, verbose=False).verdict
 
     implicit = isinstance(loss, ImplicitELBO)
-    particles = _num_particles(posterior, draws) if implicit else TRACE_PARTICLES
+    particles = TRACE_PARTICLES
+    if implicit:
+        particles = _num_particles(svi, result.params, target.args)
     return Fit(
         posterior.summarize(draws), *seconds, num_steps, num_steps * particles,
         diagnose=verdict if implicit else None,

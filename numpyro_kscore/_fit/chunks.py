@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.settings import LOSS_BLOCKS
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.layout import Layout, default_num_particles
+from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._util.compiling import quick_jit
@@ -178,7 +178,7 @@ def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
 def _look_at_guide(
     key: jax.Array, svi: SVI, program: Program, layout: Layout, forward_mode: bool
 ) -> dict[str, jax.Array]:
-    particles = svi.loss.num_particles or default_num_particles(layout.dim)
+    particles = svi.loss.num_particles or layout.default_num_particles
     batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
     if svi.loss.vectorize_particles is False:
         batch = 1

@@ -41,6 +41,9 @@ SEARCH_FRACTION = 0.4
 # A round that lowered the loss by this many times the smallest gain that matters is followed by
 # another.
 ROUND_GAIN = 4
+# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension. To lose that by settling
+# is no sign that more is to be had.
+WOBBLE = 0.006
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -222,8 +225,8 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         *range(count - window, count),
     ]
     gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
-    is_much = gain.value > max(ROUND_GAIN * rule.least_loss, 2 * gain.standard_error)
-    if progress.cause not in CONVERGED or not is_much or 2 * rest < length:
+    least = max(ROUND_GAIN * rule.least_loss, WOBBLE * rule.dim, 2 * gain.standard_error)
+    if progress.cause not in CONVERGED or gain.value <= least or 2 * rest < length:
         return progress._replace(phase="done")
     return progress._replace(settle_from=count, settle_length=min(count, rest))
 

@@ -74,7 +74,8 @@ class ImplicitELBO(ELBO):
     Args:
         num_particles: guide draws in a step, at least 2 (1 with ``aggregate``); by default 8 for
             each dimension of the largest block that is estimated, the latents it depends on
-            included, from 128 to 512.
+            included, from 128 to 512; 4 for each, from 128 to 256, if all blocks have local log
+            densities.
         estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
             whitened coordinates at .8 of the median distance. The ``base`` below replaces its own.
             A :class:`~numpyro_kscore.sliced.SlicedScoreMatching` is trained along with the guide;

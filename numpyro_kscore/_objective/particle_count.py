@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numpyro_kscore._objective.settings import Settings
-from numpyro_kscore._tracing.layout import Layout, default_num_particles
+from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._util.sharding import divides, num_shards
 
 __all__ = ["count_particles"]
@@ -18,7 +18,7 @@ def count_particles(layout: Layout, settings: Settings, num_particles: int | Non
     """
     estimated = [part for part in layout.parts if part.is_implicit]
     if num_particles is None:
-        num_particles = default_num_particles(layout.dim)
+        num_particles = layout.default_num_particles
         if estimated and all(part.is_pooled for part in estimated):
             # Every element of a pooled part is a draw.
             num_particles = -(-num_particles // min(part.columns.shape[0] for part in estimated))

@@ -89,9 +89,9 @@ def test_defaults_are_those_documented():
     assert (settings.base, settings.debias, settings.clip) == ("model", "jackknife", 4.0)
     assert elbo.vectorize_particles is True
     assert elbo.forward_mode_differentiation is False
-    assert [default_num_particles(dim) for dim in (1, 20, 63, 64, 1000)] == [
-        128, 160, 504, 512, 512,
-    ]  # fmt: skip
+    dims = (1, 20, 63, 64, 1000)
+    assert [default_num_particles(d, has_local=False) for d in dims] == [128, 160, 504, 512, 512]
+    assert [default_num_particles(d, has_local=True) for d in dims] == [128, 128, 252, 256, 256]
 
 
 @pytest.mark.parametrize("base", ["model", "moments", "gaussian", None])
