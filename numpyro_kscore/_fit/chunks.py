@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.settings import LOSS_BLOCKS
+from numpyro_kscore._objective.elbo import ImplicitELBO
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
@@ -128,10 +130,12 @@ def make_chunk(
         forward_mode: differentiate in forward mode.
     """
 
-    def step(start: list[jax.Array], carry: Any, size: jax.Array) -> tuple[Any, jax.Array]:
+    def step(
+        here: SVI, start: list[jax.Array], carry: Any, size: jax.Array
+    ) -> tuple[Any, jax.Array]:
         state, moved = carry
         old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
-        state, loss = svi.stable_update(
+        state, loss = here.stable_update(
             state, *args, forward_mode_differentiation=forward_mode, **kwargs
         )
         new = jax.tree.leaves(svi.optim.get_params(state.optim_state))
@@ -145,7 +149,8 @@ def make_chunk(
         count = sizes.shape[0]
         start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         carry = (state, [jnp.zeros_like(a) for a in start])
-        (state, moved), losses = lax.scan(partial(step, start), carry, sizes)
+        here = _expanded(svi, state, count, args, kwargs)
+        (state, moved), losses = lax.scan(partial(step, here, start), carry, sizes)
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
         averaged = state._replace(
@@ -165,6 +170,20 @@ def make_chunk(
     return quick_jit(chunk)
 
 
+def _expanded(
+    svi: SVI, state: SVIState, num_steps: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> SVI:
+    """The SVI for some steps from a state, see :meth:`ImplicitELBO.expanded`."""
+    if not isinstance(svi.loss, ImplicitELBO):
+        return svi
+    key, program = key_apart(state.rng_key, 1), _program(svi, state, args, kwargs)
+    here = copy.copy(svi)
+    here.loss = svi.loss.expanded(
+        key, program.params, svi.model, svi.guide, *args, num_steps=num_steps, **program.kwargs
+    )
+    return here
+
+
 def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
     whole = losses[: LOSS_BLOCKS * (losses.shape[0] // LOSS_BLOCKS)]
     blocks = jnp.nanmean(whole.reshape(LOSS_BLOCKS, -1), axis=1)
@@ -180,6 +199,9 @@ def _look_at_guide(
 ) -> dict[str, jax.Array]:
     particles = svi.loss.num_particles or layout.default_num_particles
     batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
+    if layout.row_counts:
+        # Draws of a batch share rows of the data, and the noise of these.
+        batch = SMALLEST_BATCH
     if svi.loss.vectorize_particles is False:
         batch = 1
     draws = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
@@ -195,6 +217,9 @@ def _look_at_guide(
     centered = x - weight @ x
     spread = weight @ centered**2
     shift, width = moment_errors(centered, s, weight)
+    if layout.row_counts:
+        # Of a small group no batch may have a row, or one that counts a hundredfold.
+        shift = width = jnp.full_like(shift, jnp.nan)
     return {
         "discrepancy": discrepancy.value,
         "shift": shift,

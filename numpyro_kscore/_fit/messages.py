@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from numpyro_kscore._fit.stopping import Cause, Doubt, Ending
 
 __all__ = ["describe"]
@@ -50,5 +52,8 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
 def describe(ending: Ending) -> tuple[str, str]:
     """Why a fit stopped, and what to try; the second is empty if nothing is wrong."""
     reason, advice = CAUSES[ending.cause]
+    if math.isnan(ending.shift):
+        # In minibatches nothing is known of moments.
+        reason = reason.replace("discrepancy and moments", "discrepancy")
     addition, remedy = DOUBTS[ending.doubt]
     return (reason + addition).format(**ending._asdict()), advice or remedy

@@ -89,7 +89,7 @@ class Look(NamedTuple):
         log_spread: mean log standard deviation of the draws' coordinates.
         skipped: number of steps skipped because their loss or gradient was not finite.
         shift: largest error of a mean that is seen beyond two standard errors, in standard
-            deviations, by Stein's identity.
+            deviations, by Stein's identity; NaN in minibatches, whose noise hides it.
         width: the same for a log standard deviation.
     """
 
@@ -232,10 +232,15 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
 
 
 def _is_below(look: Look, rule: Rule) -> bool:
-    """Whether discrepancy, means and widths are within tol; False where they are not known."""
+    """Whether the discrepancy is within tol, and no mean or width is known to be off."""
     # Negative estimates are noise: clip them at zero.
     is_near = max(look.discrepancy, 0.0) + 2 * look.discrepancy_error < rule.tol**2
-    return is_near and max(look.shift, look.width) < rule.tol
+    return is_near and not _is_off(look, rule.tol)
+
+
+def _is_off(look: Look, most: float) -> bool:
+    """Whether a mean or a width is known to be off."""
+    return look.shift >= most or look.width >= most
 
 
 def _is_worse(look: Look, other: Look, rule: Rule) -> bool:
@@ -292,7 +297,7 @@ def conclude(progress: Progress, rule: Rule, interrupted: bool) -> Ending:
 def _doubt(best: Look, recoveries: int) -> Doubt:
     if best.discrepancy - 3 * best.discrepancy_error > DOUBTFUL**2:
         return "far"
-    if max(best.shift, best.width) > DOUBTFUL_MOMENT:
+    if _is_off(best, DOUBTFUL_MOMENT):
         return "moments"
     if 3 * best.discrepancy_error > DOUBTFUL**2:
         return "noisy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,19 +18,19 @@ from numpyro_kscore._objective.particle_count import count_particles
 from numpyro_kscore._objective.settings import resolve_settings
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
 from numpyro_kscore._objective.surrogate import with_gradient
+from numpyro_kscore._tracing.joint import LogJoint, anchored, log_joint_and_gradients
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     Draw,
-    LogJoint,
     are_finite,
     at_source,
     draw_local,
     draw_particle,
     draw_sources,
-    log_joint_and_gradients,
     with_shared,
 )
 from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._bandwidth import Median
@@ -162,6 +163,7 @@ class ImplicitELBO(ELBO):
             )
         super().__init__(num_particles, vectorize_particles)
         self.forward_mode_differentiation = forward_mode_differentiation
+        self._anchor: Anchor | None = None
 
     @property
     def estimator(self) -> Any:
@@ -188,6 +190,44 @@ class ImplicitELBO(ELBO):
             return guide
         return stateful_guide(self.settings, model, guide)
 
+    def expanded(
+        self,
+        rng_key: jax.Array,
+        param_map: dict[str, Any],
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        *args: Any,
+        num_steps: int,
+        **kwargs: Any,
+    ) -> ImplicitELBO:
+        """The objective for some steps from here, with one pass over all rows for them together.
+
+        In minibatches every step otherwise takes a pass of its own, or none where that is too much
+        (docs/minibatches). :func:`~numpyro_kscore.fit` calls this for each chunk. Without
+        subsampled plates, and for models with parameters, it is the objective itself.
+
+        Args:
+            rng_key: random key.
+            param_map: parameters of guide and model.
+            model: the model.
+            guide: the guide.
+            *args: arguments of both.
+            num_steps: how many steps.
+            **kwargs: keyword arguments of both.
+        """
+        if self.vectorize_particles is not True:
+            return self
+        program = Program(param_map, model, guide, args, kwargs, {})
+        layout = pool(inspect_program(rng_key, program), self.settings.aggregate)
+        num_draws = num_steps * count_particles(layout, self.settings, self.num_particles)
+        forward_mode = self.forward_mode_differentiation
+        program = anchored(rng_key, program, layout, num_draws, forward_mode)
+        if program.anchor is None:
+            return self
+        here = copy.copy(self)
+        here._anchor = program.anchor
+        return here
+
     def loss_with_mutable_state(
         self,
         rng_key: jax.Array,
@@ -199,7 +239,7 @@ class ImplicitELBO(ELBO):
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
         settings = self.settings
-        program = Program(param_map, model, guide, args, kwargs, {})
+        program = Program(param_map, model, guide, args, kwargs, {}, anchor=self._anchor)
         layout = pool(inspect_program(rng_key, program), settings.aggregate)
         program = with_shared(rng_key, program, layout)
         num_particles = count_particles(layout, settings, self.num_particles)

@@ -13,8 +13,10 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import validation_enabled
 
+from numpyro_kscore._starts.candidates import Density
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._starts.tall import MOST_ROWS, find_tall
 from numpyro_kscore._tracing.coordinates import (
     evaluate_at,
     hierarchical_sites,
@@ -22,7 +24,7 @@ from numpyro_kscore._tracing.coordinates import (
     trace_at,
 )
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.subsampling import whole_plates
+from numpyro_kscore._tracing.subsampling import FewRows, few_rows, whole_plates
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["find_start", "unravel"]
@@ -50,7 +52,8 @@ def find_start(
         forward_mode: differentiate in forward mode.
         plain: stay in unconstrained coordinates, whatever the priors and the scores.
     """
-    model = whole_plates(model, args, kwargs)
+    whole, few = _rows_of(model, args, kwargs)
+    model = whole if few is None else few.model
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
     sites: tuple[str, ...] = ()
@@ -60,14 +63,18 @@ def find_start(
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
-        seeded = handlers.seed(model, random.key(0))
-        density = batched_density(
-            lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
-        )
+        def density(model: Callable[..., Any]) -> Density:
+            seeded = handlers.seed(model, random.key(0))
+            return batched_density(
+                lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
+            )
+
+        from_prior = _prior_draws(model, args, kwargs, sizes)
+        rest = first, from_prior, np.concatenate(flags), rng, not plain
         try:
-            from_prior = _prior_draws(model, args, kwargs, sizes)
-            hierarchical = np.concatenate(flags)
-            return find_gaussian(density, first, from_prior, hierarchical, rng, not plain)
+            if few is None:
+                return find_gaussian(density(whole), *rest)
+            return find_tall(density(few.model), density(whole), few.share, *rest)
         except FloatingPointError:
             return None
 
@@ -80,6 +87,14 @@ def find_start(
         except (TypeError, ValueError):
             # A model may insist on single precision, as by a carry of a scan in float32.
             return search()
+
+
+def _rows_of(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], FewRows | None]:
+    """The model of all rows of its subsampled plates, and that of some where they are many."""
+    whole = whole_plates(model, args, kwargs)
+    return whole, None if whole is model else few_rows(model, args, kwargs, MOST_ROWS)
 
 
 def _prior_draws(

@@ -19,6 +19,7 @@ from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_drawn, trace_guide
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
+from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._tracing.supports import free_axes, support_sources
 from numpyro_kscore._tracing.validation import (
     check_draws,
@@ -52,6 +53,7 @@ class Program(NamedTuple):
         plates: rows of subsampled plates that all particles share.
         forms: of the latents whose coordinate is not their unconstrained value.
         noise: values of the guide's noise sites, if they are given.
+        anchor: where the density of all rows of subsampled plates is known, if it is.
     """
 
     params: dict[str, Any]
@@ -62,6 +64,7 @@ class Program(NamedTuple):
     plates: dict[str, jax.Array]
     forms: dict[str, Form] = {}  # noqa: RUF012
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
+    anchor: Anchor | None = None
 
 
 class Traces(NamedTuple):

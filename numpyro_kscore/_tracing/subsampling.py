@@ -2,26 +2,112 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.primitives import Messenger
 
-__all__ = ["Expansion", "center", "replaced", "whole_plates"]
+__all__ = [
+    "Anchor",
+    "Expansion",
+    "FewRows",
+    "center",
+    "few_rows",
+    "replaced",
+    "spread_rows",
+    "whole_plates",
+    "with_spread_rows",
+]
 
 
-class _WholePlates(Messenger):
-    """Has every plate draw all of its rows."""
+class _Rows(Messenger):
+    """Has subsampled plates draw rows of another's choice.
+
+    Args:
+        fn: the model.
+        choose: from a plate's name, its size and the number of rows that it draws to the indices of
+            rows.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], choose: Callable[[str, int, int], jax.Array]
+    ) -> None:
+        self.choose = choose
+        super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Give a subsampled plate all of its indices."""
+        """Give a subsampled plate its indices."""
         if msg["type"] == "plate" and msg["value"] is None:
-            size = msg["args"][0]
-            msg["args"], msg["value"] = (size, None), jnp.arange(size)
+            size, drawn = msg["args"]
+            rows = self.choose(msg["name"], size, drawn)
+            msg["args"], msg["value"] = (size, None if len(rows) == size else len(rows)), rows
+
+
+def spread_rows(key: jax.Array, size: int, count: int) -> jax.Array:
+    """Indices (count,) of rows that are spread over all, each with probability ``count / size``.
+
+    One of each of ``count`` strata of a random rotation: no two are the same, and the cost does not
+    depend on ``size``. NumPyro draws rows one after another.
+    """
+    bounds = np.arange(count + 1, dtype=np.int64) * size // count
+    inside_key, shift_key = jax.random.split(key)
+    inside = jax.random.randint(inside_key, (count,), 0, np.diff(bounds).astype(np.int32))
+    shift = jax.random.randint(shift_key, (), 0, size)
+    return (jnp.asarray(bounds[:-1].astype(np.int32)) + inside + shift) % size
+
+
+def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[..., Any]:
+    """The model with rows by :func:`spread_rows`, of as many as its plates draw."""
+
+    def choose(name: str, size: int, drawn: int) -> jax.Array:
+        of_plate = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        return spread_rows(of_plate, size, drawn)
+
+    return _Rows(model, choose)
+
+
+class FewRows(NamedTuple):
+    """A model of a part of its rows.
+
+    Attributes:
+        model: the model.
+        share: how large a part that is.
+    """
+
+    model: Callable[..., Any]
+    share: float
+
+
+def few_rows(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], most: int
+) -> FewRows | None:
+    """The model of at most so many rows of each subsampled plate, always the same ones.
+
+    Args:
+        model: a model that takes its rows by the indices of its plates.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        most: rows.
+
+    Returns:
+        None if that would leave out less than half.
+    """
+    sizes = set()
+
+    def choose(name: str, size: int, drawn: int) -> jax.Array:
+        sizes.add(size)
+        return spread_rows(jax.random.key(0), size, min(size, most))
+
+    few = _Rows(model, choose)
+    _odd_sites(few, args, kwargs)
+    largest = max(sizes, default=0)
+    return FewRows(few, most / largest) if largest > 2 * most else None
 
 
 def whole_plates(
@@ -34,7 +120,7 @@ def whole_plates(
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    whole = _WholePlates(model)
+    whole = _Rows(model, lambda name, size, drawn: jnp.arange(size))
     try:
         fits = _odd_sites(whole, args, kwargs) <= _odd_sites(model, args, kwargs)
     except (TypeError, ValueError):
@@ -73,6 +159,18 @@ class Expansion(NamedTuple):
     values: jax.Array
     scores: jax.Array
     params: dict[str, Any]
+
+
+class Anchor(NamedTuple):
+    """A point at which the density of all rows is known.
+
+    Attributes:
+        point: unconstrained coordinates, (d,).
+        of_all: value and gradients there.
+    """
+
+    point: jax.Array
+    of_all: Expansion
 
 
 def center(flat: jax.Array) -> jax.Array:

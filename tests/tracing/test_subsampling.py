@@ -5,14 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
+import pytest
 from jax import random
+from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
-from numpyro_kscore import AutoImplicit
-from numpyro_kscore._tracing import particles
+from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore._tracing import joint, particles
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.program import Program, inspect_program
-from numpyro_kscore._tracing.subsampling import whole_plates
+from numpyro_kscore._tracing.subsampling import few_rows, spread_rows, whole_plates
 
 DATA = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, 500).astype(np.float32))
 
@@ -52,6 +55,69 @@ def test_guides_start_at_the_posterior_of_all_data():
     mean, sd = float(jnp.sum(DATA)) / precision, precision**-0.5
     np.testing.assert_allclose(guide.start.gaussian.mean, mean, atol=0.1 * sd)
     np.testing.assert_allclose(guide.start.gaussian.factor, sd, rtol=0.1)
+
+
+@pytest.mark.parametrize(("size", "count"), [(50, 7), (9, 9), (1000, 1), (2**29, 64)])
+def test_rows_are_spread_evenly(size, count):
+    rows = jax.jit(jax.vmap(lambda key: spread_rows(key, size, count)))(
+        random.split(random.key(3), 4_000)
+    )
+    rows = np.sort(np.asarray(rows), axis=1)
+    assert rows.shape == (4_000, count)
+    assert np.all(np.diff(rows, axis=1) > 0)
+    assert rows.min() >= 0
+    assert rows.max() < size
+    # Each bin of rows has its share: four standard errors of a binomial, which is wider than this.
+    bins = min(size, 25)
+    seen = np.bincount((rows.ravel().astype(np.int64) * bins) // size, minlength=bins)
+    edges = -(-np.arange(bins + 1, dtype=np.int64) * size // bins)
+    share = np.diff(edges) / size
+    error = np.sqrt(rows.size * share * (1 - share))
+    np.testing.assert_array_less(np.abs(seen - rows.size * share), 4 * error + 1e-9)
+
+
+def test_many_rows_are_searched_in_part_and_then_all():
+    """Of 40 000 rows the search sees 8192, whose mean is off by two standard deviations."""
+    data = jnp.asarray(np.random.default_rng(1).normal(3.0, 1.0, 40_000).astype(np.float32))
+    few = few_rows(indexed, (data, 20), {}, 8192)
+    assert few.share == 8192 / 40_000
+    assert few_rows(indexed, (data[:16_384], 20), {}, 8192) is None
+    mean, sd = float(jnp.mean(data)), len(data) ** -0.5
+    part = data[spread_rows(random.key(0), len(data), 8192)]
+    assert abs(float(jnp.mean(part)) - mean) > sd
+    expected = log_density(indexed, (part, None), {}, {"mean": 2.0})[0]
+    prior = dist.Normal(0.0, 10.0).log_prob(2.0)
+    np.testing.assert_allclose(
+        _density(few.model, data, 20) - prior, (expected - prior) / few.share, rtol=1e-5
+    )
+    guide = AutoImplicit(indexed)
+    guide.set_up(random.key(0), data, 20)
+    np.testing.assert_allclose(guide.start.gaussian.mean, mean, atol=0.05 * sd)
+    np.testing.assert_allclose(guide.start.gaussian.factor, sd, rtol=0.05)
+    # A search on all rows takes 2000.
+    assert guide.start.num_gradients < 800
+
+
+def test_one_pass_over_all_rows_serves_a_chunk_of_steps(monkeypatch):
+    """With rows of equal curvature the loss of a batch is then that of all, wherever the guide."""
+    guide = AutoImplicit(indexed)
+    guide.set_up(random.key(0), DATA, 20)
+    svi = SVI(indexed, guide, optax.adam(1e-2), ImplicitELBO(8))
+    params = svi.get_params(svi.init(random.key(0), DATA, 20))
+    moved = {**params, "auto_loc": params["auto_loc"] + 0.5}
+    args = svi.model, guide, DATA
+    # Not affordable for 8 particles of 20 rows, but for 80 steps with as many.
+    monkeypatch.setattr(joint, "MOST_PASSES", 0.5)
+    assert svi.loss.expanded(random.key(1), params, *args, 20, num_steps=1) is svi.loss
+
+    @jax.jit
+    def losses(params, moved):
+        here = svi.loss.expanded(random.key(1), params, *args, 20, num_steps=80)
+        assert here is not svi.loss
+        return [loss.loss(random.key(2), moved, *args, batch)
+                for loss, batch in ((here, 20), (svi.loss, None))]  # fmt: skip
+
+    np.testing.assert_allclose(*losses(params, moved), rtol=1e-5)
 
 
 def slopes(x, y, batch):
@@ -96,8 +162,8 @@ def _logistic(rng, count=400):
 def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypatch):
     data = _logistic(np.random.default_rng(1))
     errors = {}
-    for passes in (0, particles.MOST_PASSES):
-        monkeypatch.setattr(particles, "MOST_PASSES", passes)
+    for passes in (0, joint.MOST_PASSES):
+        monkeypatch.setattr(joint, "MOST_PASSES", passes)
         noisy = _evaluated(slopes, 200, *data, 20)
         whole = _evaluated(slopes, 200, *data, None)
         np.testing.assert_array_equal(noisy.samples, whole.samples)
@@ -114,7 +180,7 @@ def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypat
 def test_a_pass_over_all_rows_must_be_affordable(monkeypatch):
     data = _logistic(np.random.default_rng(1))
     seen = []
-    monkeypatch.setattr(particles, "whole_plates", lambda *a: seen.append(a) or a[0])
+    monkeypatch.setattr(joint, "whole_plates", lambda *a: seen.append(a) or a[0])
     _evaluated(slopes, 1, *data, 2, count=32)  # 400 rows, 32 × 2 drawn
     assert not seen
     _evaluated(slopes, 1, *data, 4, count=32)
@@ -141,7 +207,7 @@ def test_parameters_of_the_model_are_corrected_too():
         def run(key):
             draw = particles.at_source(particles.draw_particle, key, program, layout)
             draws = jax.vmap(draw)(particles.draw_sources(key, program, layout, (64,)))
-            return particles.log_joint_and_gradients(draws, program, layout, None, False)
+            return joint.log_joint_and_gradients(draws, program, layout, None, False)
 
         return float(jax.jit(run)(random.key(3)).param_gradient["shift"])
 

@@ -1,0 +1,93 @@
+"""The search for a start where data are tall: on some rows, then with few passes over all.
+
+The posterior of a part of the rows, scaled to all, has about the right shape in about the right
+coordinates, and its mean in the wrong place, by several standard deviations. A few steps of batch
+and match with the density of all rows put both right; where a posterior is Gaussian one step does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo, match_scores
+from numpyro_kscore._starts.candidates import CountedModel, Density, antithetic
+from numpyro_kscore._starts.couplings import coupled
+from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._starts.refinement import FAR, FEWEST_PAIRS
+
+__all__ = ["MOST_ROWS", "find_tall"]
+
+# Rows that the search looks at.
+MOST_ROWS = 8192
+# Steps of batch and match in a round, most rounds, and draws for a bound after each.
+MATCH_STEPS, MOST_ROUNDS, BOUND_DRAWS = 3, 8, 32
+
+
+def find_tall(
+    some: Density,
+    every: Density,
+    share: float,
+    first: np.ndarray,
+    from_prior: np.ndarray,
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+    with_couplings: bool,
+) -> GaussianStart:
+    """A Gaussian near the posterior of all rows, see :func:`find_gaussian`.
+
+    Args:
+        some: the density of some rows.
+        every: that of all rows.
+        share: how large a part of all rows some are.
+        first: unconstrained values at which the density is finite, (d,).
+        from_prior: unconstrained values drawn from the prior, (m, d).
+        is_hierarchical: which coordinates have a degree of centering, (d,).
+        rng: for draws.
+        with_couplings: whether sizes of latents may vary with others in its coordinates.
+
+    Raises:
+        FloatingPointError: if the density is finite at no start.
+
+    Cost: a search on some rows, and gradients of all rows in the order of 12 for each dimension; a
+    search on all rows where some have several modes, whose weights they do not know.
+    """
+    rest = first, from_prior, is_hierarchical, rng, with_couplings
+    found = find_gaussian(some, *rest)
+    spent = int(np.ceil(share * found.num_gradients))
+    if len(found.weights) > 1:
+        found = find_gaussian(every, *rest)
+        return found._replace(num_gradients=spent + found.num_gradients)
+    model = CountedModel(every)
+    evaluate = model.in_form(found.centering)
+    if found.couplings is not None:
+        evaluate = coupled(evaluate, found.couplings)
+    gaussian, bound = _moved(evaluate, found.gaussian, rng)
+    return found._replace(
+        gaussian=gaussian,
+        elbo=bound,
+        num_gradients=spent + model.count,
+        modes=gaussian.mean[None],
+    )
+
+
+def _moved(
+    evaluate: Evaluate, gaussian: Gaussian, rng: np.random.Generator
+) -> tuple[Gaussian, float]:
+    """The Gaussian after rounds of batch and match, as long as they raise its bound by much."""
+    dim = len(gaussian.mean)
+    noise = antithetic(rng, BOUND_DRAWS, dim)
+    num_draws = 2 * max(FEWEST_PAIRS, dim)
+    weights = (num_draws * dim / np.arange(1, MATCH_STEPS + 1)).tolist()
+
+    def judged(candidate: Gaussian) -> tuple[float, Gaussian]:
+        bound = elbo(candidate, noise, evaluate(candidate.push(noise))[0])
+        return bound.value, candidate
+
+    best = judged(gaussian)
+    for _ in range(MOST_ROUNDS):
+        before = best
+        after = match_scores(evaluate, before[1], rng, weights, num_draws)[-1]
+        best = max(before, judged(after), key=lambda one: one[0])
+        if not best[0] > before[0] + FAR:
+            break
+    return best[1], best[0]
