@@ -25,7 +25,7 @@ endif
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    run examples/start/quickstart.py"
+	@echo "make demo    run examples.start.quickstart"
 	@echo "make test    run the tests (ARGS=\"-k pattern\" is passed to pytest)"
 	@echo "make lint    check style and formatting with ruff"
 	@echo "make format  apply ruff's fixes and formatting"
@@ -35,7 +35,7 @@ help:
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.stamp-examples
-	$(BIN)/python examples/start/quickstart.py $(ARGS)
+	$(BIN)/python -m examples.start.quickstart $(ARGS)
 
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)

@@ -20,7 +20,7 @@ from numpyro_kscore._starts.candidates import (
     widths_of,
 )
 
-__all__ = ["FAR", "FEWEST_PAIRS", "LEAST_GAIN", "fitted", "match_mode", "match_near", "refine"]
+__all__ = ["FEWEST_PAIRS", "LEAST_GAIN", "fitted", "match_mode", "match_near", "refine"]
 
 # Steps of batch and match in a round, and most rounds; gains in nats for which another one follows,
 # and of a Gaussian that has far to go. Draws of a step are twice the dimension, or these pairs.

@@ -14,7 +14,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import validation_enabled
 
 from numpyro_kscore._starts.candidates import Density
-from numpyro_kscore._starts.density import batched_density
+from numpyro_kscore._starts.density import AtPoints, batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.tall import MOST_ROWS, find_tall
 from numpyro_kscore._tracing.coordinates import (
@@ -60,6 +60,7 @@ def find_start(
     if not plain:
         sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
     flags = [np.full(np.size(a), name in sites) for name, a in latents.items()]
+    is_double = jnp.result_type(float) == jnp.float64
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
@@ -74,7 +75,8 @@ def find_start(
         try:
             if few is None:
                 return find_gaussian(density(whole), *rest)
-            return find_tall(density(few.model), density(whole), few.share, *rest)
+            every = _in_precision(density(whole), is_double)
+            return find_tall(density(few.model), every, few.share, *rest)
         except FloatingPointError:
             return None
 
@@ -87,6 +89,16 @@ def find_start(
         except (TypeError, ValueError):
             # A model may insist on single precision, as by a carry of a scan in float32.
             return search()
+
+
+def _in_precision(density: Density, is_double: bool) -> Density:
+    """A density in double or single precision; passes over all rows are in that of the fit."""
+
+    def evaluate(points: np.ndarray, centering: np.ndarray, other: np.ndarray) -> AtPoints:
+        with jax.enable_x64(is_double):
+            return density(points, centering, other)
+
+    return evaluate
 
 
 def _rows_of(

@@ -1,0 +1,53 @@
+"""The parts of the demo that are not calls of the library."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from numpyro.infer.util import log_density
+
+from examples.start import bend, random_function, tall
+from examples.start.methods import HEADER, Result, table_row
+
+
+def test_stored_draws_of_nuts_are_of_the_model():
+    """At its mean the density of all rows, by the model, is that of a mode, but for the spread."""
+    found = tall.stored()
+    assert found.seconds > 60
+    assert found.draws.shape[1] == 2 + tall.NUM_FEATURES + tall.NUM_CLINICS
+    # The two halves agree: four standard errors at some 200 effective draws each.
+    first, second = np.split(np.asarray(found.draws), 2)
+    assert np.max(np.abs(first.mean(0) - second.mean(0)) / first.std(0)) < 4 * (2 / 200) ** 0.5
+
+
+def test_the_tall_model_sees_its_batch():
+    visits = tall.simulate(2_000)
+    latents = {
+        "mean": jnp.array(-3.0),
+        "spread": jnp.array(0.5),
+        "weights": jnp.zeros(tall.NUM_FEATURES),
+        "effects": jnp.full(tall.NUM_CLINICS, -3.0),
+    }
+    value, trace = log_density(tall.model, (visits,), {}, latents)
+    assert jnp.isfinite(value)
+    assert tall.flatten({k: v[None] for k, v in latents.items()}).shape == (1, 30)
+    assert trace["missed"]["fn"].shape() == (2_000,)
+
+
+def test_rows_of_the_table():
+    draws = random.normal(random.key(0), (400, 3))
+    row = table_row("NUTS", Result(2 * draws, 1.0, 10_000), draws)
+    assert "10,000" in row
+    assert row.split()[-1] == row.split()[-2] == "2.00"
+    assert len(row) == len(HEADER)
+
+
+def test_the_random_function_is_one_at_all_times():
+    counts = random_function.simulate()
+    assert counts.shape == random_function.TIMES.shape
+    for model in (random_function.model, random_function.whitened):
+        name = "log_rate" if model is random_function.model else "noise"
+        value = jnp.zeros(random_function.NUM_TIMES)
+        assert jnp.isfinite(log_density(model, (counts,), {}, {name: value})[0])
+    assert bend.flatten(
+        {"mu": jnp.zeros(2), "tau": jnp.ones(2), "theta": jnp.zeros((2, 8))}
+    ).shape == (2, 10)
