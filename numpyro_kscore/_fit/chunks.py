@@ -21,11 +21,20 @@ from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
+from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
-__all__ = ["Chunk", "inspect_svi", "latent_size", "make_chunk", "parameter_slots", "strongly_typed"]
+__all__ = [
+    "Chunk",
+    "inspect_svi",
+    "latent_size",
+    "make_chunk",
+    "make_expansion",
+    "parameter_slots",
+    "strongly_typed",
+]
 
 # Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
 EVALUATION_DRAWS = 1024
@@ -118,8 +127,8 @@ def make_chunk(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     forward_mode: bool,
-) -> Callable[[SVIState, np.ndarray], Chunk]:
-    """Compile ``(state, step sizes) -> Chunk``.
+) -> Callable[[SVIState, np.ndarray, Anchor | None], Chunk]:
+    """Compile ``(state, step sizes, expansion of all rows) -> Chunk``.
 
     Args:
         svi: model, guide, optimizer and loss.
@@ -145,11 +154,13 @@ def make_chunk(
         state = state._replace(optim_state=_with_parameters(state.optim_state, slots, new))
         return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
 
-    def chunk(state: SVIState, sizes: jax.Array) -> Chunk:
+    def chunk(state: SVIState, sizes: jax.Array, anchor: Anchor | None) -> Chunk:
         count = sizes.shape[0]
         start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         carry = (state, [jnp.zeros_like(a) for a in start])
-        here = _expanded(svi, state, count, args, kwargs)
+        here = copy.copy(svi)
+        if anchor is not None:
+            here.loss = svi.loss.expanded(anchor)
         (state, moved), losses = lax.scan(partial(step, here, start), carry, sizes)
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
@@ -161,7 +172,7 @@ def make_chunk(
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in carried]))
         finite = finite & (2 * look["skipped"] <= count)
         if layout is not None:
-            program = _program(svi, averaged, args, kwargs)
+            program = _program(svi, averaged, args, kwargs)._replace(anchor=anchor)
             key = key_apart(state.rng_key, 0)
             look.update(_look_at_guide(key, svi, program, layout, forward_mode))
             finite = finite & jnp.isfinite(look["discrepancy"])
@@ -170,18 +181,33 @@ def make_chunk(
     return quick_jit(chunk)
 
 
-def _expanded(
-    svi: SVI, state: SVIState, num_steps: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> SVI:
-    """The SVI for some steps from a state, see :meth:`ImplicitELBO.expanded`."""
-    if not isinstance(svi.loss, ImplicitELBO):
-        return svi
-    key, program = key_apart(state.rng_key, 1), _program(svi, state, args, kwargs)
-    here = copy.copy(svi)
-    here.loss = svi.loss.expanded(
-        key, program.params, svi.model, svi.guide, *args, num_steps=num_steps, **program.kwargs
-    )
-    return here
+def make_expansion(
+    svi: SVI,
+    layout: Layout | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    num_steps: int,
+) -> Callable[[SVIState], Anchor | None]:
+    """Compile what makes minibatches less noisy, see :meth:`ImplicitELBO.expand`.
+
+    Args:
+        svi: model, guide, optimizer and loss.
+        layout: the layout of a particle, if it is known.
+        args: arguments of model and guide.
+        kwargs: keyword arguments of both.
+        num_steps: how many steps an expansion serves, at least.
+    """
+    loss = svi.loss
+    if layout is None or not layout.row_counts or not isinstance(loss, ImplicitELBO):
+        return lambda state: None
+
+    def expansion(state: SVIState) -> Anchor | None:
+        key, program = key_apart(state.rng_key, 1), _program(svi, state, args, kwargs)
+        return loss.expand(
+            key, program.params, svi.model, svi.guide, *args, num_steps=num_steps, **program.kwargs
+        )
+
+    return quick_jit(expansion)
 
 
 def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:

@@ -16,6 +16,7 @@ from numpyro_kscore._fit.chunks import (
     inspect_svi,
     latent_size,
     make_chunk,
+    make_expansion,
     parameter_slots,
     strongly_typed,
 )
@@ -180,7 +181,8 @@ def fit(
     dim = latent_size(svi, state, args, kwargs) if layout is None else layout.size
     rule = settings.rule(dim)
     take_chunk = make_chunk(svi, layout, slots, args, kwargs, forward_mode_differentiation)
-    run, interrupted = run_chunks(take_chunk, state, rule, settings, rng_key)
+    expand = make_expansion(svi, layout, args, kwargs, chunk_size)
+    run, interrupted = run_chunks(take_chunk, expand, state, rule, settings, rng_key)
     return _finish(svi, run, rule, interrupted)
 
 

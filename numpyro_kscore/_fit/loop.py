@@ -14,6 +14,7 @@ from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.chunks import Chunk
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import Look, Progress, Rule, advance, step_sizes
+from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["MOST_RECOVERIES", "Run", "run_chunks"]
@@ -29,12 +30,14 @@ class Run(NamedTuple):
         best: the best state so far, with mean parameters.
         progress: the state of the stopping rule.
         losses: losses of all steps, in pieces.
+        anchor: an expansion of the density of all rows, for minibatches.
     """
 
     state: Any
     best: Any
     progress: Progress = Progress()
     losses: tuple[np.ndarray, ...] = ()
+    anchor: Anchor | None = None
 
     def all_losses(self) -> np.ndarray:
         """Losses of all steps, (steps,)."""
@@ -42,7 +45,8 @@ class Run(NamedTuple):
 
 
 def run_chunks(
-    take_chunk: Callable[[Any, np.ndarray], Chunk],
+    take_chunk: Callable[[Any, np.ndarray, Anchor | None], Chunk],
+    expand: Callable[[Any], Anchor | None],
     state: Any,
     rule: Rule,
     settings: Settings,
@@ -51,7 +55,8 @@ def run_chunks(
     """Take chunks until the rule says that the fit is done.
 
     Args:
-        take_chunk: ``(state, step sizes) -> Chunk``, compiled.
+        take_chunk: ``(state, step sizes, expansion) -> Chunk``, compiled.
+        expand: the expansion at a state, compiled.
         state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
         rule: the stopping rule.
         settings: the settings of the fit.
@@ -63,7 +68,7 @@ def run_chunks(
     Raises:
         ValueError: for a checkpoint that is damaged or of another fit.
     """
-    run, path = Run(state, state), settings.checkpoint
+    run, path = Run(state, state, anchor=expand(state)), settings.checkpoint
     recorded = {
         **rule._asdict(),
         "criterion": settings.criterion,
@@ -74,7 +79,12 @@ def run_chunks(
     bar = _progress_bar(run, rule) if settings.progress_bar else None
     try:
         while run.progress.phase != "done":
-            run = _take_over(run, take_chunk(run.state, step_sizes(run.progress, rule)), rule)
+            count = len(run.progress.looks)
+            if count and count & (count - 1) == 0:
+                # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
+                run = run._replace(anchor=expand(run.state))
+            sizes = step_sizes(run.progress, rule)
+            run = _take_over(run, take_chunk(run.state, sizes, run.anchor), rule)
             if path is not None:
                 _save(path, run, recorded)
             if bar is not None:
@@ -101,17 +111,19 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
     progress = advance(progress, look, rule)
     is_best = progress.best == len(progress.looks) - 1
     best = chunk.averaged if is_best else run.best
-    return Run(chunk.state, best, progress, (*run.losses, np.asarray(chunk.losses)))
+    losses = (*run.losses, np.asarray(chunk.losses))
+    return Run(chunk.state, best, progress, losses, run.anchor)
 
 
 def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
     # JSON writes a look, which is a tuple, as a list of its fields.
     record = {"settings": settings, "progress": run.progress._asdict()}
-    save_checkpoint(path, (run.state, run.best), record, run.all_losses())
+    save_checkpoint(path, (run.state, run.best, run.anchor), record, run.all_losses())
 
 
 def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
-    (state, best), record, losses = load_checkpoint(path, (run.state, run.best))
+    kept = run.state, run.best, run.anchor
+    (state, best, anchor), record, losses = load_checkpoint(path, kept)
     stored = record["settings"]
     differing = [name for name in settings if stored.get(name) != settings[name]]
     if differing:
@@ -123,7 +135,7 @@ def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
         )
     progress = Progress(**record["progress"])
     progress = progress._replace(looks=tuple(Look(*look) for look in progress.looks))
-    return Run(state, best, progress, (losses,))
+    return Run(state, best, progress, (losses,), anchor)
 
 
 def _key_words(rng_key: jax.Array) -> list[int]:

@@ -18,7 +18,7 @@ from numpyro_kscore._objective.particle_count import count_particles
 from numpyro_kscore._objective.settings import resolve_settings
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
 from numpyro_kscore._objective.surrogate import with_gradient
-from numpyro_kscore._tracing.joint import LogJoint, anchored, log_joint_and_gradients
+from numpyro_kscore._tracing.joint import LogJoint, expand, log_joint_and_gradients
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     Draw,
@@ -190,7 +190,7 @@ class ImplicitELBO(ELBO):
             return guide
         return stateful_guide(self.settings, model, guide)
 
-    def expanded(
+    def expand(
         self,
         rng_key: jax.Array,
         param_map: dict[str, Any],
@@ -199,12 +199,8 @@ class ImplicitELBO(ELBO):
         *args: Any,
         num_steps: int,
         **kwargs: Any,
-    ) -> ImplicitELBO:
-        """The objective for some steps from here, with one pass over all rows for them together.
-
-        In minibatches every step otherwise takes a pass of its own, or none where that is too much
-        (docs/minibatches). :func:`~numpyro_kscore.fit` calls this for each chunk. Without
-        subsampled plates, and for models with parameters, it is the objective itself.
+    ) -> Anchor | None:
+        """The log density of all rows near the guide, for :meth:`expanded`.
 
         Args:
             rng_key: random key.
@@ -212,20 +208,33 @@ class ImplicitELBO(ELBO):
             model: the model.
             guide: the guide.
             *args: arguments of both.
-            num_steps: how many steps.
+            num_steps: how many steps it will serve, at least.
             **kwargs: keyword arguments of both.
+
+        Returns:
+            None without subsampled plates, for models with parameters, where particles are not
+            vectorized, and where a pass over all rows takes more than the steps it is for.
+
+        Cost: a pass over all rows, and two more for each latent dimension up to 128.
         """
-        if self.vectorize_particles is not True:
-            return self
+        if self.vectorize_particles is not True or self.forward_mode_differentiation:
+            return None
         program = Program(param_map, model, guide, args, kwargs, {})
         layout = pool(inspect_program(rng_key, program), self.settings.aggregate)
-        num_draws = num_steps * count_particles(layout, self.settings, self.num_particles)
-        forward_mode = self.forward_mode_differentiation
-        program = anchored(rng_key, program, layout, num_draws, forward_mode)
-        if program.anchor is None:
+        num_particles = count_particles(layout, self.settings, self.num_particles)
+        return expand(rng_key, program, layout, num_steps * num_particles)
+
+    def expanded(self, anchor: Anchor | None) -> ImplicitELBO:
+        """The objective in minibatches with less noise, as long as the guide is not far.
+
+        Where :meth:`expand` gave an expansion of all rows, that of the rows drawn is replaced by it
+        (docs/minibatches). :func:`~numpyro_kscore.fit` does this, with a new expansion now and
+        then. Without one, every step makes its own, of first order, where that is affordable.
+        """
+        if anchor is None:
             return self
         here = copy.copy(self)
-        here._anchor = program.anchor
+        here._anchor = anchor
         return here
 
     def loss_with_mutable_state(

@@ -9,7 +9,7 @@ import jax
 from jax import Array, lax
 
 from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.joint import anchored, log_joint_and_gradients
+from numpyro_kscore._tracing.joint import log_joint_and_gradients
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     at_source,
@@ -18,7 +18,6 @@ from numpyro_kscore._tracing.particles import (
     with_shared,
 )
 from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["evaluate_particles"]
 
@@ -46,7 +45,6 @@ def evaluate_particles(
         of the guide that have one, zero if none has.
     """
     program = program._replace(params=lax.stop_gradient(program.params))
-    program = anchored(key_apart(key, 1), program, layout, num_particles, forward_mode)
     program = with_shared(key, program, layout)
 
     def batch(sources: Any) -> tuple[Array, ...]:

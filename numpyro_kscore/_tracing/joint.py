@@ -34,12 +34,14 @@ from numpyro_kscore._tracing.subsampling import (
 )
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["LogJoint", "anchored", "log_joint_and_gradients"]
+__all__ = ["LogJoint", "expand", "log_joint_and_gradients"]
 
 # A pass over all rows is taken if it is at most so many times the rows of all particles.
 MOST_PASSES = 4
 # Draws whose mean an expansion is made at.
 ANCHOR_DRAWS = 64
+# Most dimensions of an expansion to second order.
+MOST_CURVED = 128
 
 
 class LogJoint(NamedTuple):
@@ -169,39 +171,62 @@ def _is_affordable(layout: Layout, rows: int) -> bool:
     return bool(counts) and all(size <= MOST_PASSES * rows * drawn for size, drawn in counts)
 
 
-def _expanded(model: _Model, theta: dict[str, Any], draw: Draw) -> Anchor | None:
+def _expansion(
+    model: _Model,
+    theta: dict[str, Any],
+    draw: Draw,
+    with_curvature: bool,
+    map_directions: Callable[..., Any],
+) -> Expansion:
+    """The density at a draw with its derivatives; ``map_directions`` is ``(fn, xs) -> ys``."""
+
+    def score(flat: jax.Array) -> jax.Array:
+        return model.value_and_gradients(theta, draw._replace(flat=flat))[1]
+
+    curvature = None
+    if with_curvature:
+        directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
+        curvature = map_directions(lambda v: jax.jvp(score, (draw.flat,), (v,))[1], directions)
+    return Expansion(*model.value_and_gradients(theta, draw)[:3], curvature)
+
+
+def _expanded(
+    model: _Model, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
+) -> Anchor | None:
     """The density of all rows at a draw; None where the model cannot tell it."""
     program = model.program
     every = whole_plates(program.model, program.args, program.kwargs)
     if every is program.model:
         return None
     every_row = model._replace(program=program._replace(model=every))
-    return Anchor(draw.flat, Expansion(*every_row.value_and_gradients(theta, draw)[:3]))
+    # One direction after another: a pass over all rows takes memory.
+    return Anchor(draw.flat, _expansion(every_row, theta, draw, with_curvature, lax.map))
 
 
-def anchored(
-    key: jax.Array, program: Program, layout: Layout, num_draws: int, forward_mode: bool
-) -> Program:
-    """The program with the density of all rows expanded at the mean of the guide's draws.
+def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> Anchor | None:
+    """The density of all rows, expanded to second order at the mean of the guide's draws.
 
-    It stays as it is where no plate is subsampled, where the model has parameters, with which the
-    expansion changes, and where a pass over all rows is too much.
+    None where no plate is subsampled, where the model has parameters, with which the expansion
+    changes, and where a pass over all rows is too much.
 
     Args:
         key: random key.
         program: guide and model, at the guide's parameters.
         layout: the layout of a particle.
-        num_draws: how many draws the expansion will serve.
-        forward_mode: a program in forward mode stays as it is.
+        num_draws: how many draws the expansion will serve, at least.
+
+    Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
+    is of first order.
     """
-    if forward_mode or layout.model_params or not _is_affordable(layout, num_draws):
-        return program
+    if layout.model_params or not _is_affordable(layout, num_draws):
+        return None
     program = program._replace(params=lax.stop_gradient(program.params))
-    at = with_shared(key, program, layout)
-    sources = draw_sources(key, at, layout, (ANCHOR_DRAWS,))
-    draws = jax.vmap(at_source(draw_particle, key, at, layout))(sources)
+    program = with_shared(key, program, layout)
+    sources = draw_sources(key, program, layout, (ANCHOR_DRAWS,))
+    draws = jax.vmap(at_source(draw_particle, key, program, layout))(sources)
     first = _at_mean(draws)
-    return program._replace(anchor=_expanded(_Model(at, layout, first.model_key, False), {}, first))
+    model = _Model(program, layout, first.model_key, False)
+    return _expanded(model, {}, first, layout.size <= MOST_CURVED)
 
 
 def _at_mean(draws: Draw) -> Draw:
@@ -213,10 +238,10 @@ def _all_at_once(
 ) -> LogJoint:
     """The model at all particles as one batch.
 
-    With an anchor all particles see the same rows, and the first-order expansion there of the
-    density of these rows is replaced by that of all rows, which is its expectation. What is left of
-    the noise of the rows is of second order in the distance from the anchor, as small as the
-    posterior is narrow (Johnson and Zhang 2013; Baker et al. 2019).
+    With an anchor all particles see the same rows, and the expansion there of the density of these
+    rows is replaced by that of all rows, which is its expectation. What is left of the noise of the
+    rows is of second or third order in the distance from the anchor, as small as the posterior is
+    narrow (Johnson and Zhang 2013; Baker et al. 2019).
     """
     if anchor is not None:
         first = jax.tree.map(lambda a: a[0], draws)._replace(flat=anchor.point)
@@ -229,9 +254,10 @@ def _all_at_once(
     gradients = jax.grad(total, (0, 1), has_aux=True)
     (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     if anchor is not None:
-        of_rows = Expansion(*model.value_and_gradients(theta, first)[:3])
+        is_curved = anchor.of_all.curvature is not None
+        of_rows = _expansion(model, theta, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
         found, moves = Expansion(values, scores, theta_total), draws.flat - anchor.point
-        values, scores, theta_total = replaced(found, moves, of_rows, anchor.of_all)
+        values, scores, theta_total, _ = replaced(found, moves, of_rows, anchor.of_all)
     prior_scores = None
     if model.layout.pooled_sites:
         prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, theta)[1][1]))(draws.flat)

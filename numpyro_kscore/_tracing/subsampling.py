@@ -154,11 +154,13 @@ class Expansion(NamedTuple):
         values: (n,) or a scalar.
         scores: (n, d) or (d,).
         params: gradients in the model's parameters, summed over the particles.
+        curvature: the Hessian at one point, (d, d), if it is known.
     """
 
     values: jax.Array
     scores: jax.Array
     params: dict[str, Any]
+    curvature: jax.Array | None = None
 
 
 class Anchor(NamedTuple):
@@ -197,13 +199,18 @@ def replaced(
     slope = of_all.scores - of_rows.scores
     level = of_all.values - of_rows.values
     good = jnp.isfinite(level) & jnp.all(jnp.isfinite(slope))
+    if of_all.curvature is None or of_rows.curvature is None:
+        bends = jnp.zeros_like(moves)
+    else:
+        bends = moves @ (of_all.curvature - of_rows.curvature)
+        good = good & jnp.all(jnp.isfinite(bends))
 
     def corrected(value: jax.Array, change: jax.Array) -> jax.Array:
         return jnp.where(good, value + change, value)
 
     return Expansion(
-        corrected(found.values, level + moves @ slope),
-        corrected(found.scores, slope),
+        corrected(found.values, level + jnp.sum(moves * (slope + 0.5 * bends), axis=1)),
+        corrected(found.scores, slope + bends),
         jax.tree.map(
             lambda a, b, c: corrected(a, len(moves) * (c - b)),
             found.params,

@@ -121,6 +121,32 @@ def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole
         assert json.loads(kept["header"].tobytes())["record"]["progress"]["phase"] == "done"
 
 
+def test_minibatches_go_on_to_the_last_bit(monkeypatch, tmp_path):
+    """Between the second and the fourth chunk they live on an expansion made after the second."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(300, 2)), jnp.float32)
+    path, settings = tmp_path / "fit.npz", {**QUICK, "max_steps": 100}
+
+    def tall(batch):
+        weights = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("rows", len(x), subsample_size=batch) as rows:
+            numpyro.sample("y", dist.Bernoulli(logits=x[rows] @ weights), obs=jnp.ones(batch))
+
+    def take(**kwargs):
+        svi = SVI(tall, guide_of_batch, optax.adam(5e-2), ImplicitELBO(16))
+        return quiet_fit(svi, KEY, 20, **settings, **kwargs)
+
+    def guide_of_batch(batch):
+        guide(None)
+
+    uninterrupted = take()
+    interrupt_after(monkeypatch, 3)
+    assert take(checkpoint=path).info.steps == 60
+    monkeypatch.setattr(loop, "save_checkpoint", save_checkpoint)
+    same(take(checkpoint=path), uninterrupted)
+    # Moments are not known.
+    assert np.isnan(uninterrupted.info.trace[-1].shift)
+
+
 def test_all_chunks_are_one_program(monkeypatch):
     runs = []
 

@@ -98,7 +98,7 @@ def test_many_rows_are_searched_in_part_and_then_all():
     assert guide.start.num_gradients < 800
 
 
-def test_one_pass_over_all_rows_serves_a_chunk_of_steps(monkeypatch):
+def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
     """With rows of equal curvature the loss of a batch is then that of all, wherever the guide."""
     guide = AutoImplicit(indexed)
     guide.set_up(random.key(0), DATA, 20)
@@ -108,16 +108,56 @@ def test_one_pass_over_all_rows_serves_a_chunk_of_steps(monkeypatch):
     args = svi.model, guide, DATA
     # Not affordable for 8 particles of 20 rows, but for 80 steps with as many.
     monkeypatch.setattr(joint, "MOST_PASSES", 0.5)
-    assert svi.loss.expanded(random.key(1), params, *args, 20, num_steps=1) is svi.loss
+    assert svi.loss.expand(random.key(1), params, *args, 20, num_steps=1) is None
+    assert svi.loss.expanded(None) is svi.loss
 
     @jax.jit
     def losses(params, moved):
-        here = svi.loss.expanded(random.key(1), params, *args, 20, num_steps=80)
-        assert here is not svi.loss
+        anchor = svi.loss.expand(random.key(1), params, *args, 20, num_steps=80)
+        here = svi.loss.expanded(anchor)
         return [loss.loss(random.key(2), moved, *args, batch)
                 for loss, batch in ((here, 20), (svi.loss, None))]  # fmt: skip
 
     np.testing.assert_allclose(*losses(params, moved), rtol=1e-5)
+
+
+def test_a_group_that_no_batch_has_keeps_its_width():
+    """By expansions of first order its likelihood would be linear where it has no row."""
+    rng = np.random.default_rng(5)
+    groups = jnp.asarray(np.where(np.arange(4_000) < 25, 1, 0))
+    y = jnp.asarray(rng.random(4_000) < 0.4, jnp.int32)
+
+    def model(batch):
+        effects = numpyro.sample("effects", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", 4_000, subsample_size=batch) as rows:
+            logits = effects[groups[rows]]
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y[rows])
+
+    def guide(batch):
+        numpyro.sample("effects", dist.Normal(jnp.full(2, -0.4), 0.4).to_event(1))
+
+    program = Program({}, model, guide, (20,), {}, {})
+    layout = inspect_program(random.key(0), program)
+
+    @jax.jit
+    def run(keys):
+        anchor = joint.expand(random.key(1), program, layout, 10_000)
+        every = program._replace(model=lambda batch: model(None))
+
+        def both(key):
+            with_anchor = program._replace(anchor=anchor)
+            return [evaluate_particles(key, one, layout, 64, 64) for one in (with_anchor, every)]
+
+        return jax.lax.map(both, keys)
+
+    noisy, whole = run(random.split(random.key(2), 20))
+    np.testing.assert_array_equal(noisy.samples, whole.samples)
+    # The slope of the score of the small group: -25 · .24 of the likelihood, -1/9 of the prior.
+    slopes = [
+        np.polyfit(np.ravel(found.samples[..., 1]), np.ravel(found.scores[..., 1]), 1)[0]
+        for found in (noisy, whole)
+    ]
+    np.testing.assert_allclose(slopes[0], slopes[1], rtol=0.15)
 
 
 def slopes(x, y, batch):
