@@ -15,7 +15,6 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.settings import LOSS_BLOCKS
-from numpyro_kscore._objective.elbo import ImplicitELBO
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
@@ -197,13 +196,14 @@ def make_expansion(
         kwargs: keyword arguments of both.
         num_steps: how many steps an expansion serves, at least.
     """
-    loss = svi.loss
-    if layout is None or not layout.row_counts or not isinstance(loss, ImplicitELBO):
+    # Other objectives have none.
+    expand = getattr(svi.loss, "expand", None)
+    if layout is None or not layout.row_counts or expand is None:
         return lambda state: None
 
     def expansion(state: SVIState) -> Anchor | None:
         key, program = key_apart(state.rng_key, 1), _program(svi, state, args, kwargs)
-        return loss.expand(
+        return expand(
             key, program.params, svi.model, svi.guide, *args, num_steps=num_steps, **program.kwargs
         )
 
