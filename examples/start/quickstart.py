@@ -84,17 +84,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nuts", action="store_true", help="NUTS on the two million rows, anew")
     parser.add_argument("--quick", action="store_true", help="a few steps only, to see it run")
     options = parser.parse_args(arguments)
-    num_draws, num_steps, max_steps = (100, 20, 160) if options.quick else (2_000, 2_000, 5_000)
+    num_draws, num_steps, max_steps = (100, 20, 160) if options.quick else (1_500, 2_000, 5_000)
     fit_key, nuts_key = random.split(random.key(options.seed))
     figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     tables = []
 
     announce("Eight schools")
     args = bend.DATA, bend.flatten, num_draws
-    found = {
-        "AutoImplicit": fit_implicit(fit_key, bend.model, *args, max_steps),
-        "AutoIAFNormal": fit_flow(fit_key, bend.model, *args, num_steps),
-    }
+    found = {"AutoImplicit": fit_implicit(fit_key, bend.model, *args, max_steps)}
     nuts = run_nuts(nuts_key, bend.noncentered, *args)
     reference, again = jnp.split(nuts.draws, 2)
     found["NUTS, two chains"] = nuts._replace(draws=again)
@@ -110,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = (visits, tall.BATCH_SIZE), tall.flatten, num_draws
     found = {
         "AutoImplicit": fit_implicit(fit_key, tall.model, *args, max_steps, share),
-        "AutoIAFNormal": fit_flow(fit_key, tall.model, *args, num_steps, share),
+        "AutoIAFNormal": fit_flow(fit_key, tall.model, *args, num_steps // 2, share),
     }
     nuts = tall.stored()
     if options.nuts:
