@@ -66,7 +66,9 @@ def find_tall(
     evaluate = model.in_form(found.centering)
     if found.couplings is not None:
         evaluate = coupled(evaluate, found.couplings)
-    gaussian, bound = _moved(evaluate, _at_mode(evaluate, found.gaussian), rng)
+    gaussian, bound = _moved(evaluate, found.gaussian, rng)
+    if not np.isfinite(bound):
+        raise FloatingPointError("expected a finite bound with all rows; got none")
     return found._replace(
         gaussian=gaussian,
         elbo=bound,
@@ -95,7 +97,7 @@ def _at_mode(evaluate: Evaluate, gaussian: Gaussian) -> Gaussian:
 def _moved(
     evaluate: Evaluate, gaussian: Gaussian, rng: np.random.Generator
 ) -> tuple[Gaussian, float]:
-    """The Gaussian after rounds of batch and match, as long as they raise its bound by much."""
+    """The Gaussian moved by a path, then by rounds of batch and match while they bring much."""
     dim = len(gaussian.mean)
     noise = antithetic(rng, BOUND_DRAWS, dim)
     num_draws = 2 * max(FEWEST_PAIRS, dim)
@@ -105,7 +107,7 @@ def _moved(
         bound = elbo(candidate, noise, evaluate(candidate.push(noise))[0])
         return bound.value, candidate
 
-    best = judged(gaussian)
+    best = max(judged(gaussian), judged(_at_mode(evaluate, gaussian)), key=lambda one: one[0])
     for _ in range(MOST_ROUNDS):
         before = best
         after = match_scores(evaluate, before[1], rng, weights, num_draws)[-1]
