@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo
-from numpyro_kscore._starts.density import AtPoints
 from numpyro_kscore._starts.quasi_newton import Iterate
 
 __all__ = [
+    "AtPoints",
     "CountedModel",
     "Density",
     "Judged",
@@ -24,6 +24,21 @@ __all__ = [
 
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
+
+
+class AtPoints(NamedTuple):
+    """A model at points (m, d).
+
+    Attributes:
+        energies: minus log densities, (m,).
+        gradients: of the energy, (m, d).
+        moved: the points in the other coordinates, (m, d).
+    """
+
+    energies: np.ndarray
+    gradients: np.ndarray
+    moved: np.ndarray
+
 
 Density = Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]
 

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-__all__ = ["AtPoints", "batched_density"]
+from numpyro_kscore._starts.candidates import AtPoints
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = ["batched_density"]
 
 # Rows of a compiled batch, and how many of them are evaluated at once. Few rows at once keep the
 # program and its memory small; a loop over as many as are asked for wastes little.
 MOST_ROWS, ROWS_AT_ONCE = 128, 4
 
 
-class AtPoints(NamedTuple):
-    """A model at points (m, d).
-
-    Attributes:
-        energies: minus log densities, (m,).
-        gradients: of the energy, (m, d).
-        moved: the points in the other coordinates, (m, d).
-    """
-
-    energies: np.ndarray
-    gradients: np.ndarray
-    moved: np.ndarray
-
-
 def batched_density(
-    energy: Callable[..., tuple[jax.Array, jax.Array]], forward_mode: bool
+    energy: Callable[..., tuple[jax.Array, jax.Array]],
+    forward_mode: bool,
+    rows_at_once: int = ROWS_AT_ONCE,
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]:
     """Compile a model's energy and gradient, once for any number of points.
 
@@ -40,6 +31,7 @@ def batched_density(
         energy: from a point (d,), degrees of centering (d,) and others (d,) to the energy and the
             point in coordinates of the others, (d,).
         forward_mode: differentiate in forward mode, d evaluations each.
+        rows_at_once: points that are evaluated together, a divisor of 128.
     """
     differentiate = jax.jacfwd if forward_mode else jax.grad
 
@@ -51,11 +43,11 @@ def batched_density(
         gradient, (value, moved) = differentiate(with_value, has_aux=True)(point)
         return value, gradient, moved
 
-    @jax.jit
+    @quick_jit
     def run(points: jax.Array, count: jax.Array, centering: jax.Array, other: jax.Array) -> Any:
         def body(k: jax.Array, out: Any) -> Any:
-            start = k * ROWS_AT_ONCE
-            rows = lax.dynamic_slice_in_dim(points, start, ROWS_AT_ONCE)
+            start = k * rows_at_once
+            rows = lax.dynamic_slice_in_dim(points, start, rows_at_once)
             found = jax.vmap(one, (0, None, None))(rows, centering, other)
             return jax.tree.map(
                 lambda a, b: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), start, 0),
@@ -73,7 +65,7 @@ def batched_density(
             rows = points[start : start + MOST_ROWS]
             # The last row fills up: a row of zeros may be outside of a model's support.
             padded = np.concatenate([rows, np.repeat(rows[-1:], MOST_ROWS - len(rows), axis=0)])
-            found = run(padded, -(-len(rows) // ROWS_AT_ONCE), centering, other)
+            found = run(padded, -(-len(rows) // rows_at_once), centering, other)
             parts.append([np.asarray(a, float)[: len(rows)] for a in found])
         return AtPoints(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 

@@ -13,8 +13,8 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import validation_enabled
 
-from numpyro_kscore._starts.candidates import Density
-from numpyro_kscore._starts.density import AtPoints, batched_density
+from numpyro_kscore._starts.candidates import AtPoints, Density
+from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.tall import MOST_ROWS, find_tall
 from numpyro_kscore._tracing.coordinates import (
@@ -64,10 +64,12 @@ def find_start(
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
-        def density(model: Callable[..., Any]) -> Density:
+        def density(model: Callable[..., Any], **options: int) -> Density:
             seeded = handlers.seed(model, random.key(0))
             return batched_density(
-                lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at), forward_mode
+                lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at),
+                forward_mode,
+                **options,
             )
 
         from_prior = _prior_draws(model, args, kwargs, sizes)
@@ -75,7 +77,8 @@ def find_start(
         try:
             if few is None:
                 return find_gaussian(density(whole), *rest)
-            every = _in_precision(density(whole), is_double)
+            # Many rows fill the processor with one point, and a path has one at a time.
+            every = _in_precision(density(whole, rows_at_once=1), is_double)
             return find_tall(density(few.model), every, few.share, *rest)
         except FloatingPointError:
             return None

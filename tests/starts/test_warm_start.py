@@ -20,7 +20,7 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, warm_start
-from numpyro_kscore._starts.density import AtPoints
+from numpyro_kscore._starts.candidates import AtPoints
 from numpyro_kscore._starts.gaussian_start import find_gaussian
 from support.doubles import GaussianScore
 
