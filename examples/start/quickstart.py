@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     nuts = tall.stored()
     if options.nuts:
-        nuts = run_nuts(nuts_key, tall.model, (visits,), tall.flatten, 2_000, num_chains=1)
+        nuts = run_nuts(nuts_key, tall.model, (visits,), tall.flatten, 1_000, num_chains=1)
         tall.store(nuts)
     reference, again = jnp.split(nuts.draws, 2)
     found["NUTS, stored"] = nuts._replace(draws=again)
