@@ -12,6 +12,7 @@ from numpyro_kscore import (
     solvers,
 )
 from numpyro_kscore._fit.fit import FitInfo, FitResult, fit
+from numpyro_kscore._fit.portable import PortableGuide, load_guide, save_guide
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
@@ -30,6 +31,7 @@ __all__ = [
     "Implicit",
     "ImplicitELBO",
     "KernelExponentialFamily",
+    "PortableGuide",
     "Score",
     "ScoreEstimator",
     "diagnose",
@@ -40,8 +42,10 @@ __all__ = [
     "functions",
     "khat",
     "kernels",
+    "load_guide",
     "pytree",
     "regularizers",
+    "save_guide",
     "sliced",
     "solvers",
     "static",

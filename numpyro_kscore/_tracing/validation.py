@@ -17,7 +17,7 @@ __all__ = ["check_draws", "check_sites", "find_latents", "num_rows"]
 
 
 def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
-    """The latent sites of a model, of which there must be some, continuous and without a mask.
+    """The latent sites of a model, of which there must be some, continuous and with a density.
 
     Args:
         model_trace: trace of the model.
@@ -36,12 +36,18 @@ def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
             "of the model (dist.MixtureSameFamily, or logsumexp in a numpyro.factor), or use "
             "another objective for them"
         )
-    masked = [name for name, site in latents.items() if _is_masked(site["fn"])]
+    # A mask of False is NumPyro's way to say that a latent's density is written as a factor.
+    masked = [
+        name
+        for name, site in latents.items()
+        if any(mask is not False for mask in _masks(site["fn"]))
+    ]
     if masked:
         raise ValueError(
-            f"model: expected latent sites without a mask; got {masked} under one, which removes "
-            "the density of what it hides, so that nothing would hold those draws. Mask observed "
-            "sites only; instead of obs_mask, give what is missing a sample site of its own"
+            f"model: expected latent sites without a mask, or with .mask(False) where a factor is "
+            f"their density; got {masked} under an array of masks, which removes the density of "
+            "what it hides, so that nothing would hold those draws. Mask observed sites only; "
+            "instead of obs_mask, give what is missing a sample site of its own"
         )
     return latents
 
@@ -132,8 +138,8 @@ def _is_scaled_by(scale: Any, expected: float) -> bool:
     return isinstance(scale, int | float) and math.isclose(scale, expected, rel_tol=1e-6)
 
 
-def _is_masked(fn: Distribution) -> bool:
-    return any(isinstance(layer, MaskedDistribution) for layer in layers(fn))
+def _masks(fn: Distribution) -> list[Any]:
+    return [layer._mask for layer in layers(fn) if isinstance(layer, MaskedDistribution)]
 
 
 def num_rows(trace: dict[str, Any], frame: Any) -> int:
@@ -149,7 +155,7 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"guide: expected draws that are differentiable in the parameters; got '{name}' from "
             f"{type(fn).__name__}, which has no reparameterized sampler. Use another distribution"
         )
-    if _is_masked(fn):
+    if _masks(fn):
         raise ValueError(
             f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
             "mask observed sites only: latents behind no data then follow their prior"

@@ -14,15 +14,12 @@ from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter, one_chain
-from numpyro_kscore.diagnostics._draws import (
-    FittedGuide,
-    constrain,
-    evaluate_fitted,
-    fitted_guide,
-)
+from numpyro_kscore.diagnostics._draws import constrain, evaluate_fitted
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
+from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
+    at_first,
     draw_posterior_predictive,
     draw_prior,
     find_constant_data,
@@ -146,7 +143,8 @@ def to_arviz(
         "extra_event_dims": extra_event_dims,
         "index_origin": index_origin,
     }
-    tree = convert(ConvertedFit(model, program, one_chain(samples), stats), groups)
+    seen = ConvertedFit(at_first(model, samples), program, one_chain(samples), stats)
+    tree = convert(seen, groups)
     _add_scalars(tree, result, estimate, draws, svi)
     return tree
 

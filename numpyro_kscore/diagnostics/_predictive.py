@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["draw_posterior_predictive", "draw_prior", "find_constant_data"]
+__all__ = ["at_first", "draw_posterior_predictive", "draw_prior", "find_constant_data"]
 
 
 def _is_data(site: dict[str, Any]) -> bool:
@@ -53,20 +53,24 @@ def draw_prior(
         ) from error
 
 
-def _at_first(
+def at_first(model: Callable[..., Any], samples: dict[str, np.ndarray]) -> Callable[..., Any]:
+    """The model at the first of the samples: at a draw of the prior it need not be valid."""
+    # JAX arrays, because NumPyro's `scan` indexes substituted values by a traced integer.
+    return substitute(model, data={name: jnp.asarray(v[0]) for name, v in samples.items()})
+
+
+def _sites_at_first(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Sites of the model at the first of the samples."""
-    # JAX arrays, because NumPyro's `scan` indexes substituted values by a traced integer.
-    given = substitute(model, data={name: jnp.asarray(v[0]) for name, v in samples.items()})
-    return trace(seed(given, key)).get_trace(*program.args, **program.kwargs)
+    given = seed(at_first(model, samples), key)
+    return trace(given).get_trace(*program.args, **program.kwargs)
 
 
 def draw_posterior_predictive(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Draws of the observed sites, one for each of the samples."""
-    sites = _at_first(key, model, program, samples)
+    sites = _sites_at_first(key, model, program, samples)
     observed = [name for name, site in sites.items() if _is_data(site)]
     predictive = Predictive(_Unobserved(model), samples, return_sites=observed)
     return predictive(key, *program.args, **program.kwargs)
@@ -76,7 +80,7 @@ def find_constant_data(
     model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Arrays among the model's arguments that are not observed values, by argument name."""
-    sites = _at_first(jax.random.key(0), model, program, samples)
+    sites = _sites_at_first(jax.random.key(0), model, program, samples)
     observed = [
         np.asarray(site["value"])
         for site in sites.values()

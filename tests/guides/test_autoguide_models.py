@@ -123,8 +123,23 @@ def test_masked_latents_are_refused():
         with numpyro.plate("rows", 2):
             numpyro.sample("y", dist.Normal(0.0, 1.0), obs=jnp.ones(2), obs_mask=seen)
 
-    with pytest.raises(ValueError, match=r"without a mask; got \['y_unobserved'\].*of its own"):
+    with pytest.raises(ValueError, match=r"got \['y_unobserved'\] under.*of its own"):
         initialized(model)
+
+
+def test_a_density_of_ones_own_is_a_factor_at_a_masked_latent():
+    mean = jnp.array([3.0, -2.0])
+
+    def model():
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([2]).to_event(1).mask(False))
+        numpyro.factor("own", dist.Normal(mean, 0.5).log_prob(x).sum())
+
+    guide = AutoImplicit(model)
+    guide.set_up(KEY)
+    # The Gaussian of the factor alone; the mask hides that of the site.
+    np.testing.assert_allclose(guide.start.gaussian.mean, mean, atol=1e-3)
+    factor = guide.start.gaussian.factor
+    np.testing.assert_allclose(factor @ factor.T, 0.25 * np.eye(2), atol=1e-3)
 
 
 def test_models_without_latents_are_refused():
