@@ -123,9 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.diagnose = False
 
     bench = Costs(options)
-    targets = options.targets or (
-        QUICK_TARGETS if options.quick else (*SUITES["familiar"], *SUITES["tall"])
-    )
+    suites = (*SUITES["familiar"], *SUITES["tall"])
+    targets = options.targets or (QUICK_TARGETS if options.quick else suites)
     methods = options.methods or (QUICK_METHODS if options.quick else COMPARED)
     num_steps = 20 if options.quick else NUM_STEPS
     cells = [
