@@ -139,9 +139,12 @@ def _data(arguments: Arguments, batches: Any, layout: Layout, number: jax.Array)
 def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
     whole = losses[: LOSS_BLOCKS * (losses.shape[0] // LOSS_BLOCKS)]
     blocks = jnp.nanmean(whole.reshape(LOSS_BLOCKS, -1), axis=1)
+    loss = jnp.nanmean(losses)
+    # Losses of many rows are in the millions, and coarse in single precision.
+    rounding = jnp.finfo(losses.dtype).eps * jnp.abs(loss)
     return {
-        "loss": jnp.nanmean(losses),
-        "loss_error": jnp.nanstd(blocks, ddof=1) / LOSS_BLOCKS**0.5,
+        "loss": loss,
+        "loss_error": jnp.maximum(jnp.nanstd(blocks, ddof=1) / LOSS_BLOCKS**0.5, rounding),
         "skipped": jnp.sum(~jnp.isfinite(losses)),
     }
 

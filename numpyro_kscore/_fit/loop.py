@@ -90,7 +90,7 @@ def run_chunks(
     else:
         run = Run(state, state, anchor=expander.expand(state))
     bar = _progress_bar(run, rule) if settings.progress_bar else None
-    stream = _stream(batches, rule, run.position)
+    stream = _stream(batches, rule, settings, run.position)
     try:
         while run.progress.phase != "done":
             count = len(run.progress.looks)
@@ -119,11 +119,12 @@ def run_chunks(
     return run, ""
 
 
-def _stream(batches: Batches | None, rule: Rule, start: Position) -> Any:
+def _stream(batches: Batches | None, rule: Rule, settings: Settings, start: Position) -> Any:
     """Batches for one chunk after another, with the position after each; None without a loader."""
     if batches is None:
         return ((None, start) for _ in itertools.count())
-    return ahead(batches.stream(rule.chunk_size + LOOK_BATCHES, start))
+    looks = LOOK_BATCHES if settings.criterion == "stein" else 0
+    return ahead(batches.stream(rule.chunk_size + looks, start))
 
 
 def _call_back(

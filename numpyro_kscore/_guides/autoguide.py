@@ -174,7 +174,12 @@ class AutoImplicit(AutoContinuous):
             self._setup_prototype(*args, **kwargs)
 
     def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
-        """The same for a model of which every call sees a batch, as :func:`~numpyro_kscore.fit`."""
+        """The same for a model that sees one batch at a time, whose posterior is that of all.
+
+        Args:
+            rng_key: random key.
+            batches: what a loader gives.
+        """
         args, kwargs = batches.arguments(batches.first)
         self._batches = batches
         try:

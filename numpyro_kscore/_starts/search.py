@@ -85,7 +85,8 @@ def find_start(
                 if batches.count is None:
                     return find_gaussian(some, *rest)
                 few_and_all = batch_expansions(energy(model), batches, forward_mode, is_double)
-                return find_streamed(some, few_and_all, *rest)
+                share = jax.tree.leaves(batches.sample)[0].shape[0] / batches.count
+                return find_streamed(some, share, few_and_all, *rest)
             if few is None:
                 return find_gaussian(density(whole), *rest)
             # Many rows fill the processor with one point, and a path has one at a time.

@@ -52,6 +52,7 @@ Expand = Callable[[np.ndarray, np.ndarray], Quadratic]
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
 def find_streamed(
     some: Density,
+    share: float,
     expansions: tuple[Expand, Expand],
     first: np.ndarray,
     from_prior: np.ndarray,
@@ -63,6 +64,7 @@ def find_streamed(
 
     Args:
         some: the mean density of some batches.
+        share: how large a part of all batches some are.
         expansions: of that density, and of the mean density of all batches.
         first: unconstrained values at which the density is finite, (d,).
         from_prior: unconstrained values drawn from the prior, (m, d).
@@ -86,15 +88,17 @@ def find_streamed(
 
     parts = found.parts or (found.gaussian,)
     moved = [_moved(evaluate, difference, part, found.couplings, rng) for part in parts]
-    bounds = np.array([bound for _, bound in moved])
+    bounds = np.array([bound for _, bound, _ in moved])
+    passes = sum(count for _, _, count in moved)
     if not np.any(np.isfinite(bounds)):
         raise FloatingPointError("expected a finite bound with all batches; got none")
     weights = np.exp(bounds - np.max(bounds))
     weights = weights / np.sum(weights)
-    gaussians = tuple(gaussian for gaussian, _ in moved)
+    gaussians = tuple(gaussian for gaussian, _, _ in moved)
     return found._replace(
         gaussian=_spanned(gaussians, weights),
         elbo=float(np.max(bounds) - np.log(np.max(weights))),
+        num_gradients=int(np.ceil(share * found.num_gradients)) + passes * (1 + 2 * len(first)),
         modes=np.stack([gaussian.mean for gaussian in gaussians]),
         weights=weights,
         parts=gaussians if found.parts else (),
@@ -107,14 +111,15 @@ def _moved(
     gaussian: Gaussian,
     couplings: Couplings | None,
     rng: np.random.Generator,
-) -> tuple[Gaussian, float]:
-    """A Gaussian moved to the posterior of all batches, and its bound; minus infinity if lost."""
+) -> tuple[Gaussian, float, int]:
+    """A Gaussian moved to the posterior of all batches, its bound, and the number of passes."""
     dim = len(gaussian.mean)
     num_draws = 2 * max(FEWEST_PAIRS, dim)
     weights = (num_draws * dim / np.arange(1, MATCH_STEPS + 1)).tolist()
     noise = antithetic(rng, BOUND_DRAWS, dim)
-    best, bound = gaussian, -np.inf
-    for _ in range(MOST_ROUNDS):
+    best, bound, count = gaussian, -np.inf, 0
+    while count < MOST_ROUNDS:
+        count += 1
         point = gaussian.mean
         if couplings is not None:
             point = point * np.exp(couplings.log_sizes(point[None])[0])
@@ -133,7 +138,7 @@ def _moved(
         bound = value
         if np.mean(move**2) < NEAR**2:
             break
-    return best, bound
+    return best, bound, count
 
 
 def _corrected(evaluate: Evaluate, point: np.ndarray, difference: Quadratic) -> Evaluate:

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
@@ -33,14 +34,20 @@ def model(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
+def scaled_model(x, y):
+    weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    with handlers.scale(scale=ROWS / len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ weights).to_event(1), obs=y)
+
+
 def guide(x, y):
     loc = numpyro.param("loc", jnp.array([0.9, -0.4]))
     sd = numpyro.param("sd", jnp.full(2, 0.1), constraint=constraints.softplus_positive)
     numpyro.sample("weights", dist.Normal(loc, sd).to_event(1))
 
 
-def plain_svi(loss=None):
-    return SVI(model, guide, optax.adam(1e-2), loss or ImplicitELBO(16))
+def plain_svi(model=model):
+    return SVI(model, guide, optax.adam(1e-2), ImplicitELBO(16))
 
 
 def derivatives(weights, x=X, y=Y):
@@ -94,8 +101,9 @@ def test_a_fit_is_at_the_posterior_of_all_data(monkeypatch):
     assert traced[0] == traced[-1]
 
 
-def test_expansions_are_of_all_data():
-    svi, batches = plain_svi(), Batches(LOADER, (), {})
+@pytest.mark.parametrize("of", [model, scaled_model])
+def test_expansions_are_of_all_data(of):
+    svi, batches = plain_svi(of), Batches(LOADER, (), {})
     given = batches.arguments(batches.first)
     state = svi.init(KEY, *given[0])
     anchor = make_loader_expander(svi, inspect_svi(svi, state, given), batches).expand(state)
@@ -155,8 +163,6 @@ def test_a_fit_that_was_killed_goes_on_to_the_last_bit(tmp_path, whole):
     )
     assert done == [80, 100]
     same(resumed, whole)
-    with pytest.raises(ValueError, match="expected a fit with loader = False; got one with True"):
-        fit(plain_svi(), KEY, *LOADER[0], checkpoint=path, **SHORT)
 
 
 def test_a_callback_sees_the_fit_and_ends_it(tmp_path, whole):
@@ -203,7 +209,7 @@ def test_items_and_arguments_that_are_no_call_of_the_model():
         fit(plain_svi(), KEY, loader=[X])
 
 
-def test_fixed_arguments_follow_those_of_a_batch():
+def test_fixed_arguments_follow_those_of_a_batch(tmp_path):
     def scaled(y, width, *, center):
         z = numpyro.sample("z", dist.Normal(center, 1.0))
         with numpyro.plate("rows", 6, subsample_size=3):
@@ -214,7 +220,9 @@ def test_fixed_arguments_follow_those_of_a_batch():
 
     loader = [np.full(3, 1.0), np.full(3, 2.0)]
     svi = SVI(scaled, of_scaled, optax.adam(0.1), Trace_ELBO(8))
-    settings = {**QUICK, "criterion": "loss", "max_steps": 200}
+    settings = {**QUICK, "criterion": "loss", "max_steps": 200, "checkpoint": tmp_path / "a.npz"}
     result = quiet_fit(svi, KEY, 2.0, loader=loader, center=1.0, **settings)
     # Precision 1 + 6/4; rows add 6 · .5 / 4. Of 200 steps the last come to rest.
     assert result.params["loc"] == pytest.approx(1 + 0.75 / 2.5, abs=0.1)
+    with pytest.raises(ValueError, match="expected a fit with loader = False; got one with True"):
+        fit(svi, KEY, loader[0], 2.0, center=1.0, **settings)

@@ -158,7 +158,7 @@ def test_errors_of_a_loader_come_through():
         (3, "expected an iterable of batches.*got 3"),
         (lambda: 3, "expected a function that returns an iterator; it gave 3"),
         ([("a", 1)], "expected batches of arrays of numbers; got str as argument 0"),
-        ([{"x": {"y": [None, "a"]}}], r"got str as 'x'\['y'\]\[1\]"),
+        ([{"x": {"y": [None, "a"]}}], r"expected batches of arrays.*got str as 'x'\['y'\]\[1\]"),
     ],
 )
 def test_loaders_that_are_none(loader, message):
