@@ -30,6 +30,7 @@ from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.prototype import find_prototype
+from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -123,6 +124,7 @@ class AutoImplicit(AutoContinuous):
         self.warm_start = warm_start
         self.init_scale = init_scale
         self.start: GaussianStart | None = None
+        self._batches: Batches | None = None
         self._programs: dict[Any, Callable[..., Any]] = {}
         super().__init__(
             model,
@@ -171,6 +173,20 @@ class AutoImplicit(AutoContinuous):
         with handlers.seed(rng_seed=rng_key):
             self._setup_prototype(*args, **kwargs)
 
+    def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
+        """The same for a model that sees one batch at a time, whose posterior is that of all.
+
+        Args:
+            rng_key: random key.
+            batches: what a loader gives.
+        """
+        args, kwargs = batches.arguments(batches.first)
+        self._batches = batches
+        try:
+            self.set_up(rng_key, *args, **kwargs)
+        finally:
+            self._batches = None
+
     def _find_start(self) -> GaussianStart | None:
         """A Gaussian near the posterior; None where the search cannot run."""
         if self.latent_dim > LARGEST_START:
@@ -187,7 +203,7 @@ class AutoImplicit(AutoContinuous):
             )
             return None
         forward = self._forward_mode_differentiation
-        return find_start(self.model, args, kwargs, self._init_locs, forward)
+        return find_start(self.model, args, kwargs, self._init_locs, forward, batches=self._batches)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""

@@ -34,7 +34,7 @@ from numpyro_kscore._tracing.subsampling import (
 )
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["LogJoint", "expand", "log_joint_and_gradients"]
+__all__ = ["LogJoint", "expand", "expand_at", "log_joint_and_gradients", "mean_draw"]
 
 # A pass over all rows is taken if it is at most so many times the rows of all particles.
 MOST_PASSES = 4
@@ -220,13 +220,43 @@ def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> 
     """
     if layout.model_params or not _is_affordable(layout, num_draws):
         return None
+    first = mean_draw(key, program, layout)
+    model = _fixed_model(key, program, layout, first)
+    return _expanded(model, {}, first, layout.size <= MOST_CURVED)
+
+
+def mean_draw(key: jax.Array, program: Program, layout: Layout) -> Draw:
+    """A draw of the guide, moved to the mean of some: where its density is expanded.
+
+    Args:
+        key: random key.
+        program: guide and model, at the guide's parameters.
+        layout: the layout of a particle.
+    """
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
     sources = draw_sources(key, program, layout, (ANCHOR_DRAWS,))
     draws = jax.vmap(at_source(draw_particle, key, program, layout))(sources)
-    first = _at_mean(draws)
-    model = _Model(program, layout, first.model_key, False)
-    return _expanded(model, {}, first, layout.size <= MOST_CURVED)
+    return _at_mean(draws)
+
+
+def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Expansion:
+    """The density of the data that the program has, expanded as by :func:`expand`.
+
+    Args:
+        key: the key of :func:`mean_draw`.
+        program: guide and model, at the guide's parameters; the model has none.
+        layout: the layout of a particle.
+        draw: the draw at whose place to expand.
+    """
+    model = _fixed_model(key, program, layout, draw)
+    is_curved = layout.size <= MOST_CURVED
+    return _expansion(model, {}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
+
+
+def _fixed_model(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> _Model:
+    program = program._replace(params=lax.stop_gradient(program.params))
+    return _Model(with_shared(key, program, layout), layout, draw.model_key, False)
 
 
 def _at_mean(draws: Draw) -> Draw:
