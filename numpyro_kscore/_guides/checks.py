@@ -9,7 +9,7 @@ import jax
 from jax import random
 from numpyro import handlers
 
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.enumeration import is_latent
 from numpyro_kscore._tracing.validation import find_latents
 
 __all__ = ["check_latents", "check_plates", "has_dynamic_support"]
@@ -22,7 +22,7 @@ def check_latents(
     init_loc_fn: Callable[..., Any],
     asker: str,
 ) -> None:
-    """Raise for latents no guide can have; NumPyro would sum out discrete ones.
+    """Raise for latents no guide can have.
 
     Args:
         model: the model.
@@ -41,10 +41,10 @@ def check_latents(
 
 
 def check_plates(trace: dict[str, Any], asker: str) -> None:
-    """Raise for latents in a plate of which the model sees a part."""
+    """Raise for continuous latents in a plate of which the model sees a part."""
     sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
     for name, site in trace.items():
-        frames = site["cond_indep_stack"] if is_drawn(site) else []
+        frames = site["cond_indep_stack"] if is_latent(site) else []
         if any(frame.size != sizes[frame.name] for frame in frames):
             raise ValueError(
                 f"{asker}: expected latent sites outside subsampled plates; got '{name}' inside "

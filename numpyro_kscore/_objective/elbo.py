@@ -133,6 +133,9 @@ class ImplicitELBO(ELBO):
         result = svi.run(random.key(0), 5_000, data)
     """
 
+    # Of a model, not of a guide: what SVI asks before it warns about discrete latents.
+    can_infer_discrete = True
+
     def __init__(
         self,
         num_particles: int | None = None,

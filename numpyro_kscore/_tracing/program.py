@@ -16,7 +16,8 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_drawn, trace_guide
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite, trace_guide
+from numpyro_kscore._tracing.enumeration import is_latent
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.subsampling import Anchor
@@ -152,7 +153,7 @@ def _sites(traces: Traces) -> dict[str, Site]:
     sites: dict[str, Site] = {}
     start = 0
     for name, site in traces.model.items():
-        if not is_drawn(site):
+        if not is_latent(site):
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))

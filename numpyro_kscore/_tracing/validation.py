@@ -10,6 +10,7 @@ from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
 from numpyro_kscore._tracing.dependencies import is_drawn, layers
+from numpyro_kscore._tracing.enumeration import check_enumerable, is_enumerated, is_latent
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 
@@ -17,7 +18,9 @@ __all__ = ["check_draws", "check_sites", "find_latents", "num_rows"]
 
 
 def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
-    """The latent sites of a model, of which there must be some, continuous and without a mask.
+    """The continuous latents of a model, of which there must be some, without a mask.
+
+    Its discrete latents must be such that they can be summed out.
 
     Args:
         model_trace: trace of the model.
@@ -25,17 +28,12 @@ def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
 
     Raises:
         ValueError: naming the sites and what to do.
+        ImportError: for discrete latents without funsor.
     """
-    latents = {name: site for name, site in model_trace.items() if is_drawn(site)}
+    latents = {name: site for name, site in model_trace.items() if is_latent(site)}
     if not latents:
-        raise ValueError("model: expected at least one latent sample site; got none")
-    discrete = [name for name, site in latents.items() if site["fn"].support.is_discrete]
-    if discrete:
-        raise ValueError(
-            f"{asker}: expected continuous latent sites; got discrete {discrete}. Sum them out "
-            "of the model (dist.MixtureSameFamily, or logsumexp in a numpyro.factor), or use "
-            "another objective for them"
-        )
+        raise ValueError("model: expected at least one continuous latent sample site; got none")
+    check_enumerable(model_trace, asker)
     masked = [name for name, site in latents.items() if _is_masked(site["fn"])]
     if masked:
         raise ValueError(
@@ -67,6 +65,12 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
         raise ValueError(
             f"guide: expected a sample site for every latent of the model; got none for "
             f"{missing}{hint}"
+        )
+    summed = sorted(n for n in drawn if n in model_trace and is_enumerated(model_trace[n]))
+    if summed:
+        raise ValueError(
+            f"guide: expected no draws of discrete latents, which are summed out of the model; got "
+            f"{summed}. Leave them out of the guide"
         )
     extra = sorted(drawn - set(latents))
     if extra:

@@ -13,7 +13,13 @@ from numpyro.infer.svi import SVI
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter, one_chain
+from numpyro_kscore.diagnostics._converters import (
+    ConvertedFit,
+    add_log_likelihoods,
+    make_converter,
+    one_chain,
+)
+from numpyro_kscore.diagnostics._discrete import draw_discrete, has_discrete, log_likelihoods
 from numpyro_kscore.diagnostics._draws import (
     FittedGuide,
     constrain,
@@ -53,6 +59,7 @@ def to_arviz(
     constant_data: dict[str, Any] | None = None,
     predictions_constant_data: dict[str, Any] | None = None,
     log_likelihood: bool = False,
+    infer_discrete: bool = False,
     coords: dict[str, Any] | None = None,
     dims: dict[str, list[str]] | None = None,
     pred_dims: dict[str, list[str]] | None = None,
@@ -68,7 +75,8 @@ def to_arviz(
     groups are:
 
     * ``posterior``: latent and deterministic sites, dimensions ``(chain, draw)`` and then those of
-      plates, by name. Draws of one guide are one chain. Noise of the guide is left out.
+      plates, by name. Draws of one guide are one chain. Noise of the guide is left out, and so are
+      discrete latents and what is computed from them, unless ``infer_discrete=True``.
     * ``sample_stats``: ``lp``, the model's log density in unconstrained coordinates, and
       ``log_q``, the guide's: exact if it has one, otherwise estimated up to a constant
       (``attrs["log_q_normalized"]`` says which); ``khat`` with ``khat_low`` and ``khat_high``;
@@ -88,7 +96,10 @@ def to_arviz(
         predictions: draws for other inputs, leading axis ``num_samples``.
         constant_data: arrays by name; replaces those found among the arguments.
         predictions_constant_data: the same for ``predictions``.
-        log_likelihood: whether to evaluate that of every observation, which ``loo`` needs.
+        log_likelihood: whether to evaluate that of every observation, which ``loo`` needs, with
+            its own discrete latents summed out.
+        infer_discrete: whether to draw the discrete latents that are summed out of the model from
+            their posterior given the others, as NumPyro's ``Predictive(..., infer_discrete=True)``.
         coords: labels of dimensions.
         dims: names of dimensions by site; by default those of plates.
         pred_dims: the same for ``predictions``.
@@ -108,7 +119,8 @@ def to_arviz(
         ImportError: without ArviZ.
         TypeError: for anything but an SVI and its result, and arguments the model cannot take.
         ValueError: for a model that observes nothing at these arguments, or a guide whose draws
-            cannot be evaluated.
+            cannot be evaluated; with ``log_likelihood``, for observations that share discrete
+            latents; with ``infer_discrete``, for a model without any.
     """
     convert = make_converter()
     check_count("num_samples", num_samples)
@@ -133,13 +145,22 @@ def to_arviz(
         prior = draw_prior(prior_key, model, program, num_samples)
     if constant_data is None:
         constant_data = find_constant_data(model, program, samples)
+    is_summed = has_discrete(model, program, samples)
+    own_likelihoods = (
+        log_likelihoods(model, program, samples) if log_likelihood and is_summed else None
+    )
+    if infer_discrete:
+        if not is_summed:
+            raise ValueError("infer_discrete: expected a model with discrete latents; got none")
+        drawn = draw_discrete(key_apart(key, 3), model, program, samples)
+        samples = samples | jax.device_get(drawn)
     groups = {
         "prior": prior or None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
         "constant_data": constant_data or None,
         "predictions_constant_data": predictions_constant_data,
-        "log_likelihood": log_likelihood,
+        "log_likelihood": log_likelihood and not is_summed,
         "coords": coords,
         "dims": dims,
         "pred_dims": pred_dims,
@@ -148,6 +169,8 @@ def to_arviz(
     }
     tree = convert(ConvertedFit(model, program, one_chain(samples), stats), groups)
     _add_scalars(tree, result, estimate, draws, svi)
+    if own_likelihoods is not None:
+        add_log_likelihoods(tree, jax.device_get(own_likelihoods))
     return tree
 
 

@@ -14,9 +14,9 @@ from jax import Array, lax
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coordinates import log_density_at, trace_at
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
 from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._tracing.enumeration import is_enumerated, is_latent
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
@@ -106,7 +106,10 @@ def _check_data(program: Program) -> None:
         # At draws of the guide, since an improper prior has none.
         traces = trace_both(key, program)
         seen.update(traces.model)
-        drawn = [name for name, site in traces.model.items() if is_drawn(site)]
+        sites = traces.model.values()
+        # Without data a discrete site would be summed out, and tell nothing.
+        is_blind = not any(site["type"] == "sample" and site["is_observed"] for site in sites)
+        drawn = (s["name"] for s in sites if is_latent(s) or (is_blind and is_enumerated(s)))
         missing.extend(name for name in drawn if name not in traces.guide)
 
     jax.eval_shape(run, jax.random.key(0))
@@ -277,18 +280,7 @@ def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]
 
     def one(x: Array) -> dict[str, Array]:
         model = handlers.substitute(program.model, data=dict(program.params))
-        latents = layout.unravel(x)
-        trace = trace_at(
-            handlers.seed(model, jax.random.key(0)),
-            program.args,
-            program.kwargs,
-            latents,
-            program.forms,
-        )
-        return {
-            name: site["value"]
-            for name, site in trace.items()
-            if name in latents or site["type"] == "deterministic"
-        }
+        seeded = handlers.seed(model, jax.random.key(0))
+        return sites_at(seeded, program.args, program.kwargs, layout.unravel(x), program.forms)
 
     return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)

@@ -17,10 +17,16 @@ from numpyro.primitives import Messenger
 
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["draw_posterior_predictive", "draw_prior", "find_constant_data"]
+__all__ = [
+    "at_first",
+    "draw_posterior_predictive",
+    "draw_prior",
+    "find_constant_data",
+    "is_data",
+]
 
 
-def _is_data(site: dict[str, Any]) -> bool:
+def is_data(site: dict[str, Any]) -> bool:
     """Whether a site is observed and has a distribution to draw from, unlike a factor."""
     is_observed = site["type"] == "sample" and site["is_observed"]
     return bool(is_observed and not isinstance(site["fn"], dist.Unit))
@@ -31,7 +37,7 @@ class _Unobserved(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Remove the value of an observed site; factors keep theirs, they have no draws."""
-        if _is_data(msg):
+        if is_data(msg):
             msg["is_observed"], msg["value"] = False, None
 
 
@@ -53,7 +59,7 @@ def draw_prior(
         ) from error
 
 
-def _at_first(
+def at_first(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Sites of the model at the first of the samples."""
@@ -66,8 +72,8 @@ def draw_posterior_predictive(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Draws of the observed sites, one for each of the samples."""
-    sites = _at_first(key, model, program, samples)
-    observed = [name for name, site in sites.items() if _is_data(site)]
+    sites = at_first(key, model, program, samples)
+    observed = [name for name, site in sites.items() if is_data(site)]
     predictive = Predictive(_Unobserved(model), samples, return_sites=observed)
     return predictive(key, *program.args, **program.kwargs)
 
@@ -76,7 +82,7 @@ def find_constant_data(
     model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Arrays among the model's arguments that are not observed values, by argument name."""
-    sites = _at_first(jax.random.key(0), model, program, samples)
+    sites = at_first(jax.random.key(0), model, program, samples)
     observed = [
         np.asarray(site["value"])
         for site in sites.values()
