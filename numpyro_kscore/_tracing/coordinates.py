@@ -145,29 +145,19 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
     # Inside a scan the coordinates of all its steps are at hand, and one step is wanted.
     index = site["infer"].get("_scan_current_index")
     u = _step(coordinates[name], index)
-    expected = transform.forward_shape(jnp.shape(u))
     form = forms.get(name, Form())
+    prior = None if form.centering is None else _prior(site)
+    value_ndim = jnp.ndim(u) - transform.domain.event_dim + transform.codomain.event_dim
+    _check_place(site, value_ndim, prior)
     log_dets = []
     if form.couplings:
         size = _step(log_size(form.couplings, coordinates), index)
         u = u * jnp.exp(size)
         log_dets.append(size)
-    if form.centering is not None:
-        u, log_det = to_centered(u, _prior(site), _step(form.centering, index))
+    if prior is not None:
+        u, log_det = to_centered(u, prior, _step(form.centering, index))
         log_dets.append(log_det)
     value = transform(u)
-    if jnp.shape(value) != expected:
-        raise ValueError(
-            f"model: expected a support of '{name}' that depends on no discrete latent; got values "
-            f"of shape {jnp.shape(value)} for coordinates of shape {jnp.shape(u)}. Give it a "
-            "support that is the same for all of them"
-        )
-    if index is not None and jnp.ndim(value) < len(site["fn"].shape()):
-        raise ValueError(
-            f"model: expected continuous latents inside a scan that depend on no discrete latent; "
-            f"got '{name}', which NumPyro's scan cannot place. Sum the discrete one out by hand, "
-            "or draw standardized values before the scan"
-        )
     # An event of the support may have fewer dimensions than one of the distribution.
     event_dim = len(site["fn"].event_shape)
     jacobian = transform.log_abs_det_jacobian(u, value)
@@ -176,6 +166,38 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
         jacobian += sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(value) + event_dim)
     numpyro.factor(f"_{name}_log_det", jacobian)
     return value
+
+
+def _check_place(site: dict[str, Any], value_ndim: int, prior: LocationScale | None) -> None:
+    """Raise for a latent whose value at a coordinate depends on a discrete one, which has none.
+
+    All values of discrete latents are axes left of all plates, so that they are seen by their axes.
+
+    Args:
+        site: the site of the latent.
+        value_ndim: number of axes of its value.
+        prior: its location and scale, where its coordinate is relative to them.
+    """
+    of_prior = (
+        ()
+        if prior is None
+        else (prior.loc, prior.scale[..., 0] if prior.is_matrix else prior.scale)
+    )
+    axes = max(map(jnp.ndim, jax.tree.leaves((site["fn"].support, of_prior))), default=0)
+    if axes > value_ndim:
+        raise ValueError(
+            f"model: expected a support of '{site['name']}' that depends on no discrete latent, "
+            "and no centering where its prior does; got one for each value. Give it the same "
+            "support for all of them"
+        )
+    if site["infer"].get("_scan_current_index") is not None and (
+        value_ndim < len(site["fn"].shape())
+    ):
+        raise ValueError(
+            f"model: expected continuous latents inside a scan that depend on no discrete latent; "
+            f"got '{site['name']}', which NumPyro's scan cannot place. Sum the discrete one out by "
+            "hand, or draw standardized values before the scan"
+        )
 
 
 def _step(array: jax.Array, index: Any) -> jax.Array:

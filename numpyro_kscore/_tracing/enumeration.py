@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.special import logsumexp
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_kscore._tracing.dependencies import is_drawn
@@ -282,7 +283,33 @@ def _chain(
         others = frozenset(step.inputs) - handed_on - {time}
         return funsor.sum_product.sarkka_bilmes_product(*ops, step, along, others)
     order = {name: name.removeprefix(PREVIOUS) for name in sorted(previous)}
-    return funsor.sum_product.sequential_sum_product(*ops, step, along, order)
+    if states & known:
+        return funsor.sum_product.sequential_sum_product(*ops, step, along, order)
+    return _backward(step, time, order)
+
+
+def _backward(step: Any, time: str, order: dict[str, str]) -> Any:
+    """The sum over all states after the first, by steps backward: vectors, not matrices.
+
+    Args:
+        step: the factor of one step.
+        time: name of its input for time.
+        order: names of states, by their names in the step before.
+    """
+    import funsor
+
+    others = [name for name in step.inputs if name not in {time, *order, *order.values()}]
+    names = (time, *others, *order, *order.values())
+    steps = step.align(names).data
+    axes = tuple(range(-len(order), 0))
+    middle = tuple(range(len(others), len(others) + len(order)))
+
+    def back(later: jax.Array, now: jax.Array) -> tuple[jax.Array, None]:
+        return logsumexp(now + jnp.expand_dims(later, middle), axis=axes), None
+
+    first, _ = lax.scan(back, logsumexp(steps[-1], axis=axes), steps[:-1], reverse=True)
+    inputs = {name: step.inputs[name] for name in (*others, *order)}
+    return funsor.Tensor(first, inputs)
 
 
 def _check_subsampling(factors: Factors) -> None:

@@ -39,7 +39,8 @@ def has_discrete(
         program: its arguments.
         samples: values of its continuous latents, leading axis n.
     """
-    return any(is_enumerated(site) for site in at_first(jax.random.key(0), model, program, samples).values())
+    sites = at_first(jax.random.key(0), model, program, samples)
+    return any(is_enumerated(site) for site in sites.values())
 
 
 def draw_discrete(
