@@ -54,15 +54,16 @@ def mixture(y: Array, by_hand: bool = False, rows: int | None = None) -> None:
     """A mixture of three Gaussians by assignments."""
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.full(3, 2.0)))
     means = ordered_means(3)
-    sds = numpyro.sample("sds", dist.LogNormal(jnp.full(3, -0.5), 0.5).to_event(1))
+    # One for all: a component with a width of its own may shrink to a few rows, another mode.
+    sd = numpyro.sample("sd", dist.LogNormal(-0.5, 0.5))
     with numpyro.plate("rows", len(y), subsample_size=rows) as index:
         batch = y[index] if rows else y
         if by_hand:
-            of_each = jnp.log(weights) + dist.Normal(means, sds).log_prob(batch[:, None])
+            of_each = jnp.log(weights) + dist.Normal(means, sd).log_prob(batch[:, None])
             numpyro.factor("y", logsumexp(of_each, axis=1))
         else:
             kind = numpyro.sample("kind", dist.Categorical(weights))
-            numpyro.sample("y", dist.Normal(means[kind], sds[kind]), obs=batch)
+            numpyro.sample("y", dist.Normal(means[kind], sd), obs=batch)
 
 
 def subsampled(y: Array, by_hand: bool = False) -> None:

@@ -59,7 +59,8 @@ class AutoImplicit(AutoContinuous):
     there.
 
     Args:
-        model: a NumPyro model with continuous latents, none of them in subsampled plates.
+        model: a NumPyro model with continuous latents, none of them in subsampled plates. Its
+            discrete latents are summed out (docs/discrete).
         hidden_dims: widths of the hidden layers.
         noise_dim: dimension of the noise ε, at least the latent dimension for the default
             network (with less noise the guide would have no density at all); by default the
@@ -79,8 +80,10 @@ class AutoImplicit(AutoContinuous):
             ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
 
     Raises:
-        ValueError: for a model without latents, with discrete ones or with local ones in
-            subsampled plates, or a network whose output has the wrong shape.
+        ValueError: for a model without continuous latents, with discrete ones that cannot be
+            summed out or with local ones in subsampled plates, or a network whose output has the
+            wrong shape.
+        ImportError: for discrete latents without funsor.
 
     Example::
 

@@ -44,7 +44,7 @@ def has_discrete(
 
 
 def draw_discrete(
-    key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
+    key: Array, model: Callable[..., Any], program: Program, samples: dict[str, Any]
 ) -> dict[str, Any]:
     """Discrete latents given data and continuous ones, one draw for each of the samples.
 
@@ -60,6 +60,7 @@ def draw_discrete(
     """
     sites = at_first(jax.random.key(0), model, program, samples)
     discrete = [name for name, site in sites.items() if is_enumerated(site)]
+    samples = {name: jnp.asarray(value) for name, value in samples.items()}
     infer = Predictive(model, samples, infer_discrete=True, return_sites=discrete)
     drawn = infer(key, *program.args, **program.kwargs)
     computed = [
