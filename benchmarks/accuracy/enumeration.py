@@ -33,7 +33,7 @@ from jax.scipy.special import logsumexp
 from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.distributions.transforms import OrderedTransform
-from numpyro.infer import MCMC, NUTS, SVI
+from numpyro.infer import MCMC, NUTS, SVI, init_to_median
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, diagnose, fit
 
@@ -102,7 +102,7 @@ def topics(words: Array, by_hand: bool = False) -> None:
         by_hand: whether the sum over topics is written out.
     """
     # Each topic has words that are its own, as an analyst would say which topic is which.
-    own = 0.5 + 3.0 * jnp.repeat(jnp.eye(3), 2, axis=1)
+    own = 0.5 + 10.0 * jnp.repeat(jnp.eye(3), 2, axis=1)
     topic = numpyro.sample("topic", dist.Dirichlet(own).to_event(1))
     with numpyro.plate("documents", words.shape[1]):
         share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))
@@ -127,7 +127,7 @@ def make_data(name: str) -> Array:
     """Data simulated from a model, always the same."""
     rng = np.random.default_rng(20)
     if name == "topics":
-        own = np.stack([rng.dirichlet(0.5 + 3.0 * row) for row in np.repeat(np.eye(3), 2, axis=1)])
+        own = np.stack([rng.dirichlet(0.5 + 10.0 * row) for row in np.repeat(np.eye(3), 2, axis=1)])
         shares = rng.dirichlet(np.ones(3), size=10)
         draws = [rng.choice(6, size=40, p=share @ own) for share in shares]
         return jnp.asarray(np.stack(draws, axis=1))
@@ -152,7 +152,7 @@ def nuts(name: str, data: Array, quick: bool) -> tuple[dict[str, np.ndarray], fl
     """Draws of NUTS with enumeration, the largest split R-hat, and the least effective size."""
     model = mixture if name == "subsampled" else MODELS[name]
     num = 200 if quick else 2_000
-    kernel = NUTS(model, target_accept_prob=0.9)
+    kernel = NUTS(model, target_accept_prob=0.9, init_strategy=init_to_median)
     sampler = MCMC(
         kernel,
         num_warmup=num,

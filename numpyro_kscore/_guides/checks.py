@@ -9,7 +9,8 @@ import jax
 from jax import random
 from numpyro import handlers
 
-from numpyro_kscore._tracing.enumeration import is_latent
+from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
 
 __all__ = ["check_latents", "check_plates", "has_dynamic_support"]
@@ -35,7 +36,9 @@ def check_latents(
     def run(key: jax.Array) -> None:
         with handlers.block():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
-            find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), asker)
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+            find_latents(trace)
+            check_enumerable(trace, asker)
 
     jax.eval_shape(run, random.key(0))
 

@@ -27,8 +27,8 @@ from numpyro_kscore._tracing.centering import (
     to_centered,
 )
 from numpyro_kscore._tracing.coupling import Form, log_size
-from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
-from numpyro_kscore._tracing.enumeration import enumerated_log_density, is_enumerated
+from numpyro_kscore._tracing.dependencies import KEY, is_drawn, is_enumerated, seeded, sources_of
+from numpyro_kscore._tracing.enumeration import enumerated_log_density
 
 __all__ = [
     "evaluate_at",
@@ -154,7 +154,7 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
         size = _step(log_size(form.couplings, coordinates), index)
         u = u * jnp.exp(size)
         log_dets.append(size)
-    if prior is not None:
+    if prior is not None and form.centering is not None:
         u, log_det = to_centered(u, prior, _step(form.centering, index))
         log_dets.append(log_det)
     value = transform(u)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from numpyro.distributions.util import is_identically_one
 
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_enumerated
 
 __all__ = [
     "PREVIOUS",
@@ -25,24 +25,12 @@ __all__ = [
     "check_enumerable",
     "enumerated_factors",
     "enumerated_log_density",
-    "is_enumerated",
-    "is_latent",
 ]
 
 INSTALL = 'Run: pip install "numpyro-kscore[enum]"'
 # Prefixes of names that NumPyro's scan gives: the axis of its steps, and sites of the step before.
 TIME, PREVIOUS = "_time_", "_PREV_"
 SUM_OUT = "Sum it out of the model by hand (logsumexp in a numpyro.factor)"
-
-
-def is_latent(site: dict[str, Any]) -> bool:
-    """Whether a site of a model's trace is drawn and continuous: guides draw those alone."""
-    return is_drawn(site) and not site["fn"].support.is_discrete
-
-
-def is_enumerated(site: dict[str, Any]) -> bool:
-    """Whether a site of a model's trace is a discrete latent, whose values are summed over."""
-    return is_drawn(site) and site["fn"].support.is_discrete
 
 
 def check_enumerable(trace: dict[str, Any], asker: str) -> None:

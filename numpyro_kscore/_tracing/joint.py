@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
-from numpyro_kscore._tracing.enumeration import is_enumerated
+from numpyro_kscore._tracing.dependencies import is_enumerated
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     Draw,

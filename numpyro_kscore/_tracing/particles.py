@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-from numpyro_kscore._tracing.enumeration import is_latent
+from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,

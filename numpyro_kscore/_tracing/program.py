@@ -16,8 +16,8 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite, trace_guide
-from numpyro_kscore._tracing.enumeration import is_latent
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, trace_guide
+from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.subsampling import Anchor
@@ -126,6 +126,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
 
     def run(key: jax.Array) -> None:
         traces = trace_both(key, program)
+        check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
         sites = _sites(traces)

@@ -9,31 +9,27 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._tracing.dependencies import is_drawn, layers
-from numpyro_kscore._tracing.enumeration import check_enumerable, is_enumerated, is_latent
+from numpyro_kscore._tracing.dependencies import is_drawn, is_enumerated, is_latent, layers
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 
 __all__ = ["check_draws", "check_sites", "find_latents", "num_rows"]
 
 
-def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
+def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
     """The continuous latents of a model, of which there must be some, without a mask.
 
-    Its discrete latents must be such that they can be summed out.
+    Its discrete latents are those of ``enumeration``.
 
     Args:
         model_trace: trace of the model.
-        asker: name of the class that needs them, for the message.
 
     Raises:
         ValueError: naming the sites and what to do.
-        ImportError: for discrete latents without funsor.
     """
     latents = {name: site for name, site in model_trace.items() if is_latent(site)}
     if not latents:
         raise ValueError("model: expected at least one continuous latent sample site; got none")
-    check_enumerable(model_trace, asker)
     masked = [name for name, site in latents.items() if _is_masked(site["fn"])]
     if masked:
         raise ValueError(
@@ -50,7 +46,7 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
     Raises:
         ValueError: naming the sites and what to do.
     """
-    latents = find_latents(model_trace, "ImplicitELBO")
+    latents = find_latents(model_trace)
     drawn = {
         name
         for name, site in guide_trace.items()

@@ -11,6 +11,7 @@ from numpyro.handlers import substitute
 from numpyro.infer.svi import SVI
 
 from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._converters import (
@@ -120,15 +121,11 @@ def to_arviz(
         TypeError: for anything but an SVI and its result, and arguments the model cannot take.
         ValueError: for a model that observes nothing at these arguments, or a guide whose draws
             cannot be evaluated; with ``log_likelihood``, for observations that share discrete
-            latents; with ``infer_discrete``, for a model without any.
+            latents; with ``infer_discrete``, for a model without any, or with some inside a scan.
     """
     convert = make_converter()
     check_count("num_samples", num_samples)
-    if not isinstance(khat, bool | KhatEstimate):
-        raise TypeError(
-            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
-            "no weights: pass all of it"
-        )
+    _check_khat(khat)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate = _draws_and_khat(fitted, num_samples, khat, key)
@@ -143,24 +140,18 @@ def to_arviz(
         posterior_predictive = draw_posterior_predictive(predict_key, model, program, samples)
     if prior is True:
         prior = draw_prior(prior_key, model, program, num_samples)
+    likelihoods = _summed_likelihoods(model, program, samples) if log_likelihood else None
     if constant_data is None:
         constant_data = find_constant_data(model, program, samples)
-    is_summed = has_discrete(model, program, samples)
-    own_likelihoods = (
-        log_likelihoods(model, program, samples) if log_likelihood and is_summed else None
-    )
     if infer_discrete:
-        if not is_summed:
-            raise ValueError("infer_discrete: expected a model with discrete latents; got none")
-        drawn = draw_discrete(key_apart(key, 3), model, program, samples)
-        samples = samples | jax.device_get(drawn)
+        samples |= _discrete_draws(key_apart(key, 3), model, program, samples)
     groups = {
         "prior": prior or None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
         "constant_data": constant_data or None,
         "predictions_constant_data": predictions_constant_data,
-        "log_likelihood": log_likelihood and not is_summed,
+        "log_likelihood": log_likelihood and likelihoods is None,
         "coords": coords,
         "dims": dims,
         "pred_dims": pred_dims,
@@ -169,9 +160,33 @@ def to_arviz(
     }
     tree = convert(ConvertedFit(model, program, one_chain(samples), stats), groups)
     _add_scalars(tree, result, estimate, draws, svi)
-    if own_likelihoods is not None:
-        add_log_likelihoods(tree, jax.device_get(own_likelihoods))
+    add_log_likelihoods(tree, likelihoods or {})
     return tree
+
+
+def _check_khat(khat: Any) -> None:
+    if not isinstance(khat, bool | KhatEstimate):
+        raise TypeError(
+            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
+            "no weights: pass all of it"
+        )
+
+
+def _summed_likelihoods(
+    model: Any, program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, np.ndarray] | None:
+    """Log likelihoods with discrete latents summed out; None where ArviZ computes them."""
+    if not has_discrete(model, program, samples):
+        return None
+    return jax.device_get(log_likelihoods(model, program, samples))
+
+
+def _discrete_draws(
+    key: Array, model: Any, program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    if not has_discrete(model, program, samples):
+        raise ValueError("infer_discrete: expected a model with discrete latents; got none")
+    return jax.device_get(draw_discrete(key, model, program, samples))
 
 
 def _draws_and_khat(

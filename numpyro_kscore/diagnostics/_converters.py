@@ -105,6 +105,8 @@ def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
         tree: what a converter made.
         values: by observed site, leading axis of draws and then those of the batch.
     """
+    if not values:
+        return
     import xarray
 
     observed = tree["observed_data"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -13,11 +14,11 @@ from jax import Array, lax
 from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import Predictive
 
+from numpyro_kscore._tracing.dependencies import is_enumerated
 from numpyro_kscore._tracing.enumeration import (
     PREVIOUS,
     Factors,
     enumerated_factors,
-    is_enumerated,
 )
 from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.compiling import quick_jit
@@ -56,13 +57,27 @@ def draw_discrete(
         program: its arguments.
         samples: values of its continuous latents and of what is computed from them, leading axis n.
 
-    Source: numpyro.contrib.funsor.infer_discrete; forward filtering and backward sampling in time.
+    Raises:
+        ValueError: for discrete latents inside a scan.
+
+    Source: numpyro.contrib.funsor.infer_discrete; in loops over ``markov`` it filters forward and
+    samples backward.
     """
     sites = at_first(jax.random.key(0), model, program, samples)
     discrete = [name for name, site in sites.items() if is_enumerated(site)]
+    in_scan = [name for name in discrete if sites[name].get("_control_flow_done", False)]
+    if in_scan:
+        raise ValueError(
+            f"infer_discrete: expected discrete latents outside of scan; got {in_scan}, whose "
+            "posterior NumPyro cannot draw. Write the chain as a loop over "
+            "numpyro.contrib.funsor.markov"
+        )
     samples = {name: jnp.asarray(value) for name, value in samples.items()}
     infer = Predictive(model, samples, infer_discrete=True, return_sites=discrete)
-    drawn = infer(key, *program.args, **program.kwargs)
+    with warnings.catch_warnings():
+        # funsor asks for double precision, whatever the model's.
+        warnings.filterwarnings("ignore", "Explicitly requested dtype float64", UserWarning)
+        drawn = infer(key, *program.args, **program.kwargs)
     computed = [
         name
         for name, site in sites.items()

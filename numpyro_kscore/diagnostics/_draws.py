@@ -15,8 +15,8 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
+from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.enumeration import is_enumerated, is_latent
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (

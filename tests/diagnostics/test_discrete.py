@@ -1,5 +1,7 @@
 """Discrete latents in ``to_arviz``: their posterior, and likelihoods, against the formulas."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +25,7 @@ NUM = 3_000
 
 def repeated(values, count):
     """The same values of all latents, ``count`` times."""
-    return {name: np.repeat(np.asarray(v)[None], count, axis=0) for name, v in values.items()}
+    return {name: np.repeat(np.float32(v)[None], count, axis=0) for name, v in values.items()}
 
 
 def of_program(model):
@@ -46,7 +48,9 @@ def test_assignments_are_drawn_from_their_conditional_distribution():
 
 
 def test_states_in_time_are_drawn_from_their_joint_distribution():
-    drawn = draw_discrete(KEY, hmm, of_program(hmm), repeated({"means": MEANS, "sd": 1.5}, NUM))
+    model = partial(hmm, as_loop=True)
+    samples = repeated({"means": MEANS, "sd": 1.5}, NUM)
+    drawn = draw_discrete(KEY, model, of_program(model), samples)
     y = np.asarray(Y)
     of_each = stats.norm.logpdf(np.stack([y, y[::-1]], 1)[:, :, None], MEANS, 1.5).sum(1)
     log_steps = np.log(np.asarray(TRANSITIONS))
@@ -60,13 +64,18 @@ def test_states_in_time_are_drawn_from_their_joint_distribution():
     # Pairs of neighbors, of which single states would say nothing.
     pairs = forward[:-1, :, None] + log_steps + (of_each + backward)[1:, None, :]
     expected_pairs = special.softmax(pairs, axis=(1, 2))
-    states = np.asarray(drawn["state"])
+    states = np.stack([drawn[f"state_{t}"] for t in range(len(y))], axis=1)
     assert states.shape == (NUM, len(y))
     one_hot = states[..., None] == np.arange(3)
     found_pairs = np.einsum("nti,ntj->tij", one_hot[:, :-1], one_hot[:, 1:].astype(float)) / NUM
     # As above, for 21 and 54 frequencies.
     assert np.max(np.abs(one_hot.mean(0) - expected)) < 0.041
     assert np.max(np.abs(found_pairs - expected_pairs)) < 0.041
+
+
+def test_states_in_a_scan_are_refused():
+    with pytest.raises(ValueError, match=r"outside of scan; got \['state'\].*markov"):
+        draw_discrete(KEY, hmm, of_program(hmm), repeated({"means": MEANS, "sd": 1.5}, 1))
 
 
 def test_likelihood_of_one_observation_is_summed_over_its_own_values():

@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
+from numpyro.contrib.funsor import markov
 
 # NumPy, so that they are double where the models are.
 Y = np.array([-2.1, -1.4, 0.3, 1.9, 2.4, 3.0, -0.7])
@@ -51,7 +52,7 @@ def local_latents(by_hand=False):
         numpyro.sample("y", dist.Normal(x, 1.0), obs=jnp.asarray(Y)[index])
 
 
-def hmm(y=Y, by_hand=False):
+def hmm(y=Y, by_hand=False, as_loop=False):
     """States in time; emissions have two independent columns, in a plate."""
     means = numpyro.sample("means", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
     sd = numpyro.sample("sd", dist.HalfNormal(1.0))
@@ -70,7 +71,14 @@ def hmm(y=Y, by_hand=False):
             numpyro.sample("y", dist.Normal(means[state], sd), obs=now)
         return state, None
 
-    scan(step, 0, both)
+    if as_loop:
+        state = 0
+        for t in markov(range(len(y))):
+            state = numpyro.sample(f"state_{t}", dist.Categorical(jnp.asarray(TRANSITIONS)[state]))
+            with numpyro.plate(f"columns_{t}", 2):
+                numpyro.sample(f"y_{t}", dist.Normal(means[state], sd), obs=both[t])
+    else:
+        scan(step, 0, both)
 
 
 def topics(by_hand=False, rows=None):

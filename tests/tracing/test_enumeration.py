@@ -34,6 +34,11 @@ CASES = {
         {},
     ),
     "hidden Markov": (hmm, {"means": RNG.normal(size=3), "sd": np.array(0.1)}, {}),
+    "loop over time": (
+        partial(hmm, as_loop=True),
+        {"means": RNG.normal(size=3), "sd": np.array(0.1)},
+        {},
+    ),
     "chain with others": (chained_switch, {"means": RNG.normal(size=3)}, {}),
     "plates in plates": (
         in_rows(partial(topics, rows=2), documents=[1, 3]),
