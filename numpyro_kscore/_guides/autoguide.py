@@ -26,7 +26,7 @@ from numpyro_kscore._guides.perceptron import apply_network, check_network, perc
 from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
-from numpyro_kscore._tracing.coordinates import trace_at
+from numpyro_kscore._tracing.coordinates import sites_at, trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.prototype import find_prototype
@@ -60,7 +60,8 @@ class AutoImplicit(AutoContinuous):
     there.
 
     Args:
-        model: a NumPyro model with continuous latents, none of them in subsampled plates.
+        model: a NumPyro model with continuous latents, none of them in subsampled plates. Its
+            discrete latents are summed out (docs/discrete).
         hidden_dims: widths of the hidden layers.
         noise_dim: dimension of the noise ε, at least the latent dimension for the default
             network (with less noise the guide would have no density at all); by default the
@@ -80,8 +81,10 @@ class AutoImplicit(AutoContinuous):
             ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
 
     Raises:
-        ValueError: for a model without latents, with discrete ones or with local ones in
-            subsampled plates, or a network whose output has the wrong shape.
+        ValueError: for a model without continuous latents, with discrete ones that cannot be
+            summed out or with local ones in subsampled plates, or a network whose output has the
+            wrong shape.
+        ImportError: for discrete latents without funsor.
 
     Example::
 
@@ -398,13 +401,7 @@ class AutoImplicit(AutoContinuous):
         model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
 
         def one(x: jax.Array) -> dict[str, jax.Array]:
-            coordinates = self._unpack_latent(x)
-            trace = trace_at(model, args, kwargs, coordinates, forms)
-            return {
-                name: site["value"]
-                for name, site in trace.items()
-                if name in coordinates or site["type"] == "deterministic"
-            }
+            return sites_at(model, args, kwargs, self._unpack_latent(x), forms)
 
         shape = flat.shape[:-1]
         with handlers.block():

@@ -9,7 +9,8 @@ import jax
 from jax import random
 from numpyro import handlers
 
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
 
 __all__ = ["check_latents", "check_plates", "has_dynamic_support"]
@@ -22,7 +23,7 @@ def check_latents(
     init_loc_fn: Callable[..., Any],
     asker: str,
 ) -> None:
-    """Raise for latents no guide can have; NumPyro would sum out discrete ones.
+    """Raise for latents no guide can have.
 
     Args:
         model: the model.
@@ -35,16 +36,18 @@ def check_latents(
     def run(key: jax.Array) -> None:
         with handlers.block():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
-            find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), asker)
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+            find_latents(trace)
+            check_enumerable(trace, asker)
 
     jax.eval_shape(run, random.key(0))
 
 
 def check_plates(trace: dict[str, Any], asker: str) -> None:
-    """Raise for latents in a plate of which the model sees a part."""
+    """Raise for continuous latents in a plate of which the model sees a part."""
     sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
     for name, site in trace.items():
-        frames = site["cond_indep_stack"] if is_drawn(site) else []
+        frames = site["cond_indep_stack"] if is_latent(site) else []
         if any(frame.size != sizes[frame.name] for frame in frames):
             raise ValueError(
                 f"{asker}: expected latent sites outside subsampled plates; got '{name}' inside "

@@ -61,6 +61,8 @@ class ImplicitELBO(ELBO):
     entropies as they scale densities; in plates that are estimated row by row, all particles of a
     step draw the same rows.
 
+    Discrete latents of the model are summed out (docs/discrete); the guide draws the others.
+
     The reported loss is an *estimate* of the negative ELBO. Its entropy is that of the local
     densities where the guide gives them (below), and otherwise comes from nearest neighbors; the
     gradient does not depend on it.
@@ -132,6 +134,9 @@ class ImplicitELBO(ELBO):
         svi = SVI(model, AutoImplicit(model), optimizer, ImplicitELBO())
         result = svi.run(random.key(0), 5_000, data)
     """
+
+    # Of a model, not of a guide: what SVI asks before it warns about discrete latents.
+    can_infer_discrete = True
 
     def __init__(
         self,

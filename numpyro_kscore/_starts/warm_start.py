@@ -111,7 +111,7 @@ def warm_start(
 
     Args:
         rng_key: random key.
-        model: a NumPyro model with continuous latents.
+        model: a NumPyro model; its discrete latents are summed out.
         *args: arguments of the model.
         init_loc_fn: where the first path starts, one of NumPyro's initialization strategies.
         forward_mode_differentiation: differentiate in forward mode, for models with ``while_loop``.
@@ -123,8 +123,10 @@ def warm_start(
 
     Raises:
         TypeError: for anything but a random key.
-        ValueError: if the model has no latents, discrete ones, or no finite density at its initial
+        ValueError: if the model has no continuous latents, or no finite density at its initial
             values.
+        RuntimeError: by NumPyro, for discrete latents that cannot be summed out.
+        ImportError: by NumPyro, for discrete latents without funsor.
 
     Cost: 2000 to 5000 gradients of the model in up to ten dimensions, some 60000 in a hundred, in
     double precision where the model allows it.
@@ -141,7 +143,7 @@ def warm_start(
     forward = forward_mode_differentiation
     latents = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward).latents
     if not latents:
-        raise ValueError("model: expected at least one latent sample site; got none")
+        raise ValueError("model: expected at least one continuous latent sample site; got none")
     found = find_start(model, args, kwargs, latents, forward, plain=True)
     if found is None:
         raise ValueError(

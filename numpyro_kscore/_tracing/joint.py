@@ -12,7 +12,8 @@ from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._tracing.coordinates import log_density_at, trace_at
+from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
+from numpyro_kscore._tracing.dependencies import is_enumerated
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     Draw,
@@ -126,11 +127,16 @@ class _Model(NamedTuple):
         data = {**program.params, **theta, **program.plates, **draw.plates}
         data = jax.tree.map(lambda leaf: leaf, data)
         model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
-        seeded = handlers.trace(handlers.seed(model, draw.model_key))
+        seeded = handlers.seed(model, draw.model_key)
         latents = self.layout.unravel(flat)
-        value = log_density_at(seeded, program.args, program.kwargs, latents, program.forms)
+        value, trace = evaluate_at(seeded, program.args, program.kwargs, latents, program.forms)
+        if self.layout.pooled_sites and any(is_enumerated(site) for site in trace.values()):
+            raise ValueError(
+                "aggregate: expected a model without discrete latents; got one, which a prior may "
+                "depend on. Sum it out of the model"
+            )
         prior = [
-            site_log_density(name, latents[name], seeded.trace, seeded.trace)
+            site_log_density(name, latents[name], trace, trace)
             for name in sorted(self.layout.pooled_sites)
         ]
         return value, (value, sum(prior) if prior else None)

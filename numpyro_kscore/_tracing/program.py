@@ -16,7 +16,8 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_drawn, trace_guide
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, trace_guide
+from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.subsampling import Anchor
@@ -125,6 +126,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
 
     def run(key: jax.Array) -> None:
         traces = trace_both(key, program)
+        check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
         sites = _sites(traces)
@@ -152,7 +154,7 @@ def _sites(traces: Traces) -> dict[str, Site]:
     sites: dict[str, Site] = {}
     start = 0
     for name, site in traces.model.items():
-        if not is_drawn(site):
+        if not is_latent(site):
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["ConvertedFit", "make_converter", "one_chain"]
+__all__ = ["ConvertedFit", "add_log_likelihoods", "make_converter", "one_chain"]
 
 INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 
@@ -96,6 +96,32 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         return NumPyroConverter(posterior=chains, **groups).to_inference_data()
 
     return make
+
+
+def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
+    """Add the group of log likelihoods, with the dimensions and labels of the observed data.
+
+    Args:
+        tree: what a converter made.
+        values: by observed site, leading axis of draws and then those of the batch.
+    """
+    if not values:
+        return
+    import xarray
+
+    observed = tree["observed_data"]
+    arrays = {}
+    for name, value in values.items():
+        dims = observed[name].dims[: value.ndim - 1]
+        coords = {dim: observed[dim].values for dim in dims if dim in observed.coords}
+        arrays[name] = xarray.DataArray(value[None], dims=("chain", "draw", *dims), coords=coords)
+    posterior = tree["posterior"]
+    labels = {dim: posterior[dim].values for dim in ("chain", "draw")}
+    group = xarray.Dataset(arrays, coords=labels)
+    if hasattr(tree, "add_groups"):
+        tree.add_groups(log_likelihood=group)
+    else:
+        tree["log_likelihood"] = xarray.DataTree(group)
 
 
 def one_chain(values: Any) -> Any:

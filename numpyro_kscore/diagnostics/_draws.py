@@ -13,7 +13,7 @@ from jax import Array, lax
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coordinates import trace_at
+from numpyro_kscore._tracing.coordinates import sites_at
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite, at_source, draw_particle, draw_sources
@@ -152,18 +152,7 @@ def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]
 
     def one(x: Array) -> dict[str, Array]:
         model = handlers.substitute(program.model, data=dict(program.params))
-        latents = layout.unravel(x)
-        trace = trace_at(
-            handlers.seed(model, jax.random.key(0)),
-            program.args,
-            program.kwargs,
-            latents,
-            program.forms,
-        )
-        return {
-            name: site["value"]
-            for name, site in trace.items()
-            if name in latents or site["type"] == "deterministic"
-        }
+        seeded = handlers.seed(model, jax.random.key(0))
+        return sites_at(seeded, program.args, program.kwargs, layout.unravel(x), program.forms)
 
     return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)

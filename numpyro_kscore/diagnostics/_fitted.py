@@ -13,7 +13,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._tracing.coordinates import log_density_at
 from numpyro_kscore._tracing.coreset import TallPlate, tall_plate
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import at_source, draw_particle, draw_sources, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program, is_subsampled, trace_both
@@ -94,7 +94,10 @@ def _trace_checked(program: Program) -> dict[str, Any]:
         # At draws of the guide, since an improper prior has none.
         traces = trace_both(key, program)
         seen.update(traces.model)
-        drawn = [name for name, site in traces.model.items() if is_drawn(site)]
+        sites = traces.model.values()
+        # Without data a discrete site would be summed out, and tell nothing.
+        is_blind = not any(site["type"] == "sample" and site["is_observed"] for site in sites)
+        drawn = (s["name"] for s in sites if is_latent(s) or (is_blind and is_enumerated(s)))
         missing.extend(name for name in drawn if name not in traces.guide)
 
     jax.eval_shape(run, jax.random.key(0))

@@ -106,14 +106,24 @@ def test_improper_priors():
     assert abs(np.mean(draws["width"]) - 2.0) < 0.2
 
 
-def test_discrete_latents_are_refused_before_numpyro_would_enumerate_them():
+def test_discrete_latents_are_summed_out():
     def model():
-        kind = numpyro.sample(
-            "kind", dist.Categorical(jnp.ones(3) / 3), infer={"enumerate": "parallel"}
-        )
-        numpyro.sample("x", dist.Normal(kind, 1.0))
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        kind = numpyro.sample("kind", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(x + kind, 1.0), obs=0.5)
 
-    with pytest.raises(ValueError, match=r"AutoImplicit: expected continuous.*discrete \['kind'\]"):
+    # NumPyro's own, as NUTS gives it.
+    with pytest.warns(FutureWarning, match="automatically enumerate.*kind"):
+        guide, svi, state, params = initialized(model)
+    assert np.isfinite(quick_jit(svi.evaluate)(state))
+    assert set(guide.sample_posterior(KEY, params, sample_shape=(2,))) == {"x"}
+
+
+def test_discrete_latents_without_a_last_value_are_refused():
+    def model():
+        numpyro.sample("count", dist.Poisson(numpyro.sample("x", dist.LogNormal(0.0, 1.0))))
+
+    with pytest.raises(ValueError, match="AutoImplicit: expected discrete.*'count' from Poisson"):
         initialized(model)
 
 
@@ -146,7 +156,7 @@ def test_models_without_latents_are_refused():
     def model():
         numpyro.sample("x", dist.Normal(0.0, 1.0), obs=0.3)
 
-    with pytest.raises(ValueError, match="model: expected at least one latent sample site; got"):
+    with pytest.raises(ValueError, match="model: expected at least one continuous latent"):
         initialized(model)
 
 
