@@ -15,7 +15,7 @@ from numpyro_kscore._fit.fit import FitInfo, FitResult, fit
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
-from numpyro_kscore._starts.warm_start import warm_start
+from numpyro_kscore._starts.initial_gaussian import initial_gaussian
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.diagnostics import Diagnosis, diagnose, evaluate_guide, khat, to_arviz
@@ -38,6 +38,7 @@ __all__ = [
     "evaluate_guide",
     "fit",
     "functions",
+    "initial_gaussian",
     "khat",
     "kernels",
     "pytree",
@@ -46,7 +47,6 @@ __all__ = [
     "solvers",
     "static",
     "to_arviz",
-    "warm_start",
 ]
 
 try:
