@@ -8,6 +8,7 @@ from numpyro_kscore import (
     functions,
     kernels,
     regularizers,
+    samplers,
     sliced,
     solvers,
 )
@@ -20,6 +21,7 @@ from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.diagnostics import Diagnosis, diagnose, evaluate_guide, khat, to_arviz
 from numpyro_kscore.estimators import KernelExponentialFamily, Score, ScoreEstimator
+from numpyro_kscore.samplers import refine, warm_start
 
 __all__ = [
     "AutoImplicit",
@@ -42,11 +44,14 @@ __all__ = [
     "khat",
     "kernels",
     "pytree",
+    "refine",
     "regularizers",
+    "samplers",
     "sliced",
     "solvers",
     "static",
     "to_arviz",
+    "warm_start",
 ]
 
 try:

@@ -42,6 +42,7 @@ from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
 
 __all__ = [
     "Diagnosis",
+    "coordinate_names",
     "diagnose",
     "examine",
     "vsbc",
@@ -209,7 +210,7 @@ def examine(
             modes = find_modes(density, frame, samples, values[finite], walk.state, sites, mode_key)
         if modes.num_missed or judge(movement) != "cannot tell":
             break
-    names = _names(sites)
+    names = coordinate_names(sites)
     num_lost += int(len(values) - finite.sum())
     verdict, findings = decide(movement, modes, num_lost, names)
     return Diagnosis(
@@ -232,7 +233,7 @@ def _is_near(movement: Movement) -> bool:
     )
 
 
-def _names(sites: Sequence[Site]) -> tuple[str, ...]:
+def coordinate_names(sites: Sequence[Site]) -> tuple[str, ...]:
     """Names of all coordinates."""
     return tuple(
         site.name + (f"[{','.join(map(str, index))}]" if index else "")
