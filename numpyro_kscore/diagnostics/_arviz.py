@@ -14,13 +14,9 @@ from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter, one_chain
-from numpyro_kscore.diagnostics._draws import (
-    FittedGuide,
-    constrain,
-    evaluate_fitted,
-    fitted_guide,
-)
+from numpyro_kscore.diagnostics._draws import evaluate_fitted
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
+from numpyro_kscore.diagnostics._fitted import FittedGuide, constrain, fitted_guide
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
     draw_posterior_predictive,

@@ -24,13 +24,13 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._tracing.layout import Site, coordinate_names
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._chains import Density
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
-from numpyro_kscore.diagnostics._draws import (
+from numpyro_kscore.diagnostics._fitted import (
     check_mostly_finite,
     draw_fitted,
     fitted_guide,
@@ -42,7 +42,6 @@ from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
 
 __all__ = [
     "Diagnosis",
-    "coordinate_names",
     "diagnose",
     "examine",
     "vsbc",
@@ -230,13 +229,4 @@ def _is_near(movement: Movement) -> bool:
     ratio, (low, high) = movement.ratio, NEAR_RATIOS
     return bool(
         np.all(np.abs(movement.shift) < NEAR_SHIFT) and np.all((low < ratio) & (ratio < high))
-    )
-
-
-def coordinate_names(sites: Sequence[Site]) -> tuple[str, ...]:
-    """Names of all coordinates."""
-    return tuple(
-        site.name + (f"[{','.join(map(str, index))}]" if index else "")
-        for site in sites
-        for index in np.ndindex(site.shape)
     )

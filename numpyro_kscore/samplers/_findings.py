@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kscore.diagnostics._codes import Verdict
 from numpyro_kscore.diagnostics._modes import Modes
-from numpyro_kscore.samplers._loop import MOST_DIVERGENT, TREND, Chains
+from numpyro_kscore.samplers._outcome import MOST_DIVERGENT, TREND, Chains
 
 __all__ = ["Code", "Finding", "advise", "describe", "find"]
 

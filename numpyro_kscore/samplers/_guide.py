@@ -17,7 +17,7 @@ from numpyro_kscore._tracing.coordinates import moved_coordinates, trace_at
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._chains import Density
-from numpyro_kscore.diagnostics._draws import (
+from numpyro_kscore.diagnostics._fitted import (
     FittedGuide,
     check_mostly_finite,
     draw_fitted,

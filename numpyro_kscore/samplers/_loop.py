@@ -15,19 +15,20 @@ from numpyro_kscore.diagnostics._movement import make_frame
 from numpyro_kscore.estimators._coordinates import LARGEST_WHITENED
 from numpyro_kscore.samplers._convergence import Moments, summarize
 from numpyro_kscore.samplers._guide import Guide
+from numpyro_kscore.samplers._outcome import MOST_DIVERGENT, TREND, Chains
 from numpyro_kscore.samplers._windows import Window, advance
 
-__all__ = ["Chains", "Settings", "run_chains"]
+__all__ = ["Settings", "run_chains"]
 
 # Windows in which metric and step size are found, at most and at least.
 MOST_ADAPTING, LEAST_ADAPTING = 40, 2
 # A metric is kept if in its coordinates no mean of the chains is farther from zero, and no standard
 # deviation farther from 1, by a factor.
 NEAR_MEAN, NEAR_SD = 0.3, 1.35
-# The same later on, the largest share of divergent transitions, and the lowest acceptance: beyond,
-# metric and step size are found anew. That is looked at after so many windows, then after twice as
-# many, and so on: who tries often enough finds chains that seem to have settled.
-STILL_NEAR, MOST_DIVERGENT, LEAST_ACCEPTED = 1.6, 0.01, 0.5
+# The same later on, and the lowest acceptance: beyond, or where too many transitions diverge, the
+# metric and the step size are found anew. That is looked at after so many windows, then after twice
+# as many: who tries often enough finds chains that seem to have settled.
+STILL_NEAR, LEAST_ACCEPTED = 1.6, 0.5
 FIRST_LOOK = 4
 # Superchains start at draws whose distance from the median is multiplied by this.
 SPREAD = 2.0
@@ -35,8 +36,6 @@ SPREAD = 2.0
 LEFT_OUT = 1 / 3
 # Fewest windows that are judged.
 FEWEST = 3
-# Largest change from earlier to later draws, in standard errors.
-TREND = 4.0
 
 
 class Settings(NamedTuple):
@@ -53,32 +52,6 @@ class Settings(NamedTuple):
     num_superchains: int
     max_gradients: int
     tol: float
-
-
-class Chains(NamedTuple):
-    """What the chains came to.
-
-    Attributes:
-        draws: of the windows that count, in the guide's coordinates, (chains, draws, d).
-        moments: of their unconstrained values.
-        has_settled: whether they did before the limit.
-        acceptance: mean probability of each chain, (chains,).
-        num_divergent: divergent transitions in the windows that count.
-        num_gradients: of all windows.
-        num_windows: number of all windows.
-        log_step: logarithm of the last step size.
-        frame: the last metric.
-    """
-
-    draws: np.ndarray
-    moments: Moments
-    has_settled: bool
-    acceptance: np.ndarray
-    num_divergent: int
-    num_gradients: int
-    num_windows: int
-    log_step: float
-    frame: Frame
 
 
 def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
@@ -115,21 +88,26 @@ class _Run:
         starts = guide.valid(settings.num_chains)
         starts = starts[np.arange(settings.num_chains) % len(starts)]
         self.z = _whiten(self.frame, starts.astype(np.float64))
-        # The longest step that is stable in coordinates of unit variance is 2.
+        # Of the order that has the same acceptance in all dimensions.
         self.log_step = -0.25 * np.log(starts.shape[1])
-        # Since the metric was found, and how many of them adapted the step size.
+        # Since the metric was found, how many of them adapted the step size, and the unconstrained
+        # values of the others, (WINDOW, chains, d) each.
         self.windows: list[Window] = []
         self.num_adapting = 0
+        self.values: list[np.ndarray] = []
+        self.unconstrained = guide.unconstrained
         self.num_gradients, self.num_windows = 0, 0
 
     @property
     def kept(self) -> list[Window]:
         """The windows that count."""
-        return self.windows[max(self.num_adapting + 1, int(LEFT_OUT * len(self.windows))) :]
+        left_out = max(self.num_adapting + 1, int(LEFT_OUT * len(self.windows)))
+        # At the limit of gradients there may be no other.
+        return self.windows[min(left_out, len(self.windows) - 1) :]
 
     def find_metric(self) -> None:
         """Adapt the step size, and the metric to the chains, until they fit; then start anew."""
-        self.windows = []
+        self.windows, self.values = [], []
         for index in range(MOST_ADAPTING):
             self.windows.append(self._advance(adapts=True))
             is_near = self._is_near(self.windows[-1:], NEAR_SD)
@@ -143,7 +121,11 @@ class _Run:
 
     def prolong(self) -> None:
         """One more window."""
-        self.windows.append(self._advance(adapts=False))
+        window = self._advance(adapts=False)
+        self.windows.append(window)
+        flat = self._flat(window.draws)
+        u = np.asarray(self.unconstrained(jnp.asarray(flat.reshape(-1, flat.shape[-1]))))
+        self.values.append(u.astype(np.float64).reshape(flat.shape))
 
     def is_over(self) -> bool:
         """Whether another window would exceed the limit of gradients."""
@@ -163,23 +145,19 @@ class _Run:
 
     def moments(self) -> Moments:
         """Moments of the unconstrained values of the draws that count."""
-        flat = self._draws()
-        count, length, dim = flat.shape
-        u = np.asarray(self.guide.unconstrained(jnp.asarray(flat.reshape(-1, dim))), np.float64)
-        return summarize(u.reshape(count, length, dim), self.settings.num_superchains)
+        values = np.concatenate(self.values[-len(self.kept) :]).swapaxes(0, 1)
+        return summarize(values, self.settings.num_superchains)
 
     def chains(self, moments: Moments, has_settled: bool) -> Chains:
         """What is known at the end."""
         return Chains(
-            self._draws(),
+            self._flat(np.concatenate([window.draws for window in self.kept]).swapaxes(0, 1)),
             moments,
             has_settled,
             np.mean([window.acceptance for window in self.kept], axis=0),
             sum(window.num_divergent for window in self.kept),
             self.num_gradients,
             self.num_windows,
-            float(self.log_step),
-            self.frame,
         )
 
     def _advance(self, adapts: bool) -> Window:
@@ -190,11 +168,9 @@ class _Run:
         self.num_windows += 1
         return window
 
-    def _draws(self) -> np.ndarray:
-        """Draws that count, in the guide's coordinates, (chains, draws, d)."""
-        z = np.concatenate([window.draws for window in self.kept]).swapaxes(0, 1)
-        dtype = self.guide.draws.dtype
-        return _unwhiten(self.frame, z.astype(np.float64)).astype(dtype)
+    def _flat(self, z: np.ndarray) -> np.ndarray:
+        """Whitened draws (..., d) in the guide's coordinates."""
+        return _unwhiten(self.frame, z.astype(np.float64)).astype(self.guide.draws.dtype)
 
     @staticmethod
     def _is_near(windows: list[Window], factor: float) -> bool:
@@ -220,15 +196,15 @@ class _Run:
         R-hat shows what chains remember of places that are farther apart than draws are; of places
         nearer together it shows nothing.
         """
-        count = self.settings.num_superchains
+        count, dtype = self.settings.num_superchains, self.guide.draws.dtype
         key = key_apart(jax.random.fold_in(self.key, self.num_windows), 0)
         order = np.asarray(jax.random.permutation(key, len(self.z)))
         z = self.z[order[:count]]
         center = np.median(self.z, axis=0)
         far = center + SPREAD * (z - center)
-        value, _ = evaluate(self.guide.density, self.frame, jnp.asarray(far, self.z.dtype))
+        value, _ = evaluate(self.guide.density, self.frame, jnp.asarray(far, dtype))
         starts = np.where(np.isfinite(value)[:, None], far, z)
-        self.z = np.repeat(starts, len(self.z) // count, axis=0).astype(self.z.dtype)
+        self.z = np.repeat(starts, len(self.z) // count, axis=0)
 
 
 def _later_half(windows: list[Window]) -> np.ndarray:

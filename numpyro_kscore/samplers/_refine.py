@@ -10,16 +10,17 @@ import numpy as np
 from jax import Array
 from numpyro.infer import SVI
 
+from numpyro_kscore._tracing.layout import coordinate_names
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._diagnose import coordinate_names
-from numpyro_kscore.diagnostics._draws import constrain
+from numpyro_kscore.diagnostics._fitted import constrain
 from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
 from numpyro_kscore.diagnostics._movement import make_frame, start_state
 from numpyro_kscore.samplers._convergence import Moments, scale_of
 from numpyro_kscore.samplers._findings import advise, describe, find
 from numpyro_kscore.samplers._guide import Guide, open_guide
-from numpyro_kscore.samplers._loop import Chains, Settings, run_chains
+from numpyro_kscore.samplers._loop import Settings, run_chains
+from numpyro_kscore.samplers._outcome import Chains
 from numpyro_kscore.samplers._refinement import Refinement
 from numpyro_kscore.samplers._windows import WINDOW, check_blackjax
 
@@ -118,7 +119,7 @@ def _search(guide: Guide, chains: Chains, key: Array) -> Modes:
     *_, dim = chains.draws.shape
     flat = chains.draws.reshape(-1, dim)
     count = max(SEARCH_CHAINS, min(SEARCH_CHAINS_A_DIMENSION * dim, MOST_SEARCH_CHAINS))
-    chosen = np.random.default_rng(0).choice(len(flat), min(count, len(flat)), replace=False)
+    chosen = jax.random.permutation(key_apart(key, 4), len(flat))[:count]
     points = jnp.asarray(flat)
     frame = make_frame(points)
     home = start_state(guide.density, frame, points[chosen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from numpyro_kscore.samplers._findings import Code
 __all__ = ["Refinement"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Refinement:
     """Draws of Markov chains that started from a guide, and whether they have settled.
 
@@ -122,7 +123,10 @@ class Refinement:
         draws = next(iter(self.samples.values())).shape[1]
         stats = {"superchain": np.repeat(self.superchain[:, None], draws, axis=1)}
         fit = ConvertedFit(model, program, self.samples, stats)
-        tree = convert(fit, {"prior": None, "log_likelihood": log_likelihood, **groups})
+        with warnings.catch_warnings():
+            # They are many and short on purpose.
+            warnings.filterwarnings("ignore", message="More chains")
+            tree = convert(fit, {"prior": None, "log_likelihood": log_likelihood, **groups})
         tree["sample_stats"].attrs.update(
             nested_rhat=float(np.max(self.rhat)),
             converged=int(self.converged),

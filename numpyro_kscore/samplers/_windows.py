@@ -25,7 +25,7 @@ __all__ = ["WINDOW", "Window", "advance", "check_blackjax"]
 # Transitions in a window, and leapfrog steps in a transition at most.
 WINDOW, LONGEST = 10, 32
 # Mean length of a trajectory, in standard deviations.
-LENGTH = 1.0
+LENGTH = 0.8
 # Harmonic mean of the acceptance aimed at, with a floor, and how fast log step sizes follow it. It
 # falls far where a few chains accept next to nothing, which the mean would hardly show.
 ACCEPTANCE, FLOOR, RATE = 0.65, 0.1, 0.5
