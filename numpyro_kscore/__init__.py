@@ -8,6 +8,7 @@ from numpyro_kscore import (
     functions,
     kernels,
     regularizers,
+    samplers,
     sliced,
     solvers,
 )
@@ -16,11 +17,12 @@ from numpyro_kscore._fit.portable import PortableGuide, load_guide, save_guide
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
-from numpyro_kscore._starts.warm_start import warm_start
+from numpyro_kscore._starts.initial_gaussian import initial_gaussian
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.diagnostics import Diagnosis, diagnose, evaluate_guide, khat, to_arviz
 from numpyro_kscore.estimators import KernelExponentialFamily, Score, ScoreEstimator
+from numpyro_kscore.samplers import refine, warm_start
 
 __all__ = [
     "AutoImplicit",
@@ -40,11 +42,14 @@ __all__ = [
     "evaluate_guide",
     "fit",
     "functions",
+    "initial_gaussian",
     "khat",
     "kernels",
     "load_guide",
     "pytree",
+    "refine",
     "regularizers",
+    "samplers",
     "save_guide",
     "sliced",
     "solvers",

@@ -20,8 +20,13 @@ from jax import Array, export
 from numpyro.infer import SVI
 
 from numpyro_kscore._util.keys import check_key, key_apart
-from numpyro_kscore.diagnostics._draws import constrain
-from numpyro_kscore.diagnostics._fitted import BATCH, FittedGuide, draw_fitted, fitted_guide
+from numpyro_kscore.diagnostics._fitted import (
+    BATCH,
+    FittedGuide,
+    constrain,
+    draw_fitted,
+    fitted_guide,
+)
 
 __all__ = ["PortableGuide", "load_guide", "save_guide"]
 

@@ -70,7 +70,7 @@ class AutoImplicit(AutoContinuous):
             x (latent_dim,), which may use ``numpyro.param``, ``flax_module`` and further sample
             sites marked ``is_auxiliary``; or a flax linen module.
         warm_start: whether to look for a Gaussian near the posterior, see
-            :func:`~numpyro_kscore.warm_start` for its cost. Otherwise x is the unconstrained
+            :func:`~numpyro_kscore.initial_gaussian` for its cost. Otherwise x is the unconstrained
             latents themselves, and the guide starts as the narrow Gaussian that NumPyro's own
             guides start from.
         init_loc_fn: per-site initial values, see NumPyro's initialization strategies; one of the

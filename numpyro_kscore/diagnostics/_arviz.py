@@ -21,9 +21,9 @@ from numpyro_kscore.diagnostics._converters import (
     one_chain,
 )
 from numpyro_kscore.diagnostics._discrete import draw_discrete, has_discrete, log_likelihoods
-from numpyro_kscore.diagnostics._draws import constrain, evaluate_fitted
+from numpyro_kscore.diagnostics._draws import evaluate_fitted
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
-from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
+from numpyro_kscore.diagnostics._fitted import FittedGuide, constrain, fitted_guide
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
     at_first,

@@ -1,4 +1,4 @@
-"""ArviZ's NumPyro converters, of versions 1.x and 0.2x, for draws of a guide."""
+"""ArviZ's NumPyro converters, of versions 1.x and 0.2x, for draws of a guide and of chains."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         return _old_converter()
 
     class Adapter(NumPyroInferenceAdapter):
-        """Draws of a guide as one chain."""
+        """Draws as chains."""
 
         def __init__(self, fit: ConvertedFit) -> None:
             self.fit = fit
@@ -75,18 +75,20 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         raise ImportError(f"to_arviz: expected ArviZ; got none installed. {INSTALL}") from error
 
     def make(fit: ConvertedFit, groups: dict[str, Any]) -> Any:
-        count = next(iter(fit.samples.values())).shape[1]
+        num_chains, count = next(iter(fit.samples.values())).shape[:2]
 
         def samples(group_by_chain: bool = True) -> dict[str, np.ndarray]:
             if group_by_chain:
                 return fit.samples
-            return {name: value[0] for name, value in fit.samples.items()}
+            return {
+                name: value.reshape(-1, *value.shape[2:]) for name, value in fit.samples.items()
+            }
 
         # The attributes of an MCMC object that this converter reads.
         chains = SimpleNamespace(
             get_samples=samples,
             get_extra_fields=lambda group_by_chain=True: fit.stats,
-            num_chains=1,
+            num_chains=num_chains,
             num_samples=count,
             thinning=1,
             sampler=SimpleNamespace(model=fit.model),

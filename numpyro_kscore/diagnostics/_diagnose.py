@@ -24,7 +24,7 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._tracing.layout import Site, coordinate_names
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._codes import Code, Verdict
@@ -210,7 +210,7 @@ def examine(
             )
         if modes.num_missed or judge(movement) != "cannot tell":
             break
-    names = _names(sites)
+    names = coordinate_names(sites)
     num_lost += int(len(values) - finite.sum())
     verdict, findings = decide(movement, modes, num_lost, names)
     return Diagnosis(
@@ -238,13 +238,4 @@ def _is_near(movement: Movement) -> bool:
     ratio, (low, high) = movement.ratio, NEAR_RATIOS
     return bool(
         np.all(np.abs(movement.shift) < NEAR_SHIFT) and np.all((low < ratio) & (ratio < high))
-    )
-
-
-def _names(sites: Sequence[Site]) -> tuple[str, ...]:
-    """Names of all coordinates."""
-    return tuple(
-        site.name + (f"[{','.join(map(str, index))}]" if index else "")
-        for site in sites
-        for index in np.ndindex(site.shape)
     )

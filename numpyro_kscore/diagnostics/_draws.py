@@ -10,14 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coordinates import sites_at
 from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite, at_source, draw_particle, draw_sources
-from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
@@ -32,7 +28,7 @@ from numpyro_kscore.diagnostics._fitted import (
 from numpyro_kscore.diagnostics._tall import model_density
 from numpyro_kscore.estimators._coordinates import whiten_samples
 
-__all__ = ["constrain", "evaluate_fitted", "evaluate_guide"]
+__all__ = ["evaluate_fitted", "evaluate_guide"]
 
 # Most dimensions with an exact Laplacian; beyond, one random direction for each draw estimates it.
 EXACT_LAPLACIAN = 32
@@ -145,14 +141,3 @@ def _laplacian(
     if dim <= EXACT_LAPLACIAN:
         return jnp.sum(jax.vmap(partial(along, flat))(factor.T))
     return along(flat, factor @ jax.random.rademacher(probe, (dim,), flat.dtype))
-
-
-def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]:
-    """Latent and deterministic sites of the model at unconstrained draws (n, d)."""
-
-    def one(x: Array) -> dict[str, Array]:
-        model = handlers.substitute(program.model, data=dict(program.params))
-        seeded = handlers.seed(model, jax.random.key(0))
-        return sites_at(seeded, program.args, program.kwargs, layout.unravel(x), program.forms)
-
-    return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)

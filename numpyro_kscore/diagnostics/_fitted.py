@@ -1,9 +1,10 @@
-"""A fitted guide with its model: its draws, and the model's density."""
+"""A fitted guide with its model: checks, draws, log density and constrained values."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax import Array, lax
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coordinates import log_density_at
+from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
 from numpyro_kscore._tracing.coreset import TallPlate, tall_plate
 from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.layout import Layout
@@ -24,6 +25,7 @@ __all__ = [
     "BATCH",
     "FittedGuide",
     "check_mostly_finite",
+    "constrain",
     "draw_fitted",
     "fitted_guide",
     "log_joint_and_score",
@@ -171,3 +173,14 @@ def log_joint_and_score(fitted: FittedGuide, key: Array) -> Callable[[Array], tu
         return value, gradient
 
     return both
+
+
+def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]:
+    """Latent and deterministic sites of the model at unconstrained draws (n, d)."""
+
+    def one(x: Array) -> dict[str, Array]:
+        model = handlers.substitute(program.model, data=dict(program.params))
+        seeded = handlers.seed(model, jax.random.key(0))
+        return sites_at(seeded, program.args, program.kwargs, layout.unravel(x), program.forms)
+
+    return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)

@@ -25,10 +25,10 @@ from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["WarmStart", "warm_start"]
+__all__ = ["InitialGaussian", "initial_gaussian"]
 
 
-class WarmStart(NamedTuple):
+class InitialGaussian(NamedTuple):
     """A Gaussian near a posterior, in unconstrained coordinates.
 
     Attributes:
@@ -94,14 +94,14 @@ def _value_at(site: dict[str, Any] | None = None, locs: dict[str, Array] | None 
     return None
 
 
-def warm_start(
+def initial_gaussian(
     rng_key: Array,
     model: Callable[..., Any],
     *args: Any,
     init_loc_fn: Callable[..., Any] = init_to_uniform,
     forward_mode_differentiation: bool = False,
     **kwargs: Any,
-) -> WarmStart:
+) -> InitialGaussian:
     """Find a Gaussian near the posterior of a model.
 
     Four quasi-Newton paths lead to modes; of the Gaussians along them, with the inverse Hessians
@@ -135,7 +135,7 @@ def warm_start(
     Example::
 
         guide = AutoMultivariateNormal(model)
-        start = warm_start(random.key(0), model, data)
+        start = initial_gaussian(random.key(0), model, data)
         svi = SVI(model, guide, optax.adam(1e-3), Trace_ELBO())
         result = svi.run(random.key(1), 1_000, data, init_params=start.init_params(guide))
     """
@@ -152,7 +152,7 @@ def warm_start(
         )
     sizes = {name: np.shape(value) for name, value in latents.items()}
     mean, factor = (jnp.asarray(a, jnp.result_type(float)) for a in found.gaussian)
-    return WarmStart(
+    return InitialGaussian(
         unravel(mean, sizes),
         unravel(jnp.linalg.norm(factor, axis=1), sizes),
         mean,
