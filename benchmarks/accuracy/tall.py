@@ -50,12 +50,12 @@ def tall_clinics() -> Posterior:
 
 
 def tall_claims() -> Posterior:
-    """Claims per policy by age in years, premium in currency and others: 80 000 rows, 7 latents."""
+    """Claims per policy by age in decades, premium in thousands and others: 80 000 rows, 7 latents."""
     rng = np.random.default_rng(32)
-    age, premium = rng.uniform(18, 90, 80_000), rng.lognormal(6.0, 0.8, 80_000)
+    age, premium = rng.uniform(1.8, 9.0, 80_000), rng.lognormal(-0.9, 0.8, 80_000)
     kinds = rng.choice(4, size=80_000, p=[0.7, 0.2, 0.09, 0.01])
     years = rng.uniform(0.05, 1.0, 80_000)
-    rates = np.exp(-3.0 - 0.01 * age + 0.0003 * premium + np.array([0, 0.3, -0.2, 0.8])[kinds])
+    rates = np.exp(-3.0 - 0.1 * age + 0.3 * premium + np.array([0, 0.3, -0.2, 0.8])[kinds])
     # Overdispersed, with a concentration of 1.5.
     claims = rng.poisson(years * rates * rng.gamma(1.5, 1 / 1.5, 80_000))
 
