@@ -50,7 +50,7 @@ def tall_clinics() -> Posterior:
 
 
 def tall_claims() -> Posterior:
-    """Claims per policy by age in decades, premium in thousands and others: 80 000 rows, 7 latents."""
+    """Claims of insured by age in decades, premium in thousands: 80 000 rows, 7 latents."""
     rng = np.random.default_rng(32)
     age, premium = rng.uniform(1.8, 9.0, 80_000), rng.lognormal(-0.9, 0.8, 80_000)
     kinds = rng.choice(4, size=80_000, p=[0.7, 0.2, 0.09, 0.01])
