@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -156,7 +157,10 @@ def to_arviz(
         "index_origin": index_origin,
     }
     seen = ConvertedFit(at_first(model, samples), program, one_chain(samples), stats)
-    tree = convert(seen, groups)
+    with warnings.catch_warnings():
+        # ArviZ initializes latents to name dimensions; here they have the values of a draw.
+        warnings.filterwarnings("ignore", ".*skipping initialization of site", UserWarning)
+        tree = convert(seen, groups)
     _add_scalars(tree, result, estimate, draws, svi)
     add_log_likelihoods(tree, likelihoods or {})
     return tree

@@ -81,6 +81,28 @@ def hmm(y=Y, by_hand=False, as_loop=False):
         scan(step, 0, both)
 
 
+def masked_hmm(by_hand=False):
+    """A hidden Markov model of which some steps were not observed."""
+    means = numpyro.sample("means", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+    seen = np.array([1, 0, 1, 1, 0, 1, 0], bool)
+    if by_hand:
+        state = jnp.log(jnp.asarray(TRANSITIONS))[0]
+        for t, now in enumerate(Y):
+            if t:
+                state = logsumexp(state[:, None] + jnp.log(jnp.asarray(TRANSITIONS)), axis=0)
+            state = state + seen[t] * dist.Normal(means, 1.0).log_prob(now)
+        numpyro.factor("y", logsumexp(state))
+        return
+
+    def step(state, now):
+        state = numpyro.sample("state", dist.Categorical(jnp.asarray(TRANSITIONS)[state]))
+        with handlers.mask(mask=now[1]):
+            numpyro.sample("y", dist.Normal(means[state], 1.0), obs=now[0])
+        return state, None
+
+    scan(step, 0, (jnp.asarray(Y), jnp.asarray(seen)))
+
+
 def topics(by_hand=False, rows=None):
     """Words in documents: plates in plates."""
     topic = numpyro.sample("topic", dist.Dirichlet(jnp.ones((3, 5))).to_event(1))

@@ -19,7 +19,15 @@ from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
 from numpyro_kscore._tracing.coupling import Form
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
-from support.enumerated import chained_switch, hmm, in_rows, local_latents, mixture, topics
+from support.enumerated import (
+    chained_switch,
+    hmm,
+    in_rows,
+    local_latents,
+    masked_hmm,
+    mixture,
+    topics,
+)
 
 KEY = random.key(0)
 RNG = np.random.default_rng(1)
@@ -34,6 +42,7 @@ CASES = {
         {},
     ),
     "hidden Markov": (hmm, {"means": RNG.normal(size=3), "sd": np.array(0.1)}, {}),
+    "masked steps": (masked_hmm, {"means": RNG.normal(size=3)}, {}),
     "chain with others": (chained_switch, {"means": RNG.normal(size=3)}, {}),
     "plates in plates": (
         in_rows(partial(topics, rows=2), documents=[1, 3]),
