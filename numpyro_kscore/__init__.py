@@ -13,7 +13,7 @@ from numpyro_kscore import (
     solvers,
 )
 from numpyro_kscore._fit.fit import FitInfo, FitResult, fit
-from numpyro_kscore._fit.portable import PortableGuide, load_guide, save_guide
+from numpyro_kscore._fit.portable import load_guide, save_guide
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
@@ -33,7 +33,6 @@ __all__ = [
     "Implicit",
     "ImplicitELBO",
     "KernelExponentialFamily",
-    "PortableGuide",
     "Score",
     "ScoreEstimator",
     "diagnose",

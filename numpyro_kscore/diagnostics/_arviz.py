@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -122,8 +121,7 @@ def to_arviz(
             latents; with ``infer_discrete``, for a model without any, or with some inside a scan.
     """
     convert = make_converter()
-    check_count("num_samples", num_samples)
-    _check_khat(khat)
+    _check_options(num_samples, khat)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate = _draws_and_khat(fitted, num_samples, khat, key)
@@ -156,17 +154,15 @@ def to_arviz(
         "extra_event_dims": extra_event_dims,
         "index_origin": index_origin,
     }
-    seen = ConvertedFit(at_first(model, samples), program, one_chain(samples), stats)
-    with warnings.catch_warnings():
-        # ArviZ initializes latents to name dimensions; here they have the values of a draw.
-        warnings.filterwarnings("ignore", ".*skipping initialization of site", UserWarning)
-        tree = convert(seen, groups)
+    found = ConvertedFit(at_first(model, samples), program, one_chain(samples), stats)
+    tree = convert(found, groups)
     _add_scalars(tree, result, estimate, draws, svi)
     add_log_likelihoods(tree, likelihoods or {})
     return tree
 
 
-def _check_khat(khat: Any) -> None:
+def _check_options(num_samples: int, khat: Any) -> None:
+    check_count("num_samples", num_samples)
     if not isinstance(khat, bool | KhatEstimate):
         raise TypeError(
             f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "

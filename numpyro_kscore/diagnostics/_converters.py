@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -63,7 +65,8 @@ def make_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
 
     def make(fit: ConvertedFit, groups: dict[str, Any]) -> Any:
         groups = {**groups, "prior": one_chain(groups["prior"])}
-        return NumPyroConverter(posterior=Adapter(fit), **groups).to_datatree()
+        with _unwarned():
+            return NumPyroConverter(posterior=Adapter(fit), **groups).to_datatree()
 
     return make
 
@@ -95,7 +98,8 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
             _args=fit.program.args,
             _kwargs=fit.program.kwargs,
         )
-        return NumPyroConverter(posterior=chains, **groups).to_inference_data()
+        with _unwarned():
+            return NumPyroConverter(posterior=chains, **groups).to_inference_data()
 
     return make
 
@@ -124,6 +128,14 @@ def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
         tree.add_groups(log_likelihood=group)
     else:
         tree["log_likelihood"] = xarray.DataTree(group)
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without a warning of NumPyro's: ArviZ looks for values where the model has some already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"init_to_median\(\) skipping", UserWarning)
+        yield
 
 
 def one_chain(values: Any) -> Any:

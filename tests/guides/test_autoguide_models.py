@@ -146,10 +146,11 @@ def test_a_density_of_ones_own_is_a_factor_at_a_masked_latent():
 
     guide = AutoImplicit(model)
     guide.set_up(KEY)
-    # The Gaussian of the factor alone; the mask hides that of the site.
+    # The Gaussian of the factor alone; with that of the site variances would be .2. The start is
+    # matched to random draws.
     np.testing.assert_allclose(guide.start.gaussian.mean, mean, atol=1e-3)
     factor = guide.start.gaussian.factor
-    np.testing.assert_allclose(factor @ factor.T, 0.25 * np.eye(2), atol=1e-3)
+    np.testing.assert_allclose(factor @ factor.T, 0.25 * np.eye(2), atol=0.02)
 
 
 def test_models_without_latents_are_refused():

@@ -34,6 +34,7 @@ PUBLIC = ["numpyro_kscore"] + [
 # What the reference documents although nobody imports it: an entry of FitInfo.trace, and what
 # initial_gaussian returns.
 RECEIVED = {
+    "numpyro_kscore._fit.portable.PortableGuide",
     "numpyro_kscore._fit.stopping.Look",
     "numpyro_kscore._starts.initial_gaussian.InitialGaussian",
 }

@@ -130,7 +130,7 @@ def test_coordinates_of_hierarchical_guides_are_left_behind():
     """Effects are non-centered in the guide, and unconstrained values of the model here."""
     svi, result = fitted(schools, non_centered, {}, ImplicitELBO())
     opened = open_guide(svi, result, (), {}, KEY)
-    program, layout, _ = opened.fitted
+    program, layout, *_ = opened.fitted
     assert layout.transformed == ("effect",)
     x = jnp.asarray(opened.draws[:64])
     sites = constrain(program, layout, x)
