@@ -35,7 +35,7 @@ def refine(
     result: Any,
     *args: Any,
     rng_key: Array | None = None,
-    num_chains: int = 128,
+    num_chains: int = 64,
     num_superchains: int = 16,
     max_gradients: int = 1_000_000,
     tol: float = 0.01,
@@ -78,7 +78,7 @@ def refine(
         FloatingPointError: if fewer than half of the guide's draws, or of the densities there, are
             finite.
 
-    Cost: 10 to 100 thousand gradients of the model where the guide is near a posterior without
+    Cost: 10 to 30 thousand gradients of the model where the guide is near a posterior without
     strong curvature. The search for modes takes up to 48 ascents, and 100 transitions of 64 to 512
     chains from afar.
     Source: Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024 (nested R-hat).
