@@ -66,13 +66,20 @@ def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
         if len(run.kept) < FEWEST and not run.is_over():
             continue
         is_fit, moments = run.is_fit(), run.moments()
-        is_at_rest = np.all(moments.rhat < 1 + settings.tol) and np.all(moments.trend < TREND)
-        has_settled = bool(is_fit and is_at_rest)
+        has_settled = is_fit and _is_at_rest(moments, settings)
         if has_settled or run.is_over():
             return run.chains(moments, has_settled)
         if not is_fit and len(run.windows) >= look:
             run.find_metric()
             look *= 2
+
+
+def _is_at_rest(moments: Moments, settings: Settings) -> bool:
+    """Whether superchains agree, nothing changes, and errors of spreads are those of means."""
+    # Nested R-hat bounds errors of means so, but those of spreads less: squares vary more.
+    largest = np.sqrt(2 * settings.tol / settings.num_superchains)
+    agree = np.all(moments.rhat < 1 + settings.tol)
+    return bool(agree and np.all(moments.trend < TREND) and np.all(moments.sd_error < largest))
 
 
 class _Run:
