@@ -18,6 +18,7 @@ Code = Literal[
     "mode missed",
     "chains apart",
     "chains moving",
+    "too few draws",
     "chains stuck",
     "divergences",
     "draws lost",
@@ -51,6 +52,11 @@ WORDS: dict[Code, tuple[str, str]] = {
         "standard errors from the earlier to the later draws",
         "a larger max_gradients; a better fit; " + ANOTHER_FORM,
     ),
+    "too few draws": (
+        "the standard deviation of {where} has a Monte Carlo error of {value:.1%} at the limit of "
+        "gradients",
+        "a larger max_gradients, or a larger tol",
+    ),
     "chains stuck": (
         "{value:.0%} of the chains hardly moved: they are where the posterior is far narrower than "
         "elsewhere",
@@ -82,9 +88,9 @@ class Finding(NamedTuple):
 
 
 def find(
-    chains: Chains, modes: Modes, num_lost: int, names: Sequence[str]
+    chains: Chains, modes: Modes, num_lost: int, names: Sequence[str], tol: float
 ) -> tuple[Verdict, tuple[Finding, ...]]:
-    """The verdict on chains, and what it rests on."""
+    """The verdict on chains that were to have a nested R-hat of ``1 + tol``, and its reasons."""
     moments = chains.moments
     findings = [Finding("draws lost", num_lost)] if num_lost else []
     troubles = [Finding("mode missed", modes.share)] if modes.num_missed else []
@@ -102,8 +108,11 @@ def find(
     moving = int(np.argmax(moments.trend))
     if moments.trend[moving] > TREND:
         findings.append(Finding("chains moving", float(moments.trend[moving]), names[moving]))
-    else:
+    elif moments.rhat[worst] >= 1 + tol:
         findings.append(Finding("chains apart", float(moments.rhat[worst]), names[worst]))
+    else:
+        unsure = int(np.argmax(moments.sd_error))
+        findings.append(Finding("too few draws", float(moments.sd_error[unsure]), names[unsure]))
     return "bad" if modes.num_missed else "cannot tell", (*findings, *troubles)
 
 

@@ -13,7 +13,7 @@ from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Frame, evaluate
 from numpyro_kscore.diagnostics._movement import make_frame
 from numpyro_kscore.estimators._coordinates import LARGEST_WHITENED
-from numpyro_kscore.samplers._convergence import Moments, summarize
+from numpyro_kscore.samplers._convergence import Moments, scale_of, summarize
 from numpyro_kscore.samplers._guide import Guide
 from numpyro_kscore.samplers._outcome import MOST_DIVERGENT, TREND, Chains
 from numpyro_kscore.samplers._windows import Window, advance
@@ -30,6 +30,8 @@ NEAR_MEAN, NEAR_SD = 0.3, 1.35
 # as many: who tries often enough finds chains that seem to have settled.
 STILL_NEAR, LEAST_ACCEPTED = 1.6, 0.5
 FIRST_LOOK = 4
+# Metrics are of draws cut off so many half-ranges of 68 % from the median.
+FAR = 4.0
 # Superchains start at draws whose distance from the median is multiplied by this.
 SPREAD = 2.0
 # Part of the windows since the metric was found that is left out.
@@ -64,13 +66,20 @@ def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
         if len(run.kept) < FEWEST and not run.is_over():
             continue
         is_fit, moments = run.is_fit(), run.moments()
-        is_at_rest = np.all(moments.rhat < 1 + settings.tol) and np.all(moments.trend < TREND)
-        has_settled = bool(is_fit and is_at_rest)
+        has_settled = is_fit and _is_at_rest(moments, settings)
         if has_settled or run.is_over():
             return run.chains(moments, has_settled)
         if not is_fit and len(run.windows) >= look:
             run.find_metric()
             look *= 2
+
+
+def _is_at_rest(moments: Moments, settings: Settings) -> bool:
+    """Whether superchains agree, nothing changes, and errors of spreads are those of means."""
+    # Nested R-hat bounds errors of means so, but those of spreads less: squares vary more.
+    largest = np.sqrt(2 * settings.tol / settings.num_superchains)
+    agree = np.all(moments.rhat < 1 + settings.tol)
+    return bool(agree and np.all(moments.trend < TREND) and np.all(moments.sd_error < largest))
 
 
 class _Run:
@@ -175,16 +184,15 @@ class _Run:
     @staticmethod
     def _is_near(windows: list[Window], factor: float) -> bool:
         """Whether chains vary in whitened coordinates as they should, up to a factor."""
-        z = _later_half(windows)
-        limit = NEAR_MEAN * factor / NEAR_SD
-        is_centered = np.all(np.abs(z.mean(0)) < limit)
-        return bool(is_centered and np.all(np.abs(np.log(z.std(0))) < np.log(factor)))
+        mean, sd = _mean_and_sd(_later_half(windows))
+        is_centered = np.all(np.abs(mean) < NEAR_MEAN * factor / NEAR_SD)
+        return bool(is_centered and np.all(np.abs(np.log(sd)) < np.log(factor)))
 
     def _adapt_metric(self) -> None:
         z = _later_half(self.windows[-1:])
         factor = _shrunk_factor(z, self.settings.num_chains)
         x = _unwhiten(self.frame, self.z.astype(np.float64))
-        mean = _unwhiten(self.frame, z.mean(0))
+        mean = _unwhiten(self.frame, _mean_and_sd(z)[0])
         root = np.asarray(self.frame.root, np.float64) @ factor
         arrays = mean, root, np.linalg.norm(root, axis=1)
         self.frame = Frame(*(jnp.asarray(a, self.guide.draws.dtype) for a in arrays))
@@ -213,6 +221,18 @@ def _later_half(windows: list[Window]) -> np.ndarray:
     return z[len(z) // 2 :].reshape(-1, z.shape[-1]).astype(np.float64)
 
 
+def _without_tails(z: np.ndarray) -> np.ndarray:
+    """Draws (n, d), cut off where Gaussian ones have next to none."""
+    scale = scale_of(z)
+    return scale.center + scale.width * np.clip((z - scale.center) / scale.width, -FAR, FAR)
+
+
+def _mean_and_sd(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of draws (n, d) without their tails: heavy ones have another sd in every window."""
+    cut = _without_tails(z)
+    return cut.mean(0), np.maximum(cut.std(0), 1e-6)
+
+
 def _whiten(frame: Frame, x: np.ndarray) -> np.ndarray:
     mean, root = (np.asarray(a, np.float64) for a in (frame.mean, frame.root))
     return np.linalg.solve(root, (x - mean).T).T
@@ -231,10 +251,11 @@ def _shrunk_factor(z: np.ndarray, num_independent: int) -> np.ndarray:
     shrinks away in one window comes in the next.
     """
     dim = z.shape[1]
-    sd = np.maximum(z.std(0), 1e-6)
+    mean, sd = _mean_and_sd(z)
     if dim > LARGEST_WHITENED:
         return np.diag(sd)
-    correlation = (z - z.mean(0)).T @ (z - z.mean(0)) / len(z) / np.outer(sd, sd)
+    u = (_without_tails(z) - mean) / sd
+    correlation = u.T @ u / len(u)
     square = np.sum(correlation**2)
     numerator = (1 - 2 / dim) * square + dim**2
     denominator = (num_independent + 1 - 2 / dim) * (square - dim)

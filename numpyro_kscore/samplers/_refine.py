@@ -35,7 +35,7 @@ def refine(
     result: Any,
     *args: Any,
     rng_key: Array | None = None,
-    num_chains: int = 128,
+    num_chains: int = 64,
     num_superchains: int = 16,
     max_gradients: int = 1_000_000,
     tol: float = 0.01,
@@ -63,7 +63,7 @@ def refine(
         max_gradients: gradients of the model, over all chains, after which it gives up.
         tol: nested R-hat less 1, of every mean and mean square, below which chains have settled.
             The Monte Carlo error of a mean is at most ``sqrt(2 tol / num_superchains)`` standard
-            deviations then.
+            deviations then, and that of a standard deviation as large a part of it.
         search_modes: whether to look for modes that the chains do not reach, as ``diagnose`` does.
         verbose: whether to print the result.
         **kwargs: keyword arguments of the model.
@@ -78,7 +78,7 @@ def refine(
         FloatingPointError: if fewer than half of the guide's draws, or of the densities there, are
             finite.
 
-    Cost: 10 to 100 thousand gradients of the model where the guide is near a posterior without
+    Cost: 10 to 30 thousand gradients of the model where the guide is near a posterior without
     strong curvature. The search for modes takes up to 48 ascents, and 100 transitions of 64 to 512
     chains from afar.
     Source: Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024 (nested R-hat).
@@ -96,7 +96,7 @@ def refine(
     settings = Settings(num_chains, num_superchains, max_gradients, tol)
     chains = run_chains(guide, settings, key_apart(key, 2))
     modes = _search(guide, chains, key_apart(key, 3)) if search_modes else UNSEARCHED
-    refined = _refinement(guide, chains, modes, num_superchains)
+    refined = _refinement(guide, chains, modes, settings)
     if verbose:
         print(refined)
     return refined
@@ -129,10 +129,10 @@ def _search(guide: Guide, chains: Chains, key: Array) -> Modes:
     return find_modes(guide.density, frame, flat, values[finite], home, sites, key)
 
 
-def _refinement(guide: Guide, chains: Chains, modes: Modes, num_superchains: int) -> Refinement:
+def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: Settings) -> Refinement:
     program, layout, *_ = guide.fitted
     names = coordinate_names(layout.sites)
-    verdict, findings = find(chains, modes, guide.num_lost, names)
+    verdict, findings = find(chains, modes, guide.num_lost, names, settings.tol)
     mean_change, sd_change = _changes(guide, chains.moments)
     count, length, dim = chains.draws.shape
     sites = jax.device_get(constrain(program, layout, jnp.asarray(chains.draws.reshape(-1, dim))))
@@ -153,7 +153,7 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, num_superchains: int
         mean_change,
         sd_change,
         chains.acceptance,
-        np.repeat(np.arange(num_superchains), count // num_superchains),
+        np.repeat(np.arange(settings.num_superchains), count // settings.num_superchains),
         chains.num_gradients,
         chains.num_windows * WINDOW,
         modes,

@@ -29,8 +29,8 @@ class Refinement:
         verdict: ``"good"`` if everything has settled and nothing speaks against the draws,
             ``"bad"`` if modes are missed, otherwise ``"cannot tell"``.
         codes: what was found, to match on: some of ``"settled"``, ``"mode missed"``,
-            ``"chains apart"``, ``"chains moving"``, ``"chains stuck"``, ``"divergences"`` and
-            ``"draws lost"``.
+            ``"chains apart"``, ``"chains moving"``, ``"too few draws"``, ``"chains stuck"``,
+            ``"divergences"`` and ``"draws lost"``.
         findings: the same in words, a sentence for each code.
         advice: what to try next, in words.
         converged: whether all means and standard deviations have settled within the limit of
