@@ -19,7 +19,7 @@ from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
-from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
+from numpyro_kscore._tracing.program import Program, inspect_program, program_of, trace_both
 from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
@@ -116,7 +116,7 @@ def latent_size(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[s
 
 def _program(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
     params = {**svi.get_params(state), **(state.mutable_state or {})}
-    return Program(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs}, {})
+    return program_of(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs})
 
 
 def make_chunk(

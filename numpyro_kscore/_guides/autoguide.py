@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,15 +21,25 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._guides.checks import check_latents, check_plates, has_dynamic_support
+from numpyro_kscore._guides.checks import (
+    check_amortize,
+    check_amortized,
+    check_latents,
+    check_plates,
+    has_dynamic_support,
+)
 from numpyro_kscore._guides.forms import forms_of
+from numpyro_kscore._guides.marginal import Marginal
 from numpyro_kscore._guides.perceptron import apply_network, check_network, perceptron
 from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
+from numpyro_kscore._guides.row_posterior import RowPosterior
+from numpyro_kscore._guides.rows import Amortized, sample_rows
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 from numpyro_kscore._util.compiling import quick_jit
@@ -38,6 +49,8 @@ __all__ = ["AutoImplicit"]
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
 QUANTILE_DRAWS = 10_000
+# With amortized rows as many as give so many numbers in all, but not fewer than the least.
+MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
 # Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
@@ -59,11 +72,14 @@ class AutoImplicit(AutoContinuous):
     there.
 
     Args:
-        model: a NumPyro model with continuous latents, none of them in subsampled plates.
+        model: a NumPyro model with continuous latents, those in subsampled plates amortized.
+        amortize: name of a plate, or several, whose rows get their latents from one small network
+            for all rows (docs/amortize). Given all other latents, the *global* ones, rows must be
+            independent of each other. A latent in several of the plates belongs to the first one.
         hidden_dims: widths of the hidden layers.
         noise_dim: dimension of the noise ε, at least the latent dimension for the default
             network (with less noise the guide would have no density at all); by default the
-            latent dimension.
+            latent dimension. With ``amortize`` these are the dimensions of the global latents.
         network: replaces the default network: a callable from noise (noise_dim,) to
             x (latent_dim,), which may use ``numpyro.param``, ``flax_module`` and further sample
             sites marked ``is_auxiliary``; or a flax linen module.
@@ -80,7 +96,8 @@ class AutoImplicit(AutoContinuous):
 
     Raises:
         ValueError: for a model without latents, with discrete ones or with local ones in
-            subsampled plates, or a network whose output has the wrong shape.
+            subsampled plates that are not amortized, for plates that cannot be amortized, or a
+            network whose output has the wrong shape.
 
     Example::
 
@@ -98,6 +115,7 @@ class AutoImplicit(AutoContinuous):
         self,
         model: Callable[..., Any],
         *,
+        amortize: str | Sequence[str] | None = None,
         hidden_dims: Sequence[int] = (64, 64),
         noise_dim: int | None = None,
         network: Callable[[jax.Array], jax.Array] | Any = None,
@@ -117,6 +135,8 @@ class AutoImplicit(AutoContinuous):
             check_positive("init_scale", init_scale)
         if network is not None:
             check_network(network)
+        check_amortize(amortize)
+        self.amortize = (amortize,) if isinstance(amortize, str) else tuple(amortize or ())
         self.hidden_dims = tuple(hidden_dims)
         self.noise_dim = noise_dim
         self.network = network
@@ -135,8 +155,10 @@ class AutoImplicit(AutoContinuous):
         asker = type(self).__name__
         check_latents(self.model, args, kwargs, self.init_loc_fn, asker)
         forward = self._forward_mode_differentiation
+        if self.amortize:
+            check_amortized(self.model, args, kwargs, self.init_loc_fn, self.amortize)
         found = find_prototype(
-            numpyro.prng_key(), self.model, args, kwargs, self.init_loc_fn, forward
+            numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
         check_plates(found.trace, asker)
         self._init_locs = found.latents
@@ -187,10 +209,33 @@ class AutoImplicit(AutoContinuous):
             )
             return None
         forward = self._forward_mode_differentiation
-        return find_start(self.model, args, kwargs, self._init_locs, forward)
+        return find_start(self._global_model(), args, kwargs, self._init_locs, forward)
+
+    def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
+        return Amortized(model or self.model, self.amortize, self.prefix)
+
+    def _global_model(self) -> Callable[..., Any]:
+        """The model of the global latents, without noise."""
+        return Marginal(self._amortized(), with_noise=False) if self.amortize else self.model
+
+    def marginalized(self, model: Callable[..., Any]) -> Split | None:
+        """The model and the guide of the global latents alone; None if nothing is amortized.
+
+        Args:
+            model: the model.
+        """
+        if not self.amortize:
+            return None
+        with_noise, without = (Marginal(self._amortized(model), noise) for noise in (True, False))
+        return Split(with_noise, self._draw_globals, without)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
+        out = self._draw_globals(*args, **kwargs)
+        return {**out, **sample_rows(self._amortized(), out, args, kwargs)} if self.amortize else out
+
+    def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Draw the latent sites outside of amortized plates, which may be all."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         elif self._has_loc():
@@ -207,8 +252,9 @@ class AutoImplicit(AutoContinuous):
         if self._is_dynamic or forms:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-                model = handlers.seed(self.model, random.key(0))
-                trace = trace_at(model, args, kwargs, coordinates, forms)
+                model = self._amortized().outer if self.amortize else self.model
+                seeded = handlers.seed(model, random.key(0))
+                trace = trace_at(seeded, args, kwargs, coordinates, forms)
         out = {}
         for name, x in coordinates.items():
             site = self.prototype_trace[name]
@@ -353,8 +399,22 @@ class AutoImplicit(AutoContinuous):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
-        """Draws of the latent sites, with leading dimensions ``sample_shape``."""
+        """Draws of latent and deterministic sites, with leading dimensions ``sample_shape``.
+
+        Args:
+            rng_key: random key.
+            params: fitted parameters.
+            *args: with ``amortize``, arguments of the model: those of the fit, which are the
+                default, or others, such as the data of new rows. All rows are drawn, whatever the
+                size of a minibatch; one draw at a time is in memory with what belongs to it.
+            sample_shape: leading dimensions.
+            **kwargs: keyword arguments of the model.
+        """
         self._check_set_up()
+        if self.amortize:
+            count = math.prod(sample_shape)
+            values = self._draw_rows(rng_key, params, args, kwargs, count)[2]
+            return {n: value.reshape(*sample_shape, *value.shape[1:]) for n, value in values.items()}
 
         def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
             return self._constrained(self._draw_latent(key, params, sample_shape), params)
@@ -368,12 +428,49 @@ class AutoImplicit(AutoContinuous):
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
         self._check_set_up()
+        if self.amortize:
+            count = self._quantile_draws(params)
+            flat, rows, _ = self._draw_rows(random.key(0), params, (), {}, count)
+            middle_rows = {name: jnp.median(u, axis=0) for name, u in rows.items()}
+            return self._row_posterior(params, (), {}).values(jnp.median(flat, axis=0), middle_rows)
 
         def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
             flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
             return self._constrained(jnp.median(flat, axis=0), params)
 
         return self._compiled("median", middle)(params)
+
+    def _row_posterior(
+        self, params: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RowPosterior:
+        given = (args, kwargs) if args or kwargs else self._arguments
+        forms = handlers.substitute(self._forms, data=params)()
+        return RowPosterior(self._amortized(), *given, params, self._unpack_latent, forms)
+
+    def _draw_rows(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        count: int,
+    ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
+        """Flat coordinates of global latents, coordinates of those in rows, and values of all."""
+
+        def draw(key: jax.Array, params: dict[str, Any]) -> Any:
+            global_key, row_key = random.split(key)
+            flat = self._draw_latent(global_key, params, (count,))
+            return flat, *self._row_posterior(params, args, kwargs).draws(row_key, flat)
+
+        return quick_jit(draw)(rng_key, params)
+
+    def _quantile_draws(self, params: dict[str, Any]) -> int:
+        """Number of draws for median and quantiles: fewer where all rows take much memory."""
+        if not self.amortize:
+            return QUANTILE_DRAWS
+        one = jax.eval_shape(lambda p: self._draw_rows(random.key(0), p, (), {}, 1)[2], params)
+        size = sum(math.prod(value.shape) for value in one.values())
+        return max(FEWEST_DRAWS, min(QUANTILE_DRAWS, MOST_NUMBERS // size))
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
@@ -414,7 +511,8 @@ class AutoImplicit(AutoContinuous):
             if not np.all((given >= 0) & (given <= 1)):
                 raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
         levels = jnp.asarray(quantiles)
-        draws = self.sample_posterior(random.key(0), params, sample_shape=(QUANTILE_DRAWS,))
+        count = self._quantile_draws(params)
+        draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 
     def get_base_dist(self) -> NoReturn:

@@ -9,10 +9,11 @@ import jax
 from jax import random
 from numpyro import handlers
 
+from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.validation import find_latents
 
-__all__ = ["check_latents", "check_plates", "has_dynamic_support"]
+__all__ = ["check_amortize", "check_amortized", "check_latents", "check_plates", "has_dynamic_support"]
 
 
 def check_latents(
@@ -48,8 +49,8 @@ def check_plates(trace: dict[str, Any], asker: str) -> None:
         if any(frame.size != sizes[frame.name] for frame in frames):
             raise ValueError(
                 f"{asker}: expected latent sites outside subsampled plates; got '{name}' inside "
-                "one. Subsample observed sites only, or write a guide that draws noise inside the "
-                "plate (docs/guides)"
+                f"one. Say amortize='{frames[-1].name}' (docs/amortize), or subsample observed "
+                "sites only"
             )
 
 
@@ -60,3 +61,57 @@ def has_dynamic_support(site: dict[str, Any]) -> bool:
         support = support.base_constraint
     bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
     return not all(isinstance(bound, int | float) for bound in bounds)
+
+
+def check_amortize(amortize: Any) -> None:
+    """Raise ``TypeError`` unless it is the name of a plate, several, or None."""
+    names = [amortize] if isinstance(amortize, str) else amortize or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"amortize: expected the name of a plate or a sequence of names; got {amortize!r}"
+        )
+
+
+def check_amortized(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    init_loc_fn: Callable[..., Any],
+    plates: tuple[str, ...],
+) -> None:
+    """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        init_loc_fn: initial values.
+        plates: names of the amortized plates.
+    """
+    subsampled: list[str] = []
+
+    def run(key: jax.Array) -> None:
+        with handlers.block():
+            seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        blocks = find_row_blocks(trace, plates)
+        rows = {name for block in blocks for name in block.plates}
+        subsampled.extend(
+            name
+            for name, site in trace.items()
+            if site["type"] == "plate"
+            and site["args"][1] not in (None, site["args"][0])
+            and name not in rows
+        )
+        if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_drawn(s)):
+            raise ValueError(
+                "amortize: expected latents outside of the amortized plates; got a model without. "
+                "Rows without anything in common have posteriors of their own: fit them one by one"
+            )
+
+    jax.eval_shape(run, random.key(0))
+    if subsampled:
+        raise ValueError(
+            f"amortize: expected all data of a row in every step; got {subsampled}, which draws "
+            "some of its elements and is not a plate of rows. Subsample the rows only"
+        )

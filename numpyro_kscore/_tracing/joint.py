@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from numpyro import handlers
-from numpyro.primitives import Messenger
+from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kscore._tracing.coordinates import log_density_at, trace_at
 from numpyro_kscore._tracing.layout import Layout
@@ -34,7 +34,7 @@ from numpyro_kscore._tracing.subsampling import (
 )
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["LogJoint", "expand", "log_joint_and_gradients"]
+__all__ = ["LogJoint", "expand", "log_joint_and_gradients", "own_key"]
 
 # A pass over all rows is taken if it is at most so many times the rows of all particles.
 MOST_PASSES = 4
@@ -92,7 +92,7 @@ def log_joint_and_gradients(
         valid = are_finite(values, scores)
         return LogJoint(values, scores, prior_scores, _valid_mean(gradients, valid))
     anchor = program.anchor
-    if anchor is None and _is_affordable(layout, len(draws.flat)):
+    if anchor is None and program.reference is None and _is_affordable(layout, len(draws.flat)):
         anchor = _expanded(model, differentiated, _at_mean(draws))
     return _all_at_once(model, draws, differentiated, anchor)
 
@@ -134,6 +134,11 @@ class _Model(NamedTuple):
             for name in sorted(self.layout.pooled_sites)
         ]
         return value, (value, sum(prior) if prior else None)
+
+    def referred(self) -> _Model:
+        """The model whose expansions replace the noise of the rows: the reference, if any."""
+        reference = self.program.reference or self.program.model
+        return self._replace(program=self.program._replace(model=reference, reference=None))
 
     def with_rows(self, theta: dict[str, Any], draw: Draw) -> _Model:
         """The model with rows of its subsampled plates that are drawn for all particles."""
@@ -194,6 +199,7 @@ def _expanded(
     model: _Model, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
 ) -> Anchor | None:
     """The density of all rows at a draw; None where the model cannot tell it."""
+    model = model.referred()
     program = model.program
     every = whole_plates(program.model, program.args, program.kwargs)
     if every is program.model:
@@ -218,7 +224,7 @@ def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> 
     Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
     is of first order.
     """
-    if layout.model_params or not _is_affordable(layout, num_draws):
+    if layout.anchor_params or not _is_affordable(layout, num_draws):
         return None
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
@@ -255,9 +261,15 @@ def _all_at_once(
     (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     if anchor is not None:
         is_curved = anchor.of_all.curvature is not None
-        of_rows = _expansion(model, theta, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
-        found, moves = Expansion(values, scores, theta_total), draws.flat - anchor.point
-        values, scores, theta_total, _ = replaced(found, moves, of_rows, anchor.of_all)
+        # A reference has none of the model's parameters.
+        shared = theta if model.program.reference is None else {}
+        of_rows = _expansion(
+            model.referred(), shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
+        )
+        found = Expansion(values, scores, theta_total if shared else {})
+        moves = draws.flat - anchor.point
+        values, scores, changed, _ = replaced(found, moves, of_rows, anchor.of_all)
+        theta_total = changed if shared else theta_total
     prior_scores = None
     if model.layout.pooled_sites:
         prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, theta)[1][1]))(draws.flat)
@@ -299,5 +311,19 @@ class CommonKeys(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Set the value of a key that is asked for."""
-        if msg["type"] == "prng_key" and msg["value"] is None:
+        is_asked = msg["type"] == "prng_key" and msg["value"] is None
+        if is_asked and not msg.get("is_own", False):
             self.key, msg["value"] = jax.random.split(self.key)
+
+
+def own_key() -> jax.Array:
+    """A random key of a model for each particle, which its density is random with."""
+    message = {
+        "type": "prng_key",
+        "fn": lambda rng_key: rng_key,
+        "args": (),
+        "kwargs": {"rng_key": None},
+        "value": None,
+        "is_own": True,
+    }
+    return apply_stack(message)["value"]

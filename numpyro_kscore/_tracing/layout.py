@@ -109,6 +109,7 @@ class Layout(NamedTuple):
         noise_sites: names of the guide's noise sites, if all that is random in a draw is there and
             no parameter is behind them; otherwise empty.
         row_counts: for every subsampled plate, if none is the guide's: all rows, and those drawn.
+        anchor_params: names of the parameters with which an expansion of all rows changes.
     """
 
     sites: tuple[Site, ...]
@@ -118,6 +119,7 @@ class Layout(NamedTuple):
     transformed: tuple[str, ...] = ()
     noise_sites: tuple[str, ...] = ()
     row_counts: tuple[tuple[int, int], ...] = ()
+    anchor_params: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -143,7 +145,13 @@ class Layout(NamedTuple):
     @property
     def explicit_sites(self) -> frozenset[str]:
         """Names of the latents whose guide has a density."""
-        return frozenset(n for part in self.parts if not part.is_implicit for n in part.sites)
+        known = (part for part in self.parts if not (part.is_implicit or part.has_local))
+        return frozenset(name for part in known for name in part.sites)
+
+    @property
+    def conditional_parts(self) -> tuple[Part, ...]:
+        """The blocks whose density is given by the guide, row by row or given other latents."""
+        return tuple(part for part in self.parts if part.has_local and not part.is_implicit)
 
     @property
     def pooled_sites(self) -> frozenset[str]:

@@ -29,12 +29,14 @@ from numpyro_kscore._tracing.validation import (
 
 __all__ = [
     "Program",
+    "Split",
     "Traces",
     "form_of",
     "guide_of",
     "inspect_program",
     "is_subsampled",
     "local_log_density_of",
+    "program_of",
     "trace_both",
     "unconstrain",
     "values_of",
@@ -54,6 +56,8 @@ class Program(NamedTuple):
         forms: of the latents whose coordinate is not their unconstrained value.
         noise: values of the guide's noise sites, if they are given.
         anchor: where the density of all rows of subsampled plates is known, if it is.
+        reference: a model without randomness of its own that is near the model and is expanded
+            there, if the model's density is random.
     """
 
     params: dict[str, Any]
@@ -65,6 +69,7 @@ class Program(NamedTuple):
     forms: dict[str, Form] = {}  # noqa: RUF012
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
     anchor: Anchor | None = None
+    reference: Callable[..., Any] | None = None
 
 
 class Traces(NamedTuple):
@@ -81,6 +86,37 @@ class Traces(NamedTuple):
     model: dict[str, Any]
     mutable: dict[str, Any]
     model_key: jax.Array
+
+
+def program_of(
+    params: dict[str, Any],
+    model: Callable[..., Any],
+    guide: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Program:
+    """Guide and model as an objective sees them: of the global latents, if the guide says so.
+
+    Args:
+        params: parameters and mutable sites by name.
+        model: the model.
+        guide: the guide. If it has a method ``marginalized``, from the model to a model of some of
+            the latents, the guide of these and a reference, or None, these are taken instead.
+        args: arguments of both.
+        kwargs: keyword arguments of both.
+    """
+    split = guide.marginalized(model) if hasattr(guide, "marginalized") else None
+    if split is None:
+        return Program(params, model, guide, args, kwargs, {})
+    return Program(params, split.model, split.guide, args, kwargs, {}, reference=split.reference)
+
+
+class Split(NamedTuple):
+    """A model and a guide of some of the latents, see :func:`program_of`."""
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    reference: Callable[..., Any]
 
 
 def guide_of(key: jax.Array, program: Program) -> Callable[..., Any]:
@@ -140,8 +176,15 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
         layout = _lay_out(traces, sites, blocks)
-        noise_sites, row_counts = _noise_sites(traces, drawn), _row_counts(traces)
-        layouts.append(layout._replace(noise_sites=noise_sites, row_counts=row_counts))
+        # A model that is random needs a key of its own for each particle.
+        is_random = program.reference is not None
+        layouts.append(
+            layout._replace(
+                noise_sites=() if is_random else _noise_sites(traces, drawn),
+                row_counts=_row_counts(traces),
+                anchor_params=_anchor_params(program, key) if is_random else layout.model_params,
+            )
+        )
 
     jax.eval_shape(run, key)
     return layouts[0]
@@ -191,6 +234,12 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
     names = tuple(values_of(traces.model, "param"))
     transformed = tuple(name for name in sites if not form_of(traces.guide[name]).is_plain)
     return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), transformed)
+
+
+def _anchor_params(program: Program, key: jax.Array) -> tuple[str, ...]:
+    """Names of the parameters of the reference."""
+    traces = trace_both(key, program._replace(model=program.reference or program.model))
+    return tuple(values_of(traces.model, "param"))
 
 
 def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:
@@ -270,13 +319,10 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
     is_local = local_log_density_of(traces.guide, block.sites) is not None
-    if is_local and (plates or context is not None):
-        raise ValueError(
-            f"Implicit: expected no local_log_density at {list(block.sites)}, which "
-            f"{'are in plates with noise of their own' if plates else 'depend on other latents'}; "
-            "got one. Leave it out there"
-        )
-    return Part(block.sites, block.is_implicit, columns, context, scale, plates, has_local=is_local)
+    # Row by row, and given other latents, a local density is taken for that of the guide: no
+    # kernel sees a conditional distribution as well.
+    is_estimated = block.is_implicit and not (is_local and (plates or context is not None))
+    return Part(block.sites, is_estimated, columns, context, scale, plates, has_local=is_local)
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:

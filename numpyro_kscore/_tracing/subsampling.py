@@ -22,6 +22,7 @@ __all__ = [
     "replaced",
     "spread_rows",
     "whole_plates",
+    "with_rows",
     "with_spread_rows",
 ]
 
@@ -70,6 +71,11 @@ def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[...,
         return spread_rows(of_plate, size, drawn)
 
     return _Rows(model, choose)
+
+
+def with_rows(model: Callable[..., Any], rows: dict[str, jax.Array]) -> Callable[..., Any]:
+    """The model with given indices for its subsampled plates, by name."""
+    return _Rows(model, lambda name, size, drawn: rows[name])
 
 
 class FewRows(NamedTuple):

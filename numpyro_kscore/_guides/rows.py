@@ -1,0 +1,277 @@
+"""The guide of the latents in rows: what it consists of, and its draws as sites."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import lax
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_kscore._guides.perceptron import perceptron
+from numpyro_kscore._guides.row_blocks import RowBlock, plate_of
+from numpyro_kscore._guides.row_latents import (
+    Conditional,
+    RowDraws,
+    RowMap,
+    draw_rows,
+    num_features,
+    residual_map,
+)
+from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.subsampling import spread_rows
+
+__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates", "sample_rows"]
+
+# Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
+WIDTHS = (32, 32)
+
+
+class Plate(NamedTuple):
+    """A plate of a model.
+
+    Attributes:
+        size: number of all rows.
+        drawn: number of rows drawn; None for all.
+        dim: its dimension, negative; None if no site is in it.
+    """
+
+    size: int
+    drawn: int | None
+    dim: int | None
+
+    @property
+    def is_subsampled(self) -> bool:
+        """Whether only some rows are drawn."""
+        return self.drawn not in (None, self.size)
+
+
+class Outline(NamedTuple):
+    """What a model is outside of the rows of plates.
+
+    Attributes:
+        values: global latents and parameters by name.
+        plates: all plates by name.
+        locals: names of the latents in rows.
+    """
+
+    values: dict[str, Any]
+    plates: dict[str, Plate]
+    locals: tuple[str, ...]
+
+    @property
+    def subsampled(self) -> dict[str, Plate]:
+        """The plates that draw some of their rows."""
+        return {name: plate for name, plate in self.plates.items() if plate.is_subsampled}
+
+
+class RowTrace(NamedTuple):
+    """A draw of all rows, and the model there.
+
+    Attributes:
+        blocks: the rows.
+        draws: of their latents.
+        trace: of the model.
+    """
+
+    blocks: tuple[RowBlock, ...]
+    draws: RowDraws
+    trace: dict[str, Any]
+
+
+class Amortized(NamedTuple):
+    """What a guide of the rows of a model consists of.
+
+    Attributes:
+        model: the model.
+        plates: names of the plates whose rows have latents.
+        prefix: prefix of the names of parameters and sites.
+    """
+
+    model: Callable[..., Any]
+    plates: tuple[str, ...]
+    prefix: str
+
+    def outline(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any] | None = None
+    ) -> Outline:
+        """Run the model for its global latents and parameters, which handlers outside see.
+
+        Args:
+            args: arguments of the model.
+            kwargs: its keyword arguments.
+            given: values of the global latents, if they are known; handlers then see parameters.
+        """
+        names: set[str] = set()
+
+        def is_hidden(site: dict[str, Any]) -> bool:
+            if site["type"] in ("param", "mutable"):
+                return False
+            if given is None and is_drawn(site) and plate_of(site, self.plates) is None:
+                names.add(site["name"])
+                return False
+            return site.get("name", "") not in {f"_{name}_log_det" for name in names}
+
+        model = _Placeholders(self.model, self.plates)
+        if given is not None:
+            model = handlers.substitute(model, data=given)
+        with handlers.block(hide_fn=is_hidden):
+            trace = handlers.trace(model).get_trace(*args, **kwargs)
+        kept = {*names, *(given or {})}
+        values = {
+            name: site["value"]
+            for name, site in trace.items()
+            if name in kept or site["type"] in ("param", "mutable")
+        }
+        stacks = [site["cond_indep_stack"] for site in trace.values() if site["type"] == "sample"]
+        dims = {frame.name: frame.dim for stack in stacks for frame in stack}
+        plates = {
+            name: Plate(*site["args"], dims.get(name))
+            for name, site in trace.items()
+            if site["type"] == "plate"
+        }
+        inside = tuple(name for name, site in trace.items() if plate_of(site, self.plates))
+        return Outline(values, plates, inside)
+
+    def outer(self, *args: Any, **kwargs: Any) -> None:
+        """The model without what is in the rows."""
+        self.outline(args, kwargs)
+
+    def trace_rows(
+        self,
+        outline: Outline,
+        rows: dict[str, jax.Array],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        noise: Callable[[RowBlock], jax.Array] | None,
+    ) -> RowTrace:
+        """Draw the latents of rows.
+
+        Args:
+            outline: the global latents.
+            rows: rows of subsampled plates, by name.
+            args: arguments of the model.
+            kwargs: its keyword arguments.
+            noise: standard normal noise (E, k) of a block; None takes the modes.
+        """
+        given = (self.model, args, kwargs)
+        conditional = Conditional.of(*given, outline.values, rows)
+        fixed = Conditional.of(*given, lax.stop_gradient(outline.values), rows)
+        blocks = fixed.blocks(self.plates)
+        start = {site.name: jnp.zeros(site.shape) for block in blocks for site in block.sites}
+        if noise is None:
+            maps, drawn = None, [jnp.zeros(block.columns.shape) for block in blocks]
+        else:
+            maps, drawn = self._maps(blocks), [noise(block) for block in blocks]
+        draws = draw_rows(conditional, blocks, fixed, start, maps, drawn)
+        return RowTrace(blocks, draws, conditional.at(draws.coordinates)[1])
+
+    def _maps(self, blocks: tuple[RowBlock, ...]) -> list[RowMap]:
+        """The networks of the rows, as parameters."""
+        found = []
+        for block in blocks:
+            dim = block.columns.shape[1]
+            name = f"{self.prefix}_{block.plate}_layers"
+            network = perceptron(name, dim + num_features(dim), WIDTHS, 2 * dim)
+            found.append(residual_map(network))
+        return found
+
+
+def draw_plates(plates: dict[str, Plate]) -> dict[str, numpyro.plate]:
+    """Plates by name, which draw rows that are spread over all unless a handler says which."""
+    with _Spread():
+        return {
+            name: numpyro.plate(name, plate.size, plate.drawn, dim=plate.dim)
+            for name, plate in plates.items()
+        }
+
+
+def sample_rows(
+    amortized: Amortized,
+    values: dict[str, jax.Array],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, jax.Array]:
+    """Draw the latents in rows as sites of a guide.
+
+    Args:
+        amortized: the guide of the rows.
+        values: the global latents, by site.
+        args: arguments of the model.
+        kwargs: its keyword arguments.
+    """
+    outline = amortized.outline(args, kwargs, values)
+    inside = {name: plate for name, plate in outline.plates.items() if plate.dim is not None}
+    plates = draw_plates(inside)
+    rows = {name: plates[name]._indices for name in outline.subsampled}
+
+    def noise(block: RowBlock) -> jax.Array:
+        unit = dist.Normal().expand((*block.batch_shape, block.columns.shape[1])).to_event(1)
+        with _inside(plates, list(block.plates)):
+            name = f"_{amortized.prefix}_{block.plate}_noise"
+            drawn = numpyro.sample(name, unit, infer={"is_auxiliary": True})
+        return drawn.reshape(block.columns.shape)
+
+    found = amortized.trace_rows(outline, rows, args, kwargs, noise)
+    out = {}
+    for block, log_density in zip(found.blocks, found.draws.log_density, strict=True):
+        density: jax.Array | None = log_density / block.scale
+        for site in block.sites:
+            of_model = found.trace[site.name]
+            fn = Implicit(
+                of_model["value"],
+                of_model["fn"].event_dim,
+                unconstrained=found.draws.coordinates[site.name],
+                local_log_density=density,
+            )
+            density = None  # one site has that of the block
+            with _inside(plates, [frame.name for frame in site.frames]):
+                out[site.name] = numpyro.sample(site.name, fn)
+    return out
+
+
+@contextlib.contextmanager
+def _inside(plates: dict[str, numpyro.plate], names: Sequence[str]) -> Any:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(plates[name])
+        yield
+
+
+class _Spread(Messenger):
+    """Has plates draw rows at a cost that does not depend on their size."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Replace what a plate draws its rows by."""
+        if msg["type"] == "plate" and msg["value"] is None:
+            msg["fn"] = lambda size, drawn, rng_key=None: spread_rows(rng_key, size, drawn)
+
+
+class _Placeholders(Messenger):
+    """Gives latents in rows some value, and subsampled plates their first rows.
+
+    Which ones they are does not matter to the global latents.
+    """
+
+    def __init__(self, fn: Callable[..., Any], plates: Sequence[str]) -> None:
+        self.plates = plates
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Set the value of a latent in rows, or of a plate."""
+        if msg["value"] is not None:
+            return
+        if msg["type"] == "plate":
+            msg["value"] = jnp.arange(msg["args"][1])
+        elif msg["type"] == "sample" and plate_of(msg, self.plates):
+            transform = biject_to(msg["fn"].support)
+            shape = tuple(msg["kwargs"].get("sample_shape", ())) + msg["fn"].shape()
+            msg["value"] = transform(jnp.zeros(transform.inverse_shape(shape)))
