@@ -138,9 +138,7 @@ def factors(groups: int, seed: int) -> Case:
         return fn.log_prob(answers[:, None]).sum(-1)
 
     x, w = hermite(FACTORS, 25)
-    return Case(
-        model, (answers,), "z", log_likelihood, lambda g: (jnp.asarray(x), jnp.asarray(w))
-    )
+    return Case(model, (answers,), "z", log_likelihood, lambda g: (jnp.asarray(x), jnp.asarray(w)))
 
 
 MODELS = {"intercepts": intercepts, "factors": factors}
@@ -164,9 +162,7 @@ def reference(case: Case, num_draws: int) -> dict[str, Array]:
         numpyro.factor("likelihood", total)
 
     one = tuple(jnp.asarray(a[:1]) for a in case.data)
-    trace = numpyro.handlers.trace(
-        numpyro.handlers.seed(case.model, random.key(0))
-    ).get_trace(*one)
+    trace = numpyro.handlers.trace(numpyro.handlers.seed(case.model, random.key(0))).get_trace(*one)
     local = jnp.zeros_like(trace[case.local]["value"])
     hidden = {n for n, site in trace.items() if site["type"] != "sample" or site["is_observed"]}
     hidden.add(case.local)
@@ -200,14 +196,10 @@ def run(name: str, groups: int, batch: int, seed: int, steps: int, num_draws: in
     plate = "groups" if name == "intercepts" else "rows"
     guide = AutoImplicit(case.model, amortize=plate)
     svi = SVI(case.model, guide, optax.adam(1e-2), ImplicitELBO())
-    result = fit(
-        svi, random.key(seed), *data, batch, max_steps=steps, progress_bar=False
-    )
+    result = fit(svi, random.key(seed), *data, batch, max_steps=steps, progress_bar=False)
     seconds = time.perf_counter() - start
     some = tuple(a[:NUM_ROWS] for a in data)
-    draws = guide.sample_posterior(
-        random.key(1), result.params, *some, sample_shape=(num_draws,)
-    )
+    draws = guide.sample_posterior(random.key(1), result.params, *some, sample_shape=(num_draws,))
     step = step_seconds(svi, result.state, (*data, batch))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

@@ -38,6 +38,7 @@ from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
@@ -161,6 +162,8 @@ class AutoImplicit(AutoContinuous):
             numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
         check_plates(found.trace, asker)
+        if self.amortize:
+            self._check_rows(found.trace, args, kwargs)
         self._init_locs = found.latents
         self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
         self._unpack_latent = partial(
@@ -214,6 +217,14 @@ class AutoImplicit(AutoContinuous):
     def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
         return Amortized(model or self.model, self.amortize, self.prefix)
 
+    def _check_rows(
+        self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Raise unless rows are independent; where values are known, which need no model's keys."""
+        values = {name: site["value"] for name, site in trace.items() if is_drawn(site)}
+        if all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, values))):
+            self._amortized().check(values, args, kwargs)
+
     def _global_model(self) -> Callable[..., Any]:
         """The model of the global latents, without noise."""
         return Marginal(self._amortized(), with_noise=False) if self.amortize else self.model
@@ -232,7 +243,9 @@ class AutoImplicit(AutoContinuous):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
         out = self._draw_globals(*args, **kwargs)
-        return {**out, **sample_rows(self._amortized(), out, args, kwargs)} if self.amortize else out
+        return (
+            {**out, **sample_rows(self._amortized(), out, args, kwargs)} if self.amortize else out
+        )
 
     def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw the latent sites outside of amortized plates, which may be all."""
@@ -414,7 +427,9 @@ class AutoImplicit(AutoContinuous):
         if self.amortize:
             count = math.prod(sample_shape)
             values = self._draw_rows(rng_key, params, args, kwargs, count)[2]
-            return {n: value.reshape(*sample_shape, *value.shape[1:]) for n, value in values.items()}
+            return {
+                n: value.reshape(*sample_shape, *value.shape[1:]) for n, value in values.items()
+            }
 
         def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
             return self._constrained(self._draw_latent(key, params, sample_shape), params)

@@ -13,7 +13,13 @@ from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.validation import find_latents
 
-__all__ = ["check_amortize", "check_amortized", "check_latents", "check_plates", "has_dynamic_support"]
+__all__ = [
+    "check_amortize",
+    "check_amortized",
+    "check_latents",
+    "check_plates",
+    "has_dynamic_support",
+]
 
 
 def check_latents(

@@ -1,7 +1,7 @@
 """A model of the global latents alone, from one with latents in the rows of plates.
 
-With a guide q(z | g) of the rows' latents z given the global ones g, a lower bound of log p(data, g)
-is the mean over q of
+With a guide q(z | g) of the rows' latents z given the global ones g, a lower bound of
+log p(data, g) is the mean over q of
 
     log p(data, z, g) - log q(z | g).
 

@@ -17,7 +17,7 @@ from numpyro_kscore._tracing.layout import Frame, Site
 from numpyro_kscore._tracing.supports import free_axes
 from numpyro_kscore._tracing.validation import num_rows
 
-__all__ = ["RowBlock", "find_row_blocks", "plate_of"]
+__all__ = ["RowBlock", "feasible", "find_row_blocks", "plate_of"]
 
 # Most latent numbers of a row: each takes a pass over the data for a column of its Hessian.
 LARGEST_ROW = 32
@@ -68,6 +68,14 @@ class RowBlock(NamedTuple):
             site.name: flat[site.start : site.start + site.size].reshape(site.shape)
             for site in self.sites
         }
+
+
+def feasible(site: dict[str, Any]) -> jax.Array:
+    """The value of a latent site at zero in unconstrained coordinates."""
+    with helpful_support_errors(site):
+        transform = biject_to(site["fn"].support)
+    shape = tuple(site["kwargs"].get("sample_shape", ())) + site["fn"].shape()
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
 
 
 def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:

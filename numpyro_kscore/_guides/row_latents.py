@@ -17,31 +17,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 from numpyro import handlers
-from numpyro.infer.initialization import init_to_feasible
 
 from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at, hessian_blocks
 from numpyro_kscore._guides.perceptron import GATE_RATE
 from numpyro_kscore._guides.residual import local_log_density
-from numpyro_kscore._guides.row_blocks import RowBlock, find_row_blocks
+from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks
 from numpyro_kscore._tracing.coordinates import evaluate_at
+from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.subsampling import with_rows
 
 __all__ = [
     "Conditional",
     "RowDraws",
     "RowMap",
-    "check_independent",
     "draw_rows",
     "num_features",
     "residual_map",
+    "row_couplings",
 ]
 
 # How far from the mean the gradients are taken that a network sees, in standard deviations.
 PROBES = (-1.5, 1.5)
 # Features are squashed to this size: gradients in the tails may be exponentials.
 LARGEST_FEATURE = 3.0
-# Relative size of what rows add to each other's gradients, above which they are dependent.
-TOLERANCE = 1e-3
 
 # From noise (k,) and features (f,) of a row to standardized numbers (k,).
 RowMap = Callable[[jax.Array, jax.Array], jax.Array]
@@ -76,7 +74,10 @@ class Conditional(NamedTuple):
     def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
         """The blocks of rows, see :func:`find_row_blocks`."""
         with handlers.block():
-            model = handlers.substitute(self.model, substitute_fn=init_to_feasible)
+            model = handlers.substitute(
+                self.model,
+                substitute_fn=lambda site: feasible(site) if _is_open(site) else None,
+            )
             trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
         return find_row_blocks(trace, amortized)
 
@@ -90,6 +91,10 @@ class Conditional(NamedTuple):
     ) -> Callable[[jax.Array], jax.Array]:
         """Log density of the rows of a block, (E, k), up to a constant; not scaled."""
         return lambda rows: self.at({**others, **block.unravel(rows)})[0] / block.scale
+
+
+def _is_open(site: dict[str, Any]) -> bool:
+    return is_drawn(site) and site["value"] is None
 
 
 class RowDraws(NamedTuple):
@@ -194,25 +199,30 @@ def _log_normal(x: jax.Array) -> jax.Array:
     return jnp.sum(-0.5 * x**2 - 0.5 * np.log(2 * np.pi), axis=1)
 
 
-def check_independent(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> None:
-    """Raise ``ValueError`` where the latents of a row depend on others in rows.
+def row_couplings(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
+    """How large a share other rows have in products with the Hessian, one for each block.
+
+    It is zero where the latents of a row depend on no others in rows.
 
     Args:
-        conditional: the model at the global latents; concrete.
+        conditional: the model at the global latents.
         blocks: its rows.
     """
     start = {site.name: jnp.zeros(site.shape) for block in blocks for site in block.sites}
+    still = jax.tree.map(jnp.zeros_like, start)
+    gradient = jax.grad(lambda coordinates: conditional.at(coordinates)[0])
+    found = []
     for number, block in enumerate(blocks):
         others = {name: u for name, u in start.items() if name not in block.names}
         log_density = conditional.of_block(block, others)
         weights = random.rademacher(random.key(number), (len(block.columns),), float)
         rows = block.ravel(start)
-        blocks_found = hessian_blocks(log_density, rows)[1]
-        mixed = hessian_blocks(log_density, rows, weights)[1]
-        error = jnp.max(jnp.abs(mixed - weights[:, None, None] * blocks_found))
-        if error > TOLERANCE * jnp.max(jnp.abs(blocks_found)):
-            raise ValueError(
-                f"amortize: expected rows of '{block.plate}' that are independent given the latents "
-                "outside; got a density in which they depend on each other. Leave the plate out, "
-                "or write the model so that what rows share is a global latent"
-            )
+        expected = weights[:, None, None] * hessian_blocks(log_density, rows)[1]
+        apart = hessian_blocks(log_density, rows, weights)[1] - expected
+        moved = {**still, **block.unravel(jnp.broadcast_to(weights[:, None], rows.shape))}
+        changes = jax.jvp(gradient, (start,), (moved,))[1]
+        elsewhere = [jnp.ravel(changes[name]) / block.scale for name in others]
+        largest = jnp.max(jnp.abs(expected))
+        most = jnp.max(jnp.abs(jnp.concatenate([jnp.ravel(apart), *elsewhere])))
+        found.append(most / jnp.where(largest > 0, largest, 1.0))
+    return found

@@ -1,4 +1,4 @@
-"""Draws of all latents of a model, those in the rows of plates included, for all rows of some data."""
+"""Draws of all latents of a model, in the rows of plates and outside, for all rows of data."""
 
 from __future__ import annotations
 

@@ -12,11 +12,10 @@ import numpyro
 import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
-from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_kscore._guides.perceptron import perceptron
-from numpyro_kscore._guides.row_blocks import RowBlock, plate_of
+from numpyro_kscore._guides.row_blocks import RowBlock, feasible, plate_of
 from numpyro_kscore._guides.row_latents import (
     Conditional,
     RowDraws,
@@ -24,15 +23,19 @@ from numpyro_kscore._guides.row_latents import (
     draw_rows,
     num_features,
     residual_map,
+    row_couplings,
 )
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.subsampling import spread_rows
+from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["Amortized", "Outline", "RowTrace", "draw_plates", "sample_rows"]
 
 # Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
 WIDTHS = (32, 32)
+# Share of other rows in a product with a Hessian, above which rows are dependent.
+MOST_COUPLED = 1e-3
 
 
 class Plate(NamedTuple):
@@ -144,6 +147,34 @@ class Amortized(NamedTuple):
     def outer(self, *args: Any, **kwargs: Any) -> None:
         """The model without what is in the rows."""
         self.outline(args, kwargs)
+
+    def check(self, values: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise ``ValueError`` where rows depend on each other, by their densities' Hessian.
+
+        Args:
+            values: of the global latents.
+            args: arguments of the model.
+            kwargs: its keyword arguments.
+        """
+        names: list[str] = []
+
+        def couplings(values: dict[str, Any]) -> list[jax.Array]:
+            with handlers.block():
+                outline = self.outline(args, kwargs, values)
+            rows = {name: jnp.arange(plate.drawn) for name, plate in outline.subsampled.items()}
+            conditional = Conditional.of(self.model, args, kwargs, outline.values, rows)
+            blocks = conditional.blocks(self.plates)
+            names[:] = [block.plate for block in blocks]
+            return row_couplings(conditional, blocks)
+
+        found = quick_jit(couplings)(values)
+        for plate, coupling in zip(names, found, strict=True):
+            if coupling > MOST_COUPLED:
+                raise ValueError(
+                    f"amortize: expected rows of '{plate}' that are independent given the latents "
+                    "outside; got a density in which they depend on each other. Leave the plate "
+                    "out: its latents are then global"
+                )
 
     def trace_rows(
         self,
@@ -272,6 +303,4 @@ class _Placeholders(Messenger):
         if msg["type"] == "plate":
             msg["value"] = jnp.arange(msg["args"][1])
         elif msg["type"] == "sample" and plate_of(msg, self.plates):
-            transform = biject_to(msg["fn"].support)
-            shape = tuple(msg["kwargs"].get("sample_shape", ())) + msg["fn"].shape()
-            msg["value"] = transform(jnp.zeros(transform.inverse_shape(shape)))
+            msg["value"] = feasible(msg)
