@@ -29,7 +29,7 @@ from numpyro_kscore._guides.checks import (
     has_dynamic_support,
 )
 from numpyro_kscore._guides.forms import forms_of
-from numpyro_kscore._guides.marginal import Marginal
+from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import apply_network, check_network, perceptron
 from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
 from numpyro_kscore._guides.row_posterior import RowPosterior
@@ -226,8 +226,8 @@ class AutoImplicit(AutoContinuous):
             self._amortized().check(values, args, kwargs)
 
     def _global_model(self) -> Callable[..., Any]:
-        """The model of the global latents, without noise."""
-        return Marginal(self._amortized(), with_noise=False) if self.amortize else self.model
+        """The model of the global latents, by Laplace's approximation where rows are amortized."""
+        return Marginal(self._amortized()) if self.amortize else self.model
 
     def marginalized(self, model: Callable[..., Any]) -> Split | None:
         """The model and the guide of the global latents alone; None if nothing is amortized.
@@ -237,8 +237,9 @@ class AutoImplicit(AutoContinuous):
         """
         if not self.amortize:
             return None
-        with_noise, without = (Marginal(self._amortized(model), noise) for noise in (True, False))
-        return Split(with_noise, self._draw_globals, without)
+        amortized = self._amortized(model)
+        reference = Marginal(amortized, no_noise)
+        return Split(Marginal(amortized, normal_noise), self._draw_globals, reference)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""

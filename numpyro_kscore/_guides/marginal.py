@@ -12,6 +12,7 @@ draw. So a guide of g is fitted as for any model, and q as parameters of that mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from numpyro_kscore._guides.rows import Amortized, draw_plates
 from numpyro_kscore._tracing.joint import own_key
 from numpyro_kscore._tracing.subsampling import with_rows
 
-__all__ = ["Marginal"]
+__all__ = ["Marginal", "no_noise", "normal_noise"]
 
 
 class Marginal:
@@ -34,21 +35,22 @@ class Marginal:
 
     Args:
         amortized: the guide of the rows.
-        with_noise: draw from that guide; otherwise take modes and Gaussians there, Laplace's
-            approximation of the density, which is not random and has no parameters.
+        noise: what the rows of a block are drawn from; without it they are at their modes, with
+            Gaussians there: Laplace's approximation of the density, which has no network.
     """
 
-    def __init__(self, amortized: Amortized, with_noise: bool) -> None:
+    def __init__(
+        self, amortized: Amortized, noise: Callable[[RowBlock], jax.Array] | None = None
+    ) -> None:
         self.amortized = amortized
-        self.with_noise = with_noise
+        self.noise = noise
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the model."""
         outline = self.amortized.outline(args, kwargs)
         plates = draw_plates(outline.subsampled)
         rows = {name: plate._indices for name, plate in plates.items()}
-        noise = _noise if self.with_noise else None
-        found = self.amortized.trace_rows(outline, rows, args, kwargs, noise)
+        found = self.amortized.trace_rows(outline, rows, args, kwargs, self.noise)
         model = handlers.substitute(with_rows(self.amortized.model, rows), data=outline.values)
         given = {name: found.trace[name]["value"] for name in found.draws.coordinates}
         with handlers.block(hide=[*outline.values, *rows]):
@@ -58,7 +60,13 @@ class Marginal:
         numpyro.factor(f"_{self.amortized.prefix}_rows", factor)
 
 
-def _noise(block: RowBlock) -> jax.Array:
+def no_noise(block: RowBlock) -> jax.Array:
+    """Zeros: the middle of the guide of the rows, and a density that is not random."""
+    return jnp.zeros(block.columns.shape)
+
+
+def normal_noise(block: RowBlock) -> jax.Array:
+    """Standard normal numbers for each particle."""
     return random.normal(own_key(), block.columns.shape)
 
 

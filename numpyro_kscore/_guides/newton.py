@@ -127,14 +127,14 @@ class _Search(NamedTuple):
         step: what is tried from there, (E, k).
         slope: of the log density along the step, at its start, (E,).
         length: of the step in standard deviations, (E,).
-        count: of iterations.
+        steps: number of iterations.
     """
 
     rows: jax.Array
     step: jax.Array
     slope: jax.Array
     length: jax.Array
-    count: jax.Array
+    steps: jax.Array
 
 
 def find_modes(log_density: LogDensity, start: jax.Array) -> jax.Array:
@@ -149,7 +149,7 @@ def find_modes(log_density: LogDensity, start: jax.Array) -> jax.Array:
     """
 
     def goes_on(search: _Search) -> jax.Array:
-        return (search.count < MOST_STEPS) & jnp.any(search.length > SHORT)
+        return (search.steps < MOST_STEPS) & jnp.any(search.length > SHORT)
 
     def advance(search: _Search) -> _Search:
         tried = search.rows + search.step
@@ -165,7 +165,7 @@ def find_modes(log_density: LogDensity, start: jax.Array) -> jax.Array:
             jnp.where(kept, step, SHORTER * search.step),
             jnp.where(good, slope, SHORTER * search.slope),
             jnp.where(good, jnp.sqrt(jnp.abs(slope)), search.length),
-            search.count + 1,
+            search.steps + 1,
         )
 
     zeros = jnp.zeros(start.shape[0], start.dtype)

@@ -215,7 +215,7 @@ def row_couplings(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> lis
     for number, block in enumerate(blocks):
         others = {name: u for name, u in start.items() if name not in block.names}
         log_density = conditional.of_block(block, others)
-        weights = random.rademacher(random.key(number), (len(block.columns),), float)
+        weights = random.normal(random.key(number), (len(block.columns),))
         rows = block.ravel(start)
         expected = weights[:, None, None] * hessian_blocks(log_density, rows)[1]
         apart = hessian_blocks(log_density, rows, weights)[1] - expected

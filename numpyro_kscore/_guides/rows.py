@@ -137,7 +137,7 @@ class Amortized(NamedTuple):
         stacks = [site["cond_indep_stack"] for site in trace.values() if site["type"] == "sample"]
         dims = {frame.name: frame.dim for stack in stacks for frame in stack}
         plates = {
-            name: Plate(*site["args"], dims.get(name))
+            name: Plate(site["args"][0], site["args"][1], dims.get(name))
             for name, site in trace.items()
             if site["type"] == "plate"
         }

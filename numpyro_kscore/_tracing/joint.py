@@ -135,10 +135,15 @@ class _Model(NamedTuple):
         ]
         return value, (value, sum(prior) if prior else None)
 
-    def referred(self) -> _Model:
-        """The model whose expansions replace the noise of the rows: the reference, if any."""
-        reference = self.program.reference or self.program.model
-        return self._replace(program=self.program._replace(model=reference, reference=None))
+    def referred(self, params: dict[str, Any]) -> _Model:
+        """The model that is expanded: the reference, if there is one, with its parameters."""
+        program = self.program
+        if program.reference is None:
+            return self
+        params = {**program.params, **params}
+        return self._replace(
+            program=program._replace(model=program.reference, reference=None, params=params)
+        )
 
     def with_rows(self, theta: dict[str, Any], draw: Draw) -> _Model:
         """The model with rows of its subsampled plates that are drawn for all particles."""
@@ -199,21 +204,25 @@ def _expanded(
     model: _Model, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
 ) -> Anchor | None:
     """The density of all rows at a draw; None where the model cannot tell it."""
-    model = model.referred()
+    fixed = {}
+    if model.program.reference is not None:
+        fixed = {name: model.program.params[name] for name in model.layout.model_params}
+    model = model.referred(fixed)
     program = model.program
     every = whole_plates(program.model, program.args, program.kwargs)
     if every is program.model:
         return None
     every_row = model._replace(program=program._replace(model=every))
     # One direction after another: a pass over all rows takes memory.
-    return Anchor(draw.flat, _expansion(every_row, theta, draw, with_curvature, lax.map))
+    return Anchor(draw.flat, _expansion(every_row, theta, draw, with_curvature, lax.map), fixed)
 
 
 def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> Anchor | None:
     """The density of all rows, expanded to second order at the mean of the guide's draws.
 
     None where no plate is subsampled, where the model has parameters, with which the expansion
-    changes, and where a pass over all rows is too much.
+    changes (a reference keeps those that it is expanded with), and where a pass over all rows is
+    too much.
 
     Args:
         key: random key.
@@ -224,7 +233,8 @@ def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> 
     Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
     is of first order.
     """
-    if layout.anchor_params or not _is_affordable(layout, num_draws):
+    is_fixed = not layout.model_params or program.reference is not None
+    if not is_fixed or not _is_affordable(layout, num_draws):
         return None
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
@@ -261,10 +271,10 @@ def _all_at_once(
     (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     if anchor is not None:
         is_curved = anchor.of_all.curvature is not None
-        # A reference has none of the model's parameters.
+        # The parameters of a reference are those of the anchor.
         shared = theta if model.program.reference is None else {}
         of_rows = _expansion(
-            model.referred(), shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
+            model.referred(anchor.params), shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
         )
         found = Expansion(values, scores, theta_total if shared else {})
         moves = draws.flat - anchor.point

@@ -109,7 +109,6 @@ class Layout(NamedTuple):
         noise_sites: names of the guide's noise sites, if all that is random in a draw is there and
             no parameter is behind them; otherwise empty.
         row_counts: for every subsampled plate, if none is the guide's: all rows, and those drawn.
-        anchor_params: names of the parameters with which an expansion of all rows changes.
     """
 
     sites: tuple[Site, ...]
@@ -119,7 +118,6 @@ class Layout(NamedTuple):
     transformed: tuple[str, ...] = ()
     noise_sites: tuple[str, ...] = ()
     row_counts: tuple[tuple[int, int], ...] = ()
-    anchor_params: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:

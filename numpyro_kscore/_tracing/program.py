@@ -56,8 +56,8 @@ class Program(NamedTuple):
         forms: of the latents whose coordinate is not their unconstrained value.
         noise: values of the guide's noise sites, if they are given.
         anchor: where the density of all rows of subsampled plates is known, if it is.
-        reference: a model without randomness of its own that is near the model and is expanded
-            there, if the model's density is random.
+        reference: if the model's density is random, a model of the same parameters without
+            randomness that is near it, and is expanded instead.
     """
 
     params: dict[str, Any]
@@ -182,7 +182,6 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             layout._replace(
                 noise_sites=() if is_random else _noise_sites(traces, drawn),
                 row_counts=_row_counts(traces),
-                anchor_params=_anchor_params(program, key) if is_random else layout.model_params,
             )
         )
 
@@ -234,12 +233,6 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
     names = tuple(values_of(traces.model, "param"))
     transformed = tuple(name for name in sites if not form_of(traces.guide[name]).is_plain)
     return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), transformed)
-
-
-def _anchor_params(program: Program, key: jax.Array) -> tuple[str, ...]:
-    """Names of the parameters of the reference."""
-    traces = trace_both(key, program._replace(model=program.reference or program.model))
-    return tuple(values_of(traces.model, "param"))
 
 
 def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:

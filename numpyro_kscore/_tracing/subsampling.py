@@ -175,10 +175,12 @@ class Anchor(NamedTuple):
     Attributes:
         point: unconstrained coordinates, (d,).
         of_all: value and gradients there.
+        params: parameters of a reference that is expanded instead of the model, see ``Program``.
     """
 
     point: jax.Array
     of_all: Expansion
+    params: dict[str, Any] = {}  # noqa: RUF012
 
 
 def center(flat: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._guides.marginal import Marginal
+from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.newton import find_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._tracing.coordinates import log_density_at
@@ -54,8 +54,8 @@ def exact_log_density(level, log_spread):
     return dist.Normal(0, 2).log_prob(level) + dist.Normal(0, 1).log_prob(log_spread) + rows.sum()
 
 
-def marginal_density(model, args, with_noise):
-    marginal = Marginal(Amortized(model, ("rows",), "auto"), with_noise)
+def marginal_density(model, args, noise=None):
+    marginal = Marginal(Amortized(model, ("rows",), "auto"), noise)
 
     def density(u):
         seeded = handlers.seed(marginal, random.key(3))
@@ -71,7 +71,7 @@ def test_rows_are_integrated_out_exactly_where_their_posteriors_are_normal():
     @jax.jit
     def derivatives(u):
         exact = lambda u: exact_log_density(*u)  # noqa: E731
-        noisy, plain = (marginal_density(dense, (SEEN,), noise) for noise in (True, False))
+        noisy, plain = (marginal_density(dense, (SEEN,), noise) for noise in (normal_noise, None))
         return (
             [jax.value_and_grad(density)(u) for density in (exact, noisy)],
             [jax.hessian(density)(u) for density in (exact, plain)],
@@ -86,14 +86,14 @@ def test_rows_are_integrated_out_exactly_where_their_posteriors_are_normal():
 
 def test_observations_may_belong_to_rows_by_an_index():
     u = jnp.array([-0.2, 0.1])
-    found = jax.jit(marginal_density(long, (SEEN.ravel(), GROUP), True))(u)
+    found = jax.jit(marginal_density(long, (SEEN.ravel(), GROUP), normal_noise))(u)
     np.testing.assert_allclose(found, exact_log_density(*u), rtol=1e-4)
 
 
 def test_a_minibatch_stands_for_all_rows():
     """The mean over many minibatches is the density of all rows; so is its gradient."""
     u = jnp.array([0.3, -0.4])
-    marginal = Marginal(Amortized(dense, ("rows",), "auto"), with_noise=True)
+    marginal = Marginal(Amortized(dense, ("rows",), "auto"), normal_noise)
 
     def density(key):
         seeded = handlers.seed(marginal, key)
@@ -219,7 +219,7 @@ def test_a_row_may_have_several_latents_and_plates_within():
     amortized = Amortized(vector_rows, ("rows",), "auto")
 
     def draw(key):
-        marginal = handlers.seed(Marginal(amortized, with_noise=True), key)
+        marginal = handlers.seed(Marginal(amortized, normal_noise), key)
         return log_density_at(marginal, (SEEN[:2],), {}, {"level": jnp.zeros(())}, {})
 
     found = np.asarray(quick_jit(jax.vmap(draw))(random.split(KEY, 2000)), np.float64)
