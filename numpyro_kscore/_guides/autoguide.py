@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,32 +16,34 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
-from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._guides.checks import (
-    check_amortize,
     check_amortized,
     check_latents,
+    check_levels,
     check_plates,
+    check_settings,
     has_dynamic_support,
+    is_concrete_call,
 )
 from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import apply_network, check_network, perceptron
 from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
 from numpyro_kscore._guides.row_posterior import RowPosterior
-from numpyro_kscore._guides.rows import Amortized, sample_rows
+from numpyro_kscore._guides.row_sites import sample_rows
+from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
-from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["AutoImplicit"]
@@ -50,8 +51,6 @@ __all__ = ["AutoImplicit"]
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
 QUANTILE_DRAWS = 10_000
-# With amortized rows as many as give so many numbers in all, but not fewer than the least.
-MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
 # Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
@@ -59,7 +58,7 @@ LARGEST_START = 1_000
 SMALLEST_LOCAL, LARGEST_LOCAL = 4, 128
 
 
-class AutoImplicit(AutoContinuous):
+class AutoImplicit(WithoutDensity):
     """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
 
     The default network is residual, ``x = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
@@ -126,17 +125,9 @@ class AutoImplicit(AutoContinuous):
         prefix: str = "auto",
         forward_mode_differentiation: bool = False,
     ) -> None:
-        if not isinstance(hidden_dims, list | tuple):
-            raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
-        for width in hidden_dims:
-            check_count("hidden_dims", width)
-        if noise_dim is not None:
-            check_count("noise_dim", noise_dim)
-        if init_scale is not None:
-            check_positive("init_scale", init_scale)
+        check_settings(amortize, hidden_dims, noise_dim, init_scale)
         if network is not None:
             check_network(network)
-        check_amortize(amortize)
         self.amortize = (amortize,) if isinstance(amortize, str) else tuple(amortize or ())
         self.hidden_dims = tuple(hidden_dims)
         self.noise_dim = noise_dim
@@ -163,7 +154,7 @@ class AutoImplicit(AutoContinuous):
         )
         check_plates(found.trace, asker)
         if self.amortize:
-            self._check_rows(found.trace, args, kwargs)
+            self._amortized().check(found.trace, args, kwargs)
         self._init_locs = found.latents
         self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
         self._unpack_latent = partial(
@@ -201,29 +192,13 @@ class AutoImplicit(AutoContinuous):
         if self.latent_dim > LARGEST_START:
             return None
         args, kwargs = self._arguments
-        given = (args, kwargs, self._init_latent)
-        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
-            warnings.warn(
-                f"{type(self).__name__}: expected a first call outside of jit and vmap, where the "
-                "search for a start can run; got traced values. The guide starts from a narrow "
-                "Gaussian. Call svi.init outside, or say warm_start=False",
-                UserWarning,
-                stacklevel=2,
-            )
+        if not is_concrete_call(type(self).__name__, (args, kwargs, self._init_latent)):
             return None
         forward = self._forward_mode_differentiation
         return find_start(self._global_model(), args, kwargs, self._init_locs, forward)
 
     def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
         return Amortized(model or self.model, self.amortize, self.prefix)
-
-    def _check_rows(
-        self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Raise unless rows are independent; where values are known, which need no model's keys."""
-        values = {name: site["value"] for name, site in trace.items() if is_drawn(site)}
-        if all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, values))):
-            self._amortized().check(values, args, kwargs)
 
     def _global_model(self) -> Callable[..., Any]:
         """The model of the global latents, by Laplace's approximation where rows are amortized."""
@@ -369,13 +344,8 @@ class AutoImplicit(AutoContinuous):
         return lambda noise: network(jnp.concatenate([noise, *labels]))
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
-        out = apply_network(f"{self.prefix}_network", self.network, noise)
-        if jnp.shape(out) != (self.latent_dim,):
-            raise ValueError(
-                f"network: expected output of shape ({self.latent_dim},), one number for each "
-                f"unconstrained coordinate; got {jnp.shape(out)}"
-            )
-        return out
+        name = f"{self.prefix}_network"
+        return apply_network(name, self.network, noise, self.latent_dim)
 
     def _has_loc(self) -> bool:
         return self.network is None
@@ -426,8 +396,8 @@ class AutoImplicit(AutoContinuous):
         """
         self._check_set_up()
         if self.amortize:
-            count = math.prod(sample_shape)
-            values = self._draw_rows(rng_key, params, args, kwargs, count)[2]
+            rows = self._row_posterior(*args, **kwargs)
+            values = rows.sample(rng_key, params, math.prod(sample_shape))
             return {
                 n: value.reshape(*sample_shape, *value.shape[1:]) for n, value in values.items()
             }
@@ -445,10 +415,7 @@ class AutoImplicit(AutoContinuous):
         """
         self._check_set_up()
         if self.amortize:
-            count = self._quantile_draws(params)
-            flat, rows, _ = self._draw_rows(random.key(0), params, (), {}, count)
-            middle_rows = {name: jnp.median(u, axis=0) for name, u in rows.items()}
-            return self._row_posterior(params, (), {}).values(jnp.median(flat, axis=0), middle_rows)
+            return self._row_posterior().median(params, QUANTILE_DRAWS)
 
         def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
             flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
@@ -456,37 +423,15 @@ class AutoImplicit(AutoContinuous):
 
         return self._compiled("median", middle)(params)
 
-    def _row_posterior(
-        self, params: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RowPosterior:
+    def _row_posterior(self, *args: Any, **kwargs: Any) -> RowPosterior:
         given = (args, kwargs) if args or kwargs else self._arguments
-        forms = handlers.substitute(self._forms, data=params)()
-        return RowPosterior(self._amortized(), *given, params, self._unpack_latent, forms)
-
-    def _draw_rows(
-        self,
-        rng_key: jax.Array,
-        params: dict[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        count: int,
-    ) -> tuple[jax.Array, dict[str, jax.Array], dict[str, jax.Array]]:
-        """Flat coordinates of global latents, coordinates of those in rows, and values of all."""
-
-        def draw(key: jax.Array, params: dict[str, Any]) -> Any:
-            global_key, row_key = random.split(key)
-            flat = self._draw_latent(global_key, params, (count,))
-            return flat, *self._row_posterior(params, args, kwargs).draws(row_key, flat)
-
-        return quick_jit(draw)(rng_key, params)
-
-    def _quantile_draws(self, params: dict[str, Any]) -> int:
-        """Number of draws for median and quantiles: fewer where all rows take much memory."""
-        if not self.amortize:
-            return QUANTILE_DRAWS
-        one = jax.eval_shape(lambda p: self._draw_rows(random.key(0), p, (), {}, 1)[2], params)
-        size = sum(math.prod(value.shape) for value in one.values())
-        return max(FEWEST_DRAWS, min(QUANTILE_DRAWS, MOST_NUMBERS // size))
+        return RowPosterior(
+            self._amortized(),
+            *given,
+            self._unpack_latent,
+            lambda key, params, count: self._draw_latent(key, params, (count,)),
+            lambda params: handlers.substitute(self._forms, data=params)(),
+        )
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
@@ -522,35 +467,12 @@ class AutoImplicit(AutoContinuous):
         Raises:
             ValueError: for levels outside [0, 1].
         """
-        if is_concrete(quantiles) or isinstance(quantiles, list | tuple):
-            given = np.asarray(quantiles)
-            if not np.all((given >= 0) & (given <= 1)):
-                raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
+        check_levels(quantiles)
         levels = jnp.asarray(quantiles)
-        count = self._quantile_draws(params)
+        most = QUANTILE_DRAWS
+        count = self._row_posterior().num_draws(params, most) if self.amortize else most
         draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
-
-    def get_base_dist(self) -> NoReturn:
-        """Not available: the guide is not a transformed distribution with a density."""
-        self._no_density()
-
-    def get_transform(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide is not a transformed distribution with a density."""
-        self._no_density()
-
-    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide has no density. Use :meth:`sample_posterior`."""
-        self._no_density()
-
-    def _get_posterior(self) -> NoReturn:
-        self._no_density()
-
-    def _no_density(self) -> NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__}: expected no use of a density; the guide can only be "
-            "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
-        )
 
     def _check_set_up(self) -> None:
         if self.prototype_trace is None:

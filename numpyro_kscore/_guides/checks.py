@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import random
 from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.validation import find_latents
+from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 
 __all__ = [
-    "check_amortize",
     "check_amortized",
     "check_latents",
+    "check_levels",
     "check_plates",
+    "check_settings",
     "has_dynamic_support",
+    "is_concrete_call",
 ]
 
 
@@ -69,13 +74,28 @@ def has_dynamic_support(site: dict[str, Any]) -> bool:
     return not all(isinstance(bound, int | float) for bound in bounds)
 
 
-def check_amortize(amortize: Any) -> None:
-    """Raise ``TypeError`` unless it is the name of a plate, several, or None."""
+def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: Any) -> None:
+    """Raise for settings of an automatic guide that are out of range.
+
+    Args:
+        amortize: the name of a plate, several, or None.
+        hidden_dims: widths of layers.
+        noise_dim: dimension of the noise, or None.
+        init_scale: initial scale, or None.
+    """
     names = [amortize] if isinstance(amortize, str) else amortize or []
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise TypeError(
             f"amortize: expected the name of a plate or a sequence of names; got {amortize!r}"
         )
+    if not isinstance(hidden_dims, list | tuple):
+        raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
+    for width in hidden_dims:
+        check_count("hidden_dims", width)
+    if noise_dim is not None:
+        check_count("noise_dim", noise_dim)
+    if init_scale is not None:
+        check_positive("init_scale", init_scale)
 
 
 def check_amortized(
@@ -121,3 +141,30 @@ def check_amortized(
             f"amortize: expected all data of a row in every step; got {subsampled}, which draws "
             "some of its elements and is not a plate of rows. Subsample the rows only"
         )
+
+
+def check_levels(quantiles: Any) -> None:
+    """Raise ``ValueError`` for levels of quantiles outside [0, 1], if they are concrete."""
+    if is_concrete(quantiles) or isinstance(quantiles, list | tuple):
+        given = np.asarray(quantiles)
+        if not np.all((given >= 0) & (given <= 1)):
+            raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
+
+
+def is_concrete_call(asker: str, given: Any) -> bool:
+    """Whether all that a guide is given has values; warns if not, since no start is looked for.
+
+    Args:
+        asker: name of the guide's class.
+        given: a pytree.
+    """
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
+        return True
+    warnings.warn(
+        f"{asker}: expected a first call outside of jit and vmap, where the search for a start can "
+        "run; got traced values. The guide starts from a narrow Gaussian. Call svi.init outside, "
+        "or say warm_start=False",
+        UserWarning,
+        stacklevel=3,
+    )
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,34 +16,73 @@ from numpyro_kscore._guides.rows import Amortized, Outline
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.subsampling import whole_plates
+from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["RowPosterior"]
 
+Params = dict[str, Any]
+
+
+# Numbers in the draws for a median, and the fewest draws: all rows may take much memory.
+MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
+
 
 class RowPosterior(NamedTuple):
-    """The rows of some data, given the global latents.
+    """The latents of some data, those in rows included.
 
     Attributes:
         amortized: the guide of the rows.
         args: arguments of the model; all rows are drawn, whatever the size of a minibatch.
         kwargs: its keyword arguments.
-        params: fitted parameters.
         unpack: flat coordinates of the global latents (d,) by site.
-        forms: of the global latents whose coordinate is not their unconstrained value.
+        draw_globals: from a key, parameters and a count to flat coordinates (count, d).
+        forms: from parameters to the forms of the global latents.
     """
 
     amortized: Amortized
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    params: dict[str, Any]
     unpack: Callable[[jax.Array], dict[str, jax.Array]]
-    forms: dict[str, Form]
+    draw_globals: Callable[[jax.Array, Params, int], jax.Array]
+    forms: Callable[[Params], dict[str, Form]]
 
-    def draw(self, key: jax.Array, flat: jax.Array) -> dict[str, jax.Array]:
+    def sample(self, key: jax.Array, params: Params, count: int) -> dict[str, jax.Array]:
+        """Values of latent and deterministic sites, leading axis ``count``."""
+        return self._draws(key, params, count)[2]
+
+    def median(self, params: Params, most: int) -> dict[str, jax.Array]:
+        """Values at the medians of all coordinates, from at most so many draws."""
+        flat, rows, _ = self._draws(random.key(0), params, self.num_draws(params, most))
+        middle = {name: jnp.median(u, axis=0) for name, u in rows.items()}
+        return quick_jit(self._values)(params, jnp.median(flat, axis=0), middle)
+
+    def num_draws(self, params: Params, most: int) -> int:
+        """How many draws of all rows to take for a quantile, at most so many."""
+        one = jax.eval_shape(lambda p: self.sample(random.key(0), p, 1), params)
+        size = sum(math.prod(value.shape) for value in one.values())
+        return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
+
+    def _draws(self, key: jax.Array, params: Params, count: int) -> Any:
+        """Coordinates of global latents and of those in rows, and values of all sites."""
+
+        def draw(key: jax.Array, params: Params) -> Any:
+            global_key, row_key = random.split(key)
+            flat = self.draw_globals(global_key, params, count)
+
+            def one(pair: tuple[jax.Array, jax.Array]) -> Any:
+                coordinates = self._rows_at(params, *pair)
+                return coordinates, self._values(params, pair[1], coordinates)
+
+            # One after another: a draw takes the memory of all rows.
+            return flat, *lax.map(one, (random.split(row_key, count), flat))
+
+        return quick_jit(draw)(key, params)
+
+    def _rows_at(self, params: Params, key: jax.Array, flat: jax.Array) -> dict[str, jax.Array]:
         """Unconstrained values of the latents in rows, at global ones (d,)."""
-        outline = self._outline(flat)
+        outline = self._outline(params, flat)
         keys = iter(random.split(key, len(self.amortized.plates)))
-        with handlers.block(), handlers.substitute(data=self.params):
+        with handlers.block(), handlers.substitute(data=params):
             found = self.amortized.trace_rows(
                 outline,
                 self._rows(outline),
@@ -52,9 +92,11 @@ class RowPosterior(NamedTuple):
             )
         return found.draws.coordinates
 
-    def values(self, flat: jax.Array, coordinates: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def _values(
+        self, params: Params, flat: jax.Array, coordinates: dict[str, jax.Array]
+    ) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates of all latents."""
-        outline = self._outline(flat)
+        outline = self._outline(params, flat)
         model = self.amortized.model
         conditional = Conditional.of(
             model, self.args, self.kwargs, outline.values, self._rows(outline)
@@ -67,22 +109,11 @@ class RowPosterior(NamedTuple):
             if name in latents or site["type"] == "deterministic"
         }
 
-    def draws(
-        self, key: jax.Array, flat: jax.Array
-    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """Coordinates of the latents in rows, and values of all sites, at (n, d), one by one."""
-
-        def one(pair: tuple[jax.Array, jax.Array]) -> Any:
-            coordinates = self.draw(*pair)
-            return coordinates, self.values(pair[1], coordinates)
-
-        return lax.map(one, (random.split(key, len(flat)), flat))
-
-    def _outline(self, flat: jax.Array) -> Outline:
+    def _outline(self, params: Params, flat: jax.Array) -> Outline:
         outer = handlers.seed(self.amortized.outer, random.key(0))
         coordinates = self.unpack(flat)
-        with handlers.block(), handlers.substitute(data=self.params):
-            trace = trace_at(outer, self.args, self.kwargs, coordinates, self.forms)
+        with handlers.block(), handlers.substitute(data=params):
+            trace = trace_at(outer, self.args, self.kwargs, coordinates, self.forms(params))
             values = {name: trace[name]["value"] for name in coordinates}
             return self.amortized.outline(self.args, self.kwargs, values)
 

@@ -1,15 +1,13 @@
-"""The guide of the latents in rows: what it consists of, and its draws as sites."""
+"""The guide of the latents in the rows of plates."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro
-import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger
@@ -26,11 +24,11 @@ from numpyro_kscore._guides.row_latents import (
     row_couplings,
 )
 from numpyro_kscore._tracing.dependencies import is_drawn
-from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.subsampling import spread_rows
+from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates", "sample_rows"]
+__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates"]
 
 # Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
 WIDTHS = (32, 32)
@@ -148,14 +146,17 @@ class Amortized(NamedTuple):
         """The model without what is in the rows."""
         self.outline(args, kwargs)
 
-    def check(self, values: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise ``ValueError`` where rows depend on each other, by their densities' Hessian.
 
         Args:
-            values: of the global latents.
+            trace: of the global latents; where it is not concrete nothing is checked.
             args: arguments of the model.
             kwargs: its keyword arguments.
         """
+        values = {name: site["value"] for name, site in trace.items() if is_drawn(site)}
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, values))):
+            return
         names: list[str] = []
 
         def couplings(values: dict[str, Any]) -> list[jax.Array]:
@@ -223,58 +224,6 @@ def draw_plates(plates: dict[str, Plate]) -> dict[str, numpyro.plate]:
             name: numpyro.plate(name, plate.size, plate.drawn, dim=plate.dim)
             for name, plate in plates.items()
         }
-
-
-def sample_rows(
-    amortized: Amortized,
-    values: dict[str, jax.Array],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> dict[str, jax.Array]:
-    """Draw the latents in rows as sites of a guide.
-
-    Args:
-        amortized: the guide of the rows.
-        values: the global latents, by site.
-        args: arguments of the model.
-        kwargs: its keyword arguments.
-    """
-    outline = amortized.outline(args, kwargs, values)
-    inside = {name: plate for name, plate in outline.plates.items() if plate.dim is not None}
-    plates = draw_plates(inside)
-    rows = {name: plates[name]._indices for name in outline.subsampled}
-
-    def noise(block: RowBlock) -> jax.Array:
-        unit = dist.Normal().expand((*block.batch_shape, block.columns.shape[1])).to_event(1)
-        with _inside(plates, list(block.plates)):
-            name = f"_{amortized.prefix}_{block.plate}_noise"
-            drawn = numpyro.sample(name, unit, infer={"is_auxiliary": True})
-        return drawn.reshape(block.columns.shape)
-
-    found = amortized.trace_rows(outline, rows, args, kwargs, noise)
-    out = {}
-    for block, log_density in zip(found.blocks, found.draws.log_density, strict=True):
-        density: jax.Array | None = log_density / block.scale
-        for site in block.sites:
-            of_model = found.trace[site.name]
-            fn = Implicit(
-                of_model["value"],
-                of_model["fn"].event_dim,
-                unconstrained=found.draws.coordinates[site.name],
-                local_log_density=density,
-            )
-            density = None  # one site has that of the block
-            with _inside(plates, [frame.name for frame in site.frames]):
-                out[site.name] = numpyro.sample(site.name, fn)
-    return out
-
-
-@contextlib.contextmanager
-def _inside(plates: dict[str, numpyro.plate], names: Sequence[str]) -> Any:
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(plates[name])
-        yield
 
 
 class _Spread(Messenger):
