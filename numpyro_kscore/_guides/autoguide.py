@@ -194,8 +194,8 @@ class AutoImplicit(WithoutDensity):
         args, kwargs = self._arguments
         if not is_concrete_call(type(self).__name__, (args, kwargs, self._init_latent)):
             return None
-        forward = self._forward_mode_differentiation
-        return find_start(self._global_model(), args, kwargs, self._init_locs, forward)
+        given = (args, kwargs, self._init_locs, self._forward_mode_differentiation)
+        return find_start(self._global_model(), *given)
 
     def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
         return Amortized(model or self.model, self.amortize, self.prefix)
@@ -344,8 +344,7 @@ class AutoImplicit(WithoutDensity):
         return lambda noise: network(jnp.concatenate([noise, *labels]))
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
-        name = f"{self.prefix}_network"
-        return apply_network(name, self.network, noise, self.latent_dim)
+        return apply_network(f"{self.prefix}_network", self.network, noise, self.latent_dim)
 
     def _has_loc(self) -> bool:
         return self.network is None
@@ -388,9 +387,8 @@ class AutoImplicit(WithoutDensity):
         Args:
             rng_key: random key.
             params: fitted parameters.
-            *args: with ``amortize``, arguments of the model: those of the fit, which are the
-                default, or others, such as the data of new rows. All rows are drawn, whatever the
-                size of a minibatch; one draw at a time is in memory with what belongs to it.
+            *args: with ``amortize``, arguments of the model, by default those of the fit, such as
+                the data of new rows. All rows are drawn, whatever the size of a minibatch.
             sample_shape: leading dimensions.
             **kwargs: keyword arguments of the model.
         """
@@ -398,9 +396,7 @@ class AutoImplicit(WithoutDensity):
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
             values = rows.sample(rng_key, params, math.prod(sample_shape))
-            return {
-                n: value.reshape(*sample_shape, *value.shape[1:]) for n, value in values.items()
-            }
+            return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
 
         def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
             return self._constrained(self._draw_latent(key, params, sample_shape), params)
