@@ -16,6 +16,8 @@ from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.newton import find_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._tracing.coordinates import log_density_at
+from numpyro_kscore._tracing.evaluation import evaluate_particles
+from numpyro_kscore._tracing.program import inspect_program, program_of
 from support.compiling import quick_jit
 
 KEY = random.key(0)
@@ -307,3 +309,30 @@ def test_settings():
     assert AutoImplicit(dense, amortize=["rows"]).amortize == ("rows",)
     with pytest.raises(ValueError, match=r"Say amortize='rows'"):
         AutoImplicit(dense, warm_start=False).set_up(KEY, SEEN, 4)
+
+
+def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
+    """At narrow particles, so that what is left is small; the parameters of rows go with it."""
+    guide, svi, _, params = fitted
+    narrow = {**params, "auto_scale": jnp.full(2, 0.01)}
+
+    changed = {**narrow, "auto_rows_layers": params["auto_rows_layers"] + 0.05}
+    program = program_of(changed, dense, guide, (SEEN, 4), {})
+    layout = inspect_program(KEY, program)
+
+    @quick_jit
+    def densities(keys, params):
+        anchor = svi.loss.expand(KEY, params, dense, guide, SEEN, 4, num_steps=100)
+
+        def one(key, anchor):
+            here = program._replace(anchor=anchor)
+            return jnp.mean(evaluate_particles(key, here, layout, 4, 4).log_density)
+
+        plain, expanded = (jax.vmap(lambda key, a=a: one(key, a))(keys) for a in (None, anchor))
+        return anchor.params, plain, expanded
+
+    kept, plain, expanded = densities(random.split(KEY, 100), narrow)
+    np.testing.assert_array_equal(kept["auto_rows_layers"], params["auto_rows_layers"])
+    assert expanded.std() < 0.5 * plain.std()
+    error = (plain.var() / 100 + expanded.var() / 100) ** 0.5
+    assert abs(expanded.mean() - plain.mean()) < 4 * error
