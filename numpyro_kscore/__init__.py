@@ -8,18 +8,21 @@ from numpyro_kscore import (
     functions,
     kernels,
     regularizers,
+    samplers,
     sliced,
     solvers,
 )
 from numpyro_kscore._fit.fit import FitInfo, FitResult, fit
+from numpyro_kscore._fit.portable import PortableGuide, load_guide, save_guide
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
-from numpyro_kscore._starts.warm_start import warm_start
+from numpyro_kscore._starts.initial_gaussian import initial_gaussian
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.diagnostics import Diagnosis, diagnose, evaluate_guide, khat, to_arviz
 from numpyro_kscore.estimators import KernelExponentialFamily, Score, ScoreEstimator
+from numpyro_kscore.samplers import refine, warm_start
 
 __all__ = [
     "AutoImplicit",
@@ -30,6 +33,7 @@ __all__ = [
     "Implicit",
     "ImplicitELBO",
     "KernelExponentialFamily",
+    "PortableGuide",
     "Score",
     "ScoreEstimator",
     "diagnose",
@@ -38,10 +42,15 @@ __all__ = [
     "evaluate_guide",
     "fit",
     "functions",
+    "initial_gaussian",
     "khat",
     "kernels",
+    "load_guide",
     "pytree",
+    "refine",
     "regularizers",
+    "samplers",
+    "save_guide",
     "sliced",
     "solvers",
     "static",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.diagnostics import diagnose
 from numpyro_kscore.estimators import nu_method, ssge, stein
 
-__all__ = ["METHODS", "NUM_STEPS"]
+__all__ = ["METHODS", "NUM_STEPS", "Fitted", "fit_implicit"]
 
 NUM_STEPS = 5_000
 # The same for every guide: at 5e-3 the full-rank Gaussian does not converge on correlated
@@ -51,27 +51,55 @@ TRACE_PARTICLES = 32
 STEIN_PARTICLES = 10  # the default of SteinVI
 
 
-def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit:
+class Fitted(NamedTuple):
+    """A guide fitted by ``fit``.
+
+    Attributes:
+        svi: model, guide and loss.
+        result: what ``fit`` returned.
+        clocks: elapsed seconds and CPU seconds.
+        gradients: of the model's density, the search for a start and all looks included.
+    """
+
+    svi: SVI
+    result: Any
+    clocks: tuple[float, float]
+    gradients: float
+
+
+def fit_implicit(posterior: Posterior, key: Array, num_steps: int) -> Fitted:
     """``AutoImplicit`` by ``fit``, at most ``num_steps`` steps, as in the README."""
-    target = posterior.target
-    run_key, draw_key = random.split(random.key(seed))
+    target, args = posterior.target, posterior.fit_args
     guide = AutoImplicit(target.model)
     svi = SVI(target.model, guide, optax.adam(STEP_SIZE), ImplicitELBO())
     with warnings.catch_warnings():
         # What it warns of is in the column that says how the fit ended.
         warnings.filterwarnings("ignore", message="fit: ", category=UserWarning)
-        result, *seconds = timed(
-            lambda: fit(svi, run_key, *target.args, max_steps=num_steps, progress_bar=False)
+        result, *clocks = timed(
+            lambda: fit(svi, key, *args, max_steps=num_steps, progress_bar=False)
         )
-    draws = guide.sample_posterior(draw_key, result.params, *target.args, sample_shape=(num_draws,))
     info = result.info
     searched = 0 if guide.start is None else guide.start.num_gradients
-    looks = EVALUATION_DRAWS * len(info.trace)
+    if posterior.batch_size is not None:
+        # Expansions of all rows, before the first chunk and after 1, 2, 4, … of them.
+        searched += (1 + 2 * guide.latent_dim) * (1 + len(info.trace).bit_length())
+    num_particles = _num_particles(svi, result.params, args)
+    drawn = EVALUATION_DRAWS * len(info.trace) + num_particles * info.steps
+    gradients = searched + drawn * posterior.batch_share
+    return Fitted(svi, result, (clocks[0], clocks[1]), gradients)
+
+
+def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit:
+    args = posterior.fit_args
+    run_key, draw_key = random.split(random.key(seed))
+    svi, result, clocks, gradients = fit_implicit(posterior, run_key, num_steps)
+    shape = (num_draws,)
+    draws = svi.guide.sample_posterior(draw_key, result.params, *args, sample_shape=shape)
+    info = result.info
     return Fit(
-        posterior.summarize(draws), *seconds, info.steps,
-        searched + looks + info.steps * _num_particles(svi, result.params, target.args),
+        posterior.summarize(draws), *clocks, info.steps, gradients,
         ending=", ".join(filter(None, (info.cause, info.doubt))),
-        diagnose=lambda: diagnose(svi, result, *target.args, verbose=False).verdict,
+        diagnose=lambda: diagnose(svi, result, *args, verbose=False).verdict,
     )  # fmt: skip
 
 
@@ -89,23 +117,24 @@ def _svi(
     num_steps: int,
     num_draws: int,
 ) -> Fit:
-    target = posterior.target
+    target, args = posterior.target, posterior.fit_args
     run_key, draw_key = random.split(random.key(seed))
     guide, loss = make_guide(target.model), make_loss()
     optimizer = optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
     svi = SVI(target.model, guide, optimizer, loss)
-    result, *seconds = timed(lambda: svi.run(run_key, num_steps, *target.args, progress_bar=False))
-    draws = guide.sample_posterior(draw_key, result.params, *target.args, sample_shape=(num_draws,))
+    result, *seconds = timed(lambda: svi.run(run_key, num_steps, *args, progress_bar=False))
+    draws = guide.sample_posterior(draw_key, result.params, *args, sample_shape=(num_draws,))
 
     def verdict() -> str:
-        return diagnose(svi, result, *target.args, verbose=False).verdict
+        return diagnose(svi, result, *args, verbose=False).verdict
 
     implicit = isinstance(loss, ImplicitELBO)
     particles = TRACE_PARTICLES
     if implicit:
-        particles = _num_particles(svi, result.params, target.args)
+        particles = _num_particles(svi, result.params, args)
     return Fit(
-        posterior.summarize(draws), *seconds, num_steps, num_steps * particles,
+        posterior.summarize(draws), *seconds, num_steps,
+        num_steps * particles * posterior.batch_share,
         diagnose=verdict if implicit else None,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from jax import Array
 
@@ -26,6 +27,8 @@ class Posterior:
         accept: the acceptance probability NUTS adapts its step size to.
         dense_mass: NUTS adapts a full mass matrix, for posteriors with strong correlations.
         float64: NUTS runs in double precision, because models in raw units lose digits in single.
+        batch_size: rows of the minibatches that guides are fitted to, the last argument of the
+            model; None fits them to all.
     """
 
     target: Target
@@ -35,6 +38,17 @@ class Posterior:
     accept: float = 0.95
     dense_mass: bool = False
     float64: bool = False
+    batch_size: int | None = None
+
+    @property
+    def fit_args(self) -> tuple[Any, ...]:
+        """Arguments of the model in a fit."""
+        return (*self.target.args, *(() if self.batch_size is None else (self.batch_size,)))
+
+    @property
+    def batch_share(self) -> float:
+        """Which part of all rows a gradient in a fit reads."""
+        return 1.0 if self.batch_size is None else self.batch_size / len(self.target.args[0])
 
     def summarize(self, draws: Draws) -> Array:
         """The compared coordinates, (n, k), of draws of the model's sites."""

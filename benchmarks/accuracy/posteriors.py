@@ -21,6 +21,7 @@ from numpyro.distributions.transforms import OrderedTransform, StickBreakingTran
 from benchmarks.accuracy import regressions
 from benchmarks.accuracy.harder import HARDER
 from benchmarks.accuracy.posterior import Posterior
+from benchmarks.accuracy.tall import TALL
 from benchmarks.accuracy.targets import Draws, Target, make_target
 
 __all__ = ["POSTERIORS", "SUITES", "Posterior", "make_posterior"]
@@ -246,9 +247,9 @@ _FACTORIES: dict[str, Callable[[], Posterior | Target]] = {
     "bnn": _bnn,
 }
 # The defaults were tuned on the familiar ones, and are tested on the harder ones.
-SUITES = {"familiar": (*_FACTORIES, "waveform"), "harder": tuple(HARDER)}
+SUITES = {"familiar": (*_FACTORIES, "waveform"), "harder": tuple(HARDER), "tall": tuple(TALL)}
 SUITES["all"] = SUITES["familiar"] + SUITES["harder"]
-POSTERIORS = SUITES["all"]
+POSTERIORS = SUITES["all"] + SUITES["tall"]
 
 
 def make_posterior(name: str, data: Path | None = None) -> Posterior:
@@ -265,5 +266,5 @@ def make_posterior(name: str, data: Path | None = None) -> Posterior:
         return Posterior(make_target(name, data))
     if name not in POSTERIORS:
         raise ValueError(f"expected a posterior among {', '.join(POSTERIORS)}; got {name!r}")
-    made = (_FACTORIES | HARDER)[name]()
+    made = (_FACTORIES | HARDER | TALL)[name]()
     return Posterior(made) if isinstance(made, Target) else made

@@ -36,6 +36,7 @@ from benchmarks.calibration.fits import (
     perturbed,
 )
 from numpyro_kscore.diagnostics._diagnose import examine
+from numpyro_kscore.diagnostics._tall import ModelDensity
 
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
 CHOSEN_ON = (
@@ -74,6 +75,7 @@ def rows_of(name: str, folder: Path | None, is_quick: bool) -> Iterator[dict[str
         return
     truth = np.concatenate([reference.truth, reference.other])
     density, sites = flat_model(posterior.target)
+    model = ModelDensity(density)
     rng = np.random.default_rng(0)
     for number, (fit, draws) in enumerate(cases(name, truth, fit_sizes, folder)):
         finite = rng.permutation(draws[np.isfinite(draws).all(1)])
@@ -85,7 +87,7 @@ def rows_of(name: str, folder: Path | None, is_quick: bool) -> Iterator[dict[str
         ratio = finite.std(0) / sd
         is_right = shift < MEAN_LIMIT and np.all(np.abs(ratio - 1) < SD_LIMIT)
         start = time.perf_counter()
-        found = examine(finite, density, sites, random.key(number), len(draws) - len(finite))
+        found = examine(finite, model, sites, random.key(number), len(draws) - len(finite))
         move = found.movement
         values = (
             *(name, fit, finite.shape[1], bool(is_right), found.verdict, "; ".join(found.codes)),

@@ -22,7 +22,7 @@ from examples.wae.data import Images, to_batch
 from examples.wae.networks import WIDTH, make_networks
 from numpyro_kscore import ImplicitELBO
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
-from numpyro_kscore._fit.chunks import strongly_typed
+from numpyro_kscore._fit.svi import strongly_typed
 from numpyro_kscore.estimators import (
     Landmarks,
     kef,

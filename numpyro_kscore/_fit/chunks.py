@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -14,26 +15,19 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_kscore._fit.expansion import has_local_latents
 from numpyro_kscore._fit.settings import LOSS_BLOCKS
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._fit.svi import Arguments, program_of, with_parameters
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
-from numpyro_kscore._tracing.program import Program, inspect_program, program_of, trace_both
+from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
-__all__ = [
-    "Chunk",
-    "inspect_svi",
-    "latent_size",
-    "make_chunk",
-    "make_expansion",
-    "parameter_slots",
-    "strongly_typed",
-]
+__all__ = ["LOOK_BATCHES", "Chunk", "make_chunk", "moment_errors"]
 
 # Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
 EVALUATION_DRAWS = 1024
@@ -41,6 +35,8 @@ EVALUATION_DRAWS = 1024
 MOST_CORRELATED = 256
 # Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
 SMALLEST_BATCH = 64
+# Batches of a loader that a look takes, one for each group of so many draws.
+LOOK_BATCHES = EVALUATION_DRAWS // SMALLEST_BATCH
 
 
 class Chunk(NamedTuple):
@@ -61,87 +57,32 @@ class Chunk(NamedTuple):
     finite: jax.Array
 
 
-def parameter_slots(svi: SVI, optim_state: Any) -> tuple[int, ...]:
-    """Indices of the parameters among the leaves of an optimizer's state.
-
-    Raises:
-        TypeError: if the parameters are not leaves of the state.
-    """
-    # By tracing, not by identity: at the start other leaves may be the very same arrays.
-    jaxpr = jax.make_jaxpr(svi.optim.get_params)(optim_state).jaxpr
-    places = {id(var): k for k, var in enumerate(jaxpr.invars)}
-    slots = tuple(places.get(id(var), -1) for var in jaxpr.outvars)
-    if -1 in slots:
-        raise TypeError(
-            f"svi: expected an optimizer whose state holds the parameters, as those of optax and "
-            f"numpyro.optim.Adam do; got {type(svi.optim).__name__}. Run it by svi.run"
-        )
-    return slots
-
-
-def _with_parameters(optim_state: Any, slots: tuple[int, ...], values: list[jax.Array]) -> Any:
-    leaves, structure = jax.tree.flatten(optim_state)
-    for slot, value in zip(slots, values, strict=True):
-        leaves[slot] = value
-    return jax.tree.unflatten(structure, leaves)
-
-
-def inspect_svi(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The layout of a particle of the guide.
-
-    Raises:
-        ValueError: if no discrepancy can be computed for the guide.
-    """
-    try:
-        return inspect_program(jax.random.key(0), _program(svi, state, args, kwargs))
-    except ValueError as error:
-        error.add_note(
-            "fit looks at the guide by a kernel Stein discrepancy, which needs continuous, "
-            "reparameterized latents; fit(..., criterion='loss') does without"
-        )
-        raise
-
-
-def latent_size(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Number of elements of all latent sites of the model, discrete ones included."""
-    program, sizes = _program(svi, state, args, kwargs), []
-
-    def run(key: jax.Array) -> None:
-        trace = trace_both(key, program).model
-        sizes.append(sum(jnp.size(site["value"]) for site in trace.values() if is_drawn(site)))
-
-    jax.eval_shape(run, jax.random.key(0))
-    return sizes[0]
-
-
-def _program(svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
-    params = {**svi.get_params(state), **(state.mutable_state or {})}
-    return program_of(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs})
-
-
 def make_chunk(
     svi: SVI,
     layout: Layout | None,
     slots: tuple[int, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    arguments: Arguments,
     forward_mode: bool,
-) -> Callable[[SVIState, np.ndarray, Anchor | None], Chunk]:
-    """Compile ``(state, step sizes, expansion of all rows) -> Chunk``.
+) -> Callable[[SVIState, np.ndarray, Anchor | None, Any], Chunk]:
+    """Compile ``(state, step sizes, expansion of all rows, batches) -> Chunk``.
+
+    Each step has a batch of its own, and so have the :data:`LOOK_BATCHES` groups of fresh draws
+    after them: their noise is not that of the batches that the guide has been fitted to. Without
+    batches there is None in their place.
 
     Args:
         svi: model, guide, optimizer and loss.
         layout: the layout of a particle; without it no discrepancy is computed.
         slots: from :func:`parameter_slots`.
-        args: arguments of model and guide.
-        kwargs: keyword arguments of both.
+        arguments: from a batch to arguments and keyword arguments of model and guide.
         forward_mode: differentiate in forward mode.
     """
 
     def step(
-        here: SVI, start: list[jax.Array], carry: Any, size: jax.Array
+        here: SVI, start: list[jax.Array], carry: Any, given: tuple[jax.Array, Any]
     ) -> tuple[Any, jax.Array]:
-        state, moved = carry
+        (state, moved), (size, batch) = carry, given
+        args, kwargs = arguments(batch)
         old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         state, loss = here.stable_update(
             state, *args, forward_mode_differentiation=forward_mode, **kwargs
@@ -150,87 +91,81 @@ def make_chunk(
         # At factor 1 keep the optimizer's own step, bit for bit.
         new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
                for a, b in zip(old, new, strict=True)]  # fmt: skip
-        state = state._replace(optim_state=_with_parameters(state.optim_state, slots, new))
+        state = state._replace(optim_state=with_parameters(state.optim_state, slots, new))
         return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
 
-    def chunk(state: SVIState, sizes: jax.Array, anchor: Anchor | None) -> Chunk:
+    def chunk(state: SVIState, sizes: jax.Array, anchor: Anchor | None, batches: Any) -> Chunk:
         count = sizes.shape[0]
+        of_steps, of_look = (jax.tree.map(itemgetter(k), batches)
+                             for k in (slice(count), slice(count, None)))  # fmt: skip
         start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         carry = (state, [jnp.zeros_like(a) for a in start])
         here = copy.copy(svi)
         if anchor is not None:
             here.loss = svi.loss.expanded(anchor)
-        (state, moved), losses = lax.scan(partial(step, here, start), carry, sizes)
+        (state, moved), losses = lax.scan(partial(step, here, start), carry, (sizes, of_steps))
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
         averaged = state._replace(
-            optim_state=_with_parameters(state.optim_state, slots, mean),
+            optim_state=with_parameters(state.optim_state, slots, mean),
         )
         look = _look_at_losses(losses)
         carried = [*mean, *jax.tree.leaves(state.mutable_state)]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in carried]))
         finite = finite & (2 * look["skipped"] <= count)
         if layout is not None:
-            program = _program(svi, averaged, args, kwargs)._replace(anchor=anchor)
+            program = program_of(svi, averaged, arguments(_first(of_look)))
+            program = program._replace(anchor=anchor)
+            data = None if of_look is None else partial(_data, arguments, of_look, layout)
             key = key_apart(state.rng_key, 0)
-            look.update(_look_at_guide(key, svi, program, layout, forward_mode))
+            look.update(_look_at_guide(key, svi, program, layout, forward_mode, data))
             finite = finite & jnp.isfinite(look["discrepancy"])
         return Chunk(state, averaged, losses, look, finite)
 
     return quick_jit(chunk)
 
 
-def make_expansion(
-    svi: SVI,
-    layout: Layout | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    num_steps: int,
-) -> Callable[[SVIState], Anchor | None]:
-    """Compile what makes minibatches less noisy, see :meth:`ImplicitELBO.expand`.
+def _first(batches: Any) -> Any:
+    return jax.tree.map(itemgetter(0), batches)
 
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle, if it is known.
-        args: arguments of model and guide.
-        kwargs: keyword arguments of both.
-        num_steps: how many steps an expansion serves, at least.
-    """
-    # Other objectives have none.
-    expand = getattr(svi.loss, "expand", None)
-    if layout is None or not layout.row_counts or expand is None:
-        return lambda state: None
 
-    def expansion(state: SVIState) -> Anchor | None:
-        key, program = key_apart(state.rng_key, 1), _program(svi, state, args, kwargs)
-        return expand(
-            key, program.params, svi.model, svi.guide, *args, num_steps=num_steps, **program.kwargs
-        )
-
-    return quick_jit(expansion)
+def _data(arguments: Arguments, batches: Any, layout: Layout, number: jax.Array) -> Any:
+    """Arguments for a group of draws; rows with latents of their own are the same for all."""
+    if has_local_latents(layout):
+        return arguments(_first(batches))
+    return arguments(jax.tree.map(lambda a: a[number % LOOK_BATCHES], batches))
 
 
 def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
     whole = losses[: LOSS_BLOCKS * (losses.shape[0] // LOSS_BLOCKS)]
     blocks = jnp.nanmean(whole.reshape(LOSS_BLOCKS, -1), axis=1)
+    loss = jnp.nanmean(losses)
+    # Losses of many rows are in the millions, and coarse in single precision.
+    rounding = jnp.finfo(losses.dtype).eps * jnp.abs(loss)
     return {
-        "loss": jnp.nanmean(losses),
-        "loss_error": jnp.nanstd(blocks, ddof=1) / LOSS_BLOCKS**0.5,
+        "loss": loss,
+        "loss_error": jnp.maximum(jnp.nanstd(blocks, ddof=1) / LOSS_BLOCKS**0.5, rounding),
         "skipped": jnp.sum(~jnp.isfinite(losses)),
     }
 
 
 def _look_at_guide(
-    key: jax.Array, svi: SVI, program: Program, layout: Layout, forward_mode: bool
+    key: jax.Array,
+    svi: SVI,
+    program: Program,
+    layout: Layout,
+    forward_mode: bool,
+    data: Arguments | None,
 ) -> dict[str, jax.Array]:
     particles = svi.loss.num_particles or layout.default_num_particles
     batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
-    if layout.row_counts:
+    in_minibatches = bool(layout.row_counts) or data is not None
+    if in_minibatches:
         # Draws of a batch share rows of the data, and the noise of these.
         batch = SMALLEST_BATCH
     if svi.loss.vectorize_particles is False:
         batch = 1
-    draws = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode)
+    draws = evaluate_particles(key, program, layout, EVALUATION_DRAWS, batch, forward_mode, data)
     x, s, log_density = draws.samples, draws.scores, draws.log_density
     valid = are_finite(log_density, x, s)
     first = jnp.argmax(valid)
@@ -243,7 +178,7 @@ def _look_at_guide(
     centered = x - weight @ x
     spread = weight @ centered**2
     shift, width = moment_errors(centered, s, weight)
-    if layout.row_counts:
+    if in_minibatches:
         # Of a small group no batch may have a row, or one that counts a hundredfold.
         shift = width = jnp.full_like(shift, jnp.nan)
     return {
@@ -289,15 +224,3 @@ def moment_errors(
         return jnp.max(jnp.maximum(jnp.abs(mean) - 2 * error, 0.0))
 
     return largest(residual / jnp.sqrt(variance)), largest(0.5 * residual * centered / variance)
-
-
-def strongly_typed(state: Any) -> Any:
-    """The state without weak types: the first step would change them, and compile once more."""
-
-    def one(leaf: Any) -> Any:
-        leaf = jnp.asarray(leaf)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return leaf
-        return lax.convert_element_type(leaf, leaf.dtype)
-
-    return jax.tree.map(one, state)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,19 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_kscore._fit.chunks import (
-    inspect_svi,
-    latent_size,
-    make_chunk,
-    make_expansion,
-    parameter_slots,
-    strongly_typed,
-)
+from numpyro_kscore._fit.chunks import make_chunk
+from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
 from numpyro_kscore._fit.initial import initial_state
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Run, run_chunks
 from numpyro_kscore._fit.messages import describe
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import Cause, Doubt, Look, Rule, conclude
+from numpyro_kscore._fit.svi import (
+    Given,
+    inspect_svi,
+    latent_size,
+    parameter_slots,
+    strongly_typed,
+)
+from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.keys import check_key
 
@@ -38,8 +42,8 @@ class FitInfo(NamedTuple):
         steps: number of steps, skipped ones included.
         converged: whether it stopped because nothing improved any more, or because the discrepancy
             was below ``tol``.
-        cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"`` or
-            ``"interrupted"``; the first two are convergence.
+        cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"``,
+            ``"interrupted"`` or ``"callback"``; the first two are convergence.
         doubt: what is wrong with a fit that converged: ``"far"`` from the model, ``"moments"``
             that are off, too ``"noisy"`` to tell, ``"recovered"`` from numbers that were not
             finite; empty if nothing is.
@@ -93,12 +97,14 @@ def fit(
     svi: SVI,
     rng_key: jax.Array,
     *args: Any,
+    loader: Any = None,
     max_steps: int = 5_000,
     tol: float = 0.1,
     patience: int = 3,
     chunk_size: int = 80,
     criterion: str = "stein",
     checkpoint: str | os.PathLike[str] | None = None,
+    callback: Callable[..., Any] | None = None,
     progress_bar: bool = True,
     forward_mode_differentiation: bool = False,
     init_state: Any = None,
@@ -132,6 +138,12 @@ def fit(
             that :class:`~numpyro_kscore.ImplicitELBO` accepts, whatever the loss.
         rng_key: random key.
         *args: arguments of model and guide.
+        loader: batches of data that need not fit in memory: an iterable that can be iterated over
+            again, or a function that returns an iterator (docs/loader). Each item of it is a call
+            of model and guide: a tuple or list of arguments, which ``args`` follow; a dict of
+            keyword arguments, with ``kwargs``; or one argument. All have the same shapes, and the
+            model scales its likelihood from a batch to all data. A function with an argument is
+            given the number of the epoch.
         max_steps: upper limit of the number of steps; whole chunks are taken.
         tol: tolerance, in standard deviations of the posterior: changes of the guide smaller than
             a shift of every mean by ``tol`` do not prolong the search.
@@ -141,7 +153,11 @@ def fit(
             latents or samplers that are not reparameterized, and for aggregate posteriors.
         checkpoint: file to write after every chunk. If it exists, the fit continues from it, with
             bit for bit the result of a fit without interruption. It does not hold the arguments of
-            the model: pass the same ones.
+            the model, or data of the loader: pass the same ones.
+        callback: called after every chunk as ``callback(step, state, metrics)``, with the number of
+            steps, the ``SVIState`` with the mean parameters of the chunk, and a dict of floats: the
+            fields of :class:`~numpyro_kscore._fit.stopping.Look`, ``"step_size"`` (its factor),
+            ``"epoch"`` of the loader and ``"seconds"``. It ends the fit if it returns True.
         progress_bar: whether to show a progress bar, if tqdm is installed.
         forward_mode_differentiation: as in ``SVI.run``.
         init_state: initial state, as in ``SVI.run``.
@@ -158,9 +174,10 @@ def fit(
 
     Raises:
         TypeError: for anything but an ``SVI`` and a random key, inside ``jit`` or ``vmap``, and
-            for an optimizer whose state does not hold the parameters.
+            for an optimizer whose state does not hold the parameters; for a loader that is none.
         ValueError: for a setting out of range, a guide for which no discrepancy can be computed,
-            and a checkpoint that is damaged or of another fit.
+            a checkpoint that is damaged or of another fit; for a loader that has no batches, ends
+            for good, or whose batches differ in shape.
         FloatingPointError: if no chunk gave finite numbers.
 
     Example::
@@ -171,19 +188,48 @@ def fit(
     """
     _check_call(svi, rng_key)
     path = None if checkpoint is None else Path(checkpoint)
-    settings = Settings(max_steps, tol, patience, chunk_size, criterion, path, progress_bar)
+    settings = Settings(
+        max_steps, tol, patience, chunk_size, criterion, path, progress_bar, callback
+    )
     _check_criterion(svi, criterion)
+    batches = None if loader is None else Batches(loader, args, kwargs)
+    arguments = (lambda batch: (args, kwargs)) if batches is None else batches.arguments
+    given = arguments(None if batches is None else batches.first)
+    if batches is not None:
+        _check_batch(svi, given)
     # SVI.init also tells the SVI what constraints its parameters have.
-    state = initial_state(svi, rng_key, args, kwargs, init_params)
+    state = initial_state(svi, rng_key, *given, init_params, batches)
     state = strongly_typed(state if init_state is None else init_state)
     slots = parameter_slots(svi, state.optim_state)
-    layout = None if criterion == "loss" else inspect_svi(svi, state, args, kwargs)
-    dim = latent_size(svi, state, args, kwargs) if layout is None else layout.size
+    layout = None if criterion == "loss" else inspect_svi(svi, state, given)
+    dim = latent_size(svi, state, given) if layout is None else layout.size
     rule = settings.rule(dim)
-    take_chunk = make_chunk(svi, layout, slots, args, kwargs, forward_mode_differentiation)
-    expand = make_expansion(svi, layout, args, kwargs, chunk_size)
-    run, interrupted = run_chunks(take_chunk, expand, state, rule, settings, rng_key)
-    return _finish(svi, run, rule, interrupted)
+    take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
+    expander = (
+        make_expander(svi, layout, given, chunk_size)
+        if batches is None
+        else make_loader_expander(svi, layout, batches)
+    )
+    run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
+    return _finish(svi, run, rule, stopped)
+
+
+def _check_batch(svi: SVI, given: Given) -> None:
+    """Raise ``TypeError`` unless a batch and what else is given are a call of the model."""
+    try:
+        signature = inspect.signature(svi.model)
+    except (TypeError, ValueError):
+        return
+    args, kwargs = given
+    try:
+        signature.bind(*args, **kwargs, **svi.static_kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"loader: expected items that are arguments of the model, with those of fit after "
+            f"them; got {len(args)} arguments and the keywords {sorted(kwargs)} for "
+            f"{signature}: {error}. An item is a tuple of arguments, a dict of keyword arguments, "
+            "or one argument"
+        ) from None
 
 
 def _check_call(svi: SVI, rng_key: jax.Array) -> None:
@@ -205,7 +251,7 @@ def _check_criterion(svi: SVI, criterion: str) -> None:
         )
 
 
-def _finish(svi: SVI, run: Run, rule: Rule, interrupted: bool) -> FitResult:
+def _finish(svi: SVI, run: Run, rule: Rule, stopped: Cause) -> FitResult:
     progress, looks = run.progress, run.progress.looks
     if progress.cause == "nan" and not looks:
         raise FloatingPointError(
@@ -214,7 +260,7 @@ def _finish(svi: SVI, run: Run, rule: Rule, interrupted: bool) -> FitResult:
             "whose density is not finite where the guide starts; try init_params, a smaller "
             "init_scale or a smaller step size"
         )
-    ending = conclude(progress, rule, interrupted)
+    ending = conclude(progress, rule, stopped)
     reason, advice = describe(ending)
     if advice:
         warnings.warn(f"fit: {reason}. {advice}", UserWarning, stacklevel=3)

@@ -9,6 +9,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["initial_state"]
@@ -20,6 +21,7 @@ def initial_state(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     init_params: dict[str, Any] | None,
+    batches: Batches | None = None,
 ) -> SVIState:
     """``svi.init``, in one compiled program for a guide that needs no values in it.
 
@@ -31,6 +33,7 @@ def initial_state(
         args: arguments of model and guide.
         kwargs: keyword arguments of both.
         init_params: initial parameters, as for ``svi.init``.
+        batches: those of a loader, if there is one; the arguments have the first of them.
     """
 
     def init(key: jax.Array) -> SVIState:
@@ -43,7 +46,10 @@ def initial_state(
     if guide.prototype_trace is None:
         # With the key that svi.init would give it.
         guide_key = jax.random.split(rng_key, 3)[2]
-        guide.set_up(guide_key, *args, **kwargs, **svi.static_kwargs)
+        if batches is None:
+            guide.set_up(guide_key, *args, **kwargs, **svi.static_kwargs)
+        else:
+            guide.set_up_in_batches(guide_key, batches.with_kwargs(svi.static_kwargs))
     state = quick_jit(init)(rng_key)
     # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
     # data, was traced and has no value.

@@ -1,7 +1,9 @@
-"""The loop of a fit: one chunk after another, with a checkpoint and a progress bar."""
+"""The loop of a fit: chunk after chunk, with a checkpoint, a progress bar and a callback."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
-from numpyro_kscore._fit.chunks import Chunk
+from numpyro_kscore._fit.chunks import LOOK_BATCHES, Chunk
+from numpyro_kscore._fit.expansion import Expander
 from numpyro_kscore._fit.settings import Settings
-from numpyro_kscore._fit.stopping import Look, Progress, Rule, advance, step_sizes
+from numpyro_kscore._fit.stopping import Cause, Look, Progress, Rule, advance, step_sizes
 from numpyro_kscore._tracing.subsampling import Anchor
+from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["MOST_RECOVERIES", "Run", "run_chunks"]
@@ -31,6 +35,7 @@ class Run(NamedTuple):
         progress: the state of the stopping rule.
         losses: losses of all steps, in pieces.
         anchor: an expansion of the density of all rows, for minibatches.
+        position: where the next batch of a loader is.
     """
 
     state: Any
@@ -38,6 +43,7 @@ class Run(NamedTuple):
     progress: Progress = Progress()
     losses: tuple[np.ndarray, ...] = ()
     anchor: Anchor | None = None
+    position: Position = Position()
 
     def all_losses(self) -> np.ndarray:
         """Losses of all steps, (steps,)."""
@@ -45,56 +51,95 @@ class Run(NamedTuple):
 
 
 def run_chunks(
-    take_chunk: Callable[[Any, np.ndarray, Anchor | None], Chunk],
-    expand: Callable[[Any], Anchor | None],
+    take_chunk: Callable[[Any, np.ndarray, Anchor | None, Any], Chunk],
+    expander: Expander,
+    batches: Batches | None,
     state: Any,
     rule: Rule,
     settings: Settings,
     rng_key: jax.Array,
-) -> tuple[Run, bool]:
+) -> tuple[Run, Cause]:
     """Take chunks until the rule says that the fit is done.
 
     Args:
-        take_chunk: ``(state, step sizes, expansion) -> Chunk``, compiled.
-        expand: the expansion at a state, compiled.
+        take_chunk: ``(state, step sizes, expansion, batches) -> Chunk``, compiled.
+        expander: makes the expansion at a state.
+        batches: those of the loader, if there is one.
         state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
         rule: the stopping rule.
         settings: the settings of the fit.
         rng_key: the key of the fit, which must be that of the checkpoint.
 
     Returns:
-        The run, and whether it was interrupted from the keyboard.
+        The run; and ``"interrupted"`` from the keyboard or ``"callback"`` if one of them ended it,
+        otherwise nothing.
 
     Raises:
-        ValueError: for a checkpoint that is damaged or of another fit.
+        ValueError: for a checkpoint that is damaged or of another fit, and for batches that do not
+            go on or change their shapes.
     """
-    run, path = Run(state, state, anchor=expand(state)), settings.checkpoint
+    path, begin = settings.checkpoint, time.perf_counter()
     recorded = {
         **rule._asdict(),
         "criterion": settings.criterion,
         "rng_key": _key_words(rng_key),
+        "loader": batches is not None,
     }
     if path is not None and path.exists():
-        run = _restore(path, run, recorded)
+        run = _restore(path, Run(state, state, anchor=expander.like(state)), recorded)
+    else:
+        run = Run(state, state, anchor=expander.expand(state))
     bar = _progress_bar(run, rule) if settings.progress_bar else None
+    stream = _stream(batches, rule, settings, run.position)
     try:
         while run.progress.phase != "done":
             count = len(run.progress.looks)
             if count and count & (count - 1) == 0:
                 # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
-                run = run._replace(anchor=expand(run.state))
-            sizes = step_sizes(run.progress, rule)
-            run = _take_over(run, take_chunk(run.state, sizes, run.anchor), rule)
+                run = run._replace(anchor=expander.expand(run.state))
+            sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
+            chunk = take_chunk(run.state, sizes, run.anchor, stack)
+            run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
                 _save(path, run, recorded)
             if bar is not None:
                 _show(bar, run, rule)
+            if settings.callback is None or len(run.progress.looks) == count:
+                continue
+            more = {"step_size": float(sizes[-1]), "seconds": time.perf_counter() - begin}
+            is_ended = _call_back(settings.callback, run, chunk.averaged, rule, more)
+            if is_ended and run.progress.phase != "done":
+                return run, "callback"
     except KeyboardInterrupt:
-        return run, True
+        return run, "interrupted"
     finally:
+        stream.close()
         if bar is not None:
             bar.close()
-    return run, False
+    return run, ""
+
+
+def _stream(batches: Batches | None, rule: Rule, settings: Settings, start: Position) -> Any:
+    """Batches for one chunk after another, with the position after each; None without a loader."""
+    if batches is None:
+        return ((None, start) for _ in itertools.count())
+    looks = LOOK_BATCHES if settings.criterion == "stein" else 0
+    return ahead(batches.stream(rule.chunk_size + looks, start))
+
+
+def _call_back(
+    callback: Callable[..., Any], run: Run, averaged: Any, rule: Rule, more: dict[str, float]
+) -> bool:
+    """Give the last look to a callback; whether that ends the fit."""
+    look = run.progress.looks[-1]
+    numbers = {name: float(value) for name, value in look._asdict().items()}
+    metrics = {**numbers, **more, "epoch": float(run.position.epoch)}
+    answer = callback(len(run.progress.looks) * rule.chunk_size, averaged, metrics)
+    if answer is not None and not isinstance(answer, bool | np.bool_):
+        raise TypeError(
+            f"callback: expected it to return None, or True to end the fit; got {answer!r}"
+        )
+    return bool(answer)
 
 
 def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
@@ -117,7 +162,11 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
 
 def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
     # JSON writes a look, which is a tuple, as a list of its fields.
-    record = {"settings": settings, "progress": run.progress._asdict()}
+    record = {
+        "settings": settings,
+        "progress": run.progress._asdict(),
+        "position": run.position._asdict(),
+    }
     save_checkpoint(path, (run.state, run.best, run.anchor), record, run.all_losses())
 
 
@@ -135,7 +184,7 @@ def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
         )
     progress = Progress(**record["progress"])
     progress = progress._replace(looks=tuple(Look(*look) for look in progress.looks))
-    return Run(state, best, progress, (losses,), anchor)
+    return Run(state, best, progress, (losses,), anchor, Position(**record["position"]))
 
 
 def _key_words(rng_key: jax.Array) -> list[int]:

@@ -11,6 +11,7 @@ __all__ = ["describe"]
 # The reason why a fit stopped, and the advice unless it converged.
 CAUSES: dict[Cause, tuple[str, str]] = {
     "interrupted": ("interrupted after {steps} steps", ""),
+    "callback": ("ended by its callback after {steps} steps", ""),
     "nan": (
         "after {steps} steps numbers were not finite, however often it was tried again",
         "Try a smaller step size, or priors that keep off such values",

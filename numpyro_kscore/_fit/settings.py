@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from numpyro_kscore._fit.stopping import Rule
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive
@@ -19,7 +21,7 @@ class Settings:
     """The checked settings of :func:`~numpyro_kscore.fit`, whose docstring explains them.
 
     Raises:
-        TypeError: for a count that is no integer.
+        TypeError: for a count that is no integer, and a callback that is no function.
         ValueError: for a setting out of range, and a checkpoint in a folder that does not exist.
     """
 
@@ -30,6 +32,7 @@ class Settings:
     criterion: str
     checkpoint: Path | None
     progress_bar: bool
+    callback: Callable[..., Any] | None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -38,6 +41,10 @@ class Settings:
         check_count("chunk_size", self.chunk_size, minimum=LOSS_BLOCKS)
         check_positive("tol", self.tol)
         check_choice("criterion", self.criterion, ("stein", "loss"))
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(
+                f"callback: expected a function of (step, state, metrics); got {self.callback!r}"
+            )
         if self.checkpoint is not None and not self.checkpoint.parent.is_dir():
             raise ValueError(
                 f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Phase = Literal["search", "settle", "done"]
-Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted"]
+Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
 Doubt = Literal["", "far", "moments", "noisy", "recovered"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")
@@ -135,8 +135,8 @@ class Ending(NamedTuple):
 
     Attributes:
         cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
-            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"`` or
-            ``"interrupted"``.
+            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"``,
+            ``"interrupted"`` or ``"callback"`` (which ended it).
         doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
             ``"moments"`` (a mean or a standard deviation is off),
             ``"noisy"`` (its distance is too noisy to tell), ``"recovered"`` (numbers were not
@@ -277,9 +277,9 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
     )
 
 
-def conclude(progress: Progress, rule: Rule, interrupted: bool) -> Ending:
-    """How a fit ended."""
-    cause: Cause = "interrupted" if interrupted else progress.cause
+def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
+    """How a fit ended, by the rule or by what stopped it before."""
+    cause = stopped or progress.cause
     distance = shift = width = math.nan
     doubt: Doubt = ""
     if progress.looks:

@@ -38,11 +38,12 @@ from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
-from numpyro_kscore._tracing.coordinates import trace_at
+from numpyro_kscore._tracing.coordinates import sites_at, trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
+from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -72,7 +73,8 @@ class AutoImplicit(WithoutDensity):
     there.
 
     Args:
-        model: a NumPyro model with continuous latents, those in subsampled plates amortized.
+        model: a NumPyro model with continuous latents, those in subsampled plates amortized. Its
+            discrete latents are summed out (docs/discrete).
         amortize: name of a plate, or several, whose rows get their latents from one small network
             for all rows (docs/amortize). Given all other latents, the *global* ones, rows must be
             independent of each other. A latent in several of the plates belongs to the first one.
@@ -84,7 +86,7 @@ class AutoImplicit(WithoutDensity):
             x (latent_dim,), which may use ``numpyro.param``, ``flax_module`` and further sample
             sites marked ``is_auxiliary``; or a flax linen module.
         warm_start: whether to look for a Gaussian near the posterior, see
-            :func:`~numpyro_kscore.warm_start` for its cost. Otherwise x is the unconstrained
+            :func:`~numpyro_kscore.initial_gaussian` for its cost. Otherwise x is the unconstrained
             latents themselves, and the guide starts as the narrow Gaussian that NumPyro's own
             guides start from.
         init_loc_fn: per-site initial values, see NumPyro's initialization strategies; one of the
@@ -95,9 +97,10 @@ class AutoImplicit(WithoutDensity):
             ``while_loop``; give :class:`~numpyro_kscore.ImplicitELBO` the same flag.
 
     Raises:
-        ValueError: for a model without latents, with discrete ones or with local ones in
-            subsampled plates that are not amortized, for plates that cannot be amortized, or a
-            network whose output has the wrong shape.
+        ValueError: for a model without continuous latents, with discrete ones that cannot be
+            summed out or with local ones in subsampled plates that are not amortized, for plates
+            that cannot be amortized, or a network whose output has the wrong shape.
+        ImportError: for discrete latents without funsor.
 
     Example::
 
@@ -135,6 +138,7 @@ class AutoImplicit(WithoutDensity):
         self.warm_start = warm_start
         self.init_scale = init_scale
         self.start: GaussianStart | None = None
+        self._batches: Batches | None = None
         self._programs: dict[Any, Callable[..., Any]] = {}
         super().__init__(
             model,
@@ -187,6 +191,20 @@ class AutoImplicit(WithoutDensity):
         with handlers.seed(rng_seed=rng_key):
             self._setup_prototype(*args, **kwargs)
 
+    def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
+        """The same for a model that sees one batch at a time, whose posterior is that of all.
+
+        Args:
+            rng_key: random key.
+            batches: what a loader gives.
+        """
+        args, kwargs = batches.arguments(batches.first)
+        self._batches = batches
+        try:
+            self.set_up(rng_key, *args, **kwargs)
+        finally:
+            self._batches = None
+
     def _find_start(self) -> GaussianStart | None:
         """A Gaussian near the posterior; None where the search cannot run."""
         if self.latent_dim > LARGEST_START:
@@ -195,7 +213,7 @@ class AutoImplicit(WithoutDensity):
         if not is_concrete_call(type(self).__name__, (args, kwargs, self._init_latent)):
             return None
         given = (args, kwargs, self._init_locs, self._forward_mode_differentiation)
-        return find_start(self._global_model(), *given)
+        return find_start(self._global_model(), *given, batches=self._batches)
 
     def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
         return Amortized(model or self.model, self.amortize, self.prefix)
@@ -436,13 +454,7 @@ class AutoImplicit(WithoutDensity):
         model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
 
         def one(x: jax.Array) -> dict[str, jax.Array]:
-            coordinates = self._unpack_latent(x)
-            trace = trace_at(model, args, kwargs, coordinates, forms)
-            return {
-                name: site["value"]
-                for name, site in trace.items()
-                if name in coordinates or site["type"] == "deterministic"
-            }
+            return sites_at(model, args, kwargs, self._unpack_latent(x), forms)
 
         shape = flat.shape[:-1]
         with handlers.block():

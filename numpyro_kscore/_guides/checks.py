@@ -12,7 +12,8 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
+from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 
@@ -34,7 +35,7 @@ def check_latents(
     init_loc_fn: Callable[..., Any],
     asker: str,
 ) -> None:
-    """Raise for latents no guide can have; NumPyro would sum out discrete ones.
+    """Raise for latents no guide can have.
 
     Args:
         model: the model.
@@ -47,16 +48,18 @@ def check_latents(
     def run(key: jax.Array) -> None:
         with handlers.block():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
-            find_latents(handlers.trace(seeded).get_trace(*args, **kwargs), asker)
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+            find_latents(trace)
+            check_enumerable(trace, asker)
 
     jax.eval_shape(run, random.key(0))
 
 
 def check_plates(trace: dict[str, Any], asker: str) -> None:
-    """Raise for latents in a plate of which the model sees a part."""
+    """Raise for continuous latents in a plate of which the model sees a part."""
     sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
     for name, site in trace.items():
-        frames = site["cond_indep_stack"] if is_drawn(site) else []
+        frames = site["cond_indep_stack"] if is_latent(site) else []
         if any(frame.size != sizes[frame.name] for frame in frames):
             raise ValueError(
                 f"{asker}: expected latent sites outside subsampled plates; got '{name}' inside "
@@ -120,6 +123,12 @@ def check_amortized(
         with handlers.block():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        discrete = [name for name, site in trace.items() if is_enumerated(site)]
+        if discrete:
+            raise ValueError(
+                f"amortize: expected a model without discrete latents; got {discrete}. Sum them "
+                "out of the model by hand (logsumexp in a numpyro.factor)"
+            )
         blocks = find_row_blocks(trace, plates)
         rows = {name for block in blocks for name in block.plates}
         subsampled.extend(
@@ -129,7 +138,7 @@ def check_amortized(
             and site["args"][1] not in (None, site["args"][0])
             and name not in rows
         )
-        if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_drawn(s)):
+        if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_latent(s)):
             raise ValueError(
                 "amortize: expected latents outside of the amortized plates; got a model without. "
                 "Rows without anything in common have posteriors of their own: fit them one by one"

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.layout import Frame, Site
 from numpyro_kscore._tracing.supports import free_axes
 from numpyro_kscore._tracing.validation import num_rows
@@ -80,7 +80,7 @@ def feasible(site: dict[str, Any]) -> jax.Array:
 
 def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:
     """The first of the amortized plates that a latent of a trace is in; None if it is in none."""
-    if not is_drawn(site):
+    if not is_latent(site):
         return None
     inside = {frame.name for frame in site["cond_indep_stack"]}
     return next((plate for plate in amortized if plate in inside), None)

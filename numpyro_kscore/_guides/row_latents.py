@@ -23,7 +23,7 @@ from numpyro_kscore._guides.perceptron import GATE_RATE
 from numpyro_kscore._guides.residual import local_log_density
 from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks
 from numpyro_kscore._tracing.coordinates import evaluate_at
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import with_rows
 
 __all__ = [
@@ -94,7 +94,7 @@ class Conditional(NamedTuple):
 
 
 def _is_open(site: dict[str, Any]) -> bool:
-    return is_drawn(site) and site["value"] is None
+    return is_latent(site) and site["value"] is None
 
 
 class RowDraws(NamedTuple):

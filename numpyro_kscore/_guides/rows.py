@@ -23,7 +23,7 @@ from numpyro_kscore._guides.row_latents import (
     residual_map,
     row_couplings,
 )
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import spread_rows
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
@@ -116,7 +116,7 @@ class Amortized(NamedTuple):
         def is_hidden(site: dict[str, Any]) -> bool:
             if site["type"] in ("param", "mutable"):
                 return False
-            if given is None and is_drawn(site) and plate_of(site, self.plates) is None:
+            if given is None and is_latent(site) and plate_of(site, self.plates) is None:
                 names.add(site["name"])
                 return False
             return site.get("name", "") not in {f"_{name}_log_det" for name in names}
@@ -154,7 +154,7 @@ class Amortized(NamedTuple):
             args: arguments of the model.
             kwargs: its keyword arguments.
         """
-        values = {name: site["value"] for name, site in trace.items() if is_drawn(site)}
+        values = {name: site["value"] for name, site in trace.items() if is_latent(site)}
         if not all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, values))):
             return
         names: list[str] = []

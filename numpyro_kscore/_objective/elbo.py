@@ -29,7 +29,7 @@ from numpyro_kscore._tracing.particles import (
     draw_sources,
     with_shared,
 )
-from numpyro_kscore._tracing.program import Program, inspect_program, program_of
+from numpyro_kscore._tracing.program import Program, inspect_program, objective_program
 from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.sharding import constrain_rows
@@ -60,6 +60,8 @@ class ImplicitELBO(ELBO):
     a guide's site asks for an estimate although its density is known. Subsampled plates scale
     entropies as they scale densities; in plates that are estimated row by row, all particles of a
     step draw the same rows.
+
+    Discrete latents of the model are summed out (docs/discrete); the guide draws the others.
 
     The reported loss is an *estimate* of the negative ELBO. Its entropy is that of the local
     densities where the guide gives them (below), and otherwise comes from nearest neighbors; the
@@ -132,6 +134,9 @@ class ImplicitELBO(ELBO):
         svi = SVI(model, AutoImplicit(model), optimizer, ImplicitELBO())
         result = svi.run(random.key(0), 5_000, data)
     """
+
+    # Of a model, not of a guide: what SVI asks before it warns about discrete latents.
+    can_infer_discrete = True
 
     def __init__(
         self,
@@ -219,7 +224,7 @@ class ImplicitELBO(ELBO):
         """
         if self.vectorize_particles is not True or self.forward_mode_differentiation:
             return None
-        program = program_of(param_map, model, guide, args, kwargs)
+        program = objective_program(param_map, model, guide, args, kwargs)
         layout = pool(inspect_program(rng_key, program), self.settings.aggregate)
         num_particles = count_particles(layout, self.settings, self.num_particles)
         return expand(rng_key, program, layout, num_steps * num_particles)
@@ -248,7 +253,7 @@ class ImplicitELBO(ELBO):
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
         settings = self.settings
-        program = program_of(param_map, model, guide, args, kwargs)
+        program = objective_program(param_map, model, guide, args, kwargs)
         program = program._replace(anchor=self._anchor)
         layout = pool(inspect_program(rng_key, program), settings.aggregate)
         program = with_shared(rng_key, program, layout)

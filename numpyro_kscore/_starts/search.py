@@ -13,9 +13,11 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import validation_enabled
 
+from numpyro_kscore._starts.batch_density import batch_expansions, sample_density
 from numpyro_kscore._starts.candidates import AtPoints, Density
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._starts.streamed import find_streamed
 from numpyro_kscore._starts.tall import MOST_ROWS, find_tall
 from numpyro_kscore._tracing.coordinates import (
     evaluate_at,
@@ -25,6 +27,7 @@ from numpyro_kscore._tracing.coordinates import (
 )
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.subsampling import FewRows, few_rows, whole_plates
+from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["find_start", "unravel"]
@@ -40,6 +43,7 @@ def find_start(
     latents: dict[str, Array],
     forward_mode: bool,
     plain: bool = False,
+    batches: Batches | None = None,
 ) -> GaussianStart | None:
     """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
 
@@ -51,8 +55,9 @@ def find_start(
             the flat coordinates. The search is a function of them: it takes no key of its own.
         forward_mode: differentiate in forward mode.
         plain: stay in unconstrained coordinates, whatever the priors and the scores.
+        batches: those whose mean density counts; the arguments are the first of them.
     """
-    whole, few = _rows_of(model, args, kwargs)
+    whole, few = (model, None) if batches is not None else _rows_of(model, args, kwargs)
     model = whole if few is None else few.model
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
@@ -64,17 +69,24 @@ def find_start(
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
-        def density(model: Callable[..., Any], **options: int) -> Density:
+        def energy(model: Callable[..., Any]) -> Callable[..., tuple[Array, Array]]:
             seeded = handlers.seed(model, random.key(0))
-            return batched_density(
-                lambda *at: _energy(seeded, args, kwargs, sizes, sites, *at),
-                forward_mode,
-                **options,
-            )
+            return lambda at, args, kwargs: _energy(seeded, args, kwargs, sizes, sites, *at)
+
+        def density(model: Callable[..., Any], **options: int) -> Density:
+            one = energy(model)
+            return batched_density(lambda *at: one(at, args, kwargs), forward_mode, **options)
 
         from_prior = _prior_draws(model, args, kwargs, sizes)
         rest = first, from_prior, np.concatenate(flags), rng, not plain
         try:
+            if batches is not None:
+                some = sample_density(energy(model), batches, forward_mode)
+                if batches.count is None:
+                    return find_gaussian(some, *rest)
+                few_and_all = batch_expansions(energy(model), batches, forward_mode, is_double)
+                share = jax.tree.leaves(batches.sample)[0].shape[0] / batches.count
+                return find_streamed(some, share, few_and_all, *rest)
             if few is None:
                 return find_gaussian(density(whole), *rest)
             # Many rows fill the processor with one point, and a path has one at a time.

@@ -27,9 +27,17 @@ from numpyro_kscore._tracing.centering import (
     to_centered,
 )
 from numpyro_kscore._tracing.coupling import Form, log_size
-from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
+from numpyro_kscore._tracing.dependencies import KEY, is_drawn, is_enumerated, seeded, sources_of
+from numpyro_kscore._tracing.enumeration import enumerated_log_density
 
-__all__ = ["evaluate_at", "hierarchical_sites", "log_density_at", "moved_coordinates", "trace_at"]
+__all__ = [
+    "evaluate_at",
+    "hierarchical_sites",
+    "log_density_at",
+    "moved_coordinates",
+    "sites_at",
+    "trace_at",
+]
 
 
 def log_density_at(
@@ -39,7 +47,9 @@ def log_density_at(
     coordinates: dict[str, jax.Array],
     forms: dict[str, Form],
 ) -> jax.Array:
-    """Log joint density of data and latents, as one of the latents' coordinates.
+    """Log joint density of data and continuous latents, as one of the latents' coordinates.
+
+    Discrete latents are summed out.
 
     Args:
         model: a seeded model.
@@ -58,8 +68,12 @@ def evaluate_at(
     coordinates: dict[str, jax.Array],
     forms: dict[str, Form],
 ) -> tuple[jax.Array, dict[str, Any]]:
-    """The log joint density of :func:`log_density_at`, and the trace it was computed from."""
-    value, trace = log_density(_at(model, coordinates, forms), args, kwargs, {})
+    """The log joint density of :func:`log_density_at`, and a trace of the model there."""
+    placed = _at(model, coordinates, forms)
+    value, trace = log_density(placed, args, kwargs, {})
+    if any(is_enumerated(site) for site in trace.values()):
+        # What was computed above at draws of the discrete latents is dead code, which XLA drops.
+        value = enumerated_log_density(placed, args, kwargs, trace)
     return value, trace
 
 
@@ -72,6 +86,33 @@ def trace_at(
 ) -> dict[str, Any]:
     """The trace of a seeded model at coordinates, as for :func:`log_density_at`."""
     return handlers.trace(_at(model, coordinates, forms)).get_trace(*args, **kwargs)
+
+
+def sites_at(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    coordinates: dict[str, jax.Array],
+    forms: dict[str, Form],
+) -> dict[str, jax.Array]:
+    """Values of the continuous latents and the deterministic sites of a seeded model.
+
+    Deterministic sites that are computed from discrete latents have no value at coordinates of the
+    continuous ones, and are left out.
+    """
+    trace = trace_at(model, args, kwargs, coordinates, forms)
+    computed = {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
+    discrete = {name: site["value"] for name, site in trace.items() if is_enumerated(site)}
+    if discrete and computed:
+
+        def run(given: dict[str, Any]) -> dict[str, Any]:
+            placed = handlers.substitute(_at(model, coordinates, forms), data=given)
+            at_given = handlers.trace(placed).get_trace(*args, **kwargs)
+            return {name: at_given[name]["value"] for name in computed}
+
+        sources = sources_of(run, discrete)
+        computed = {name: value for name, value in computed.items() if not sources[name]}
+    return {name: trace[name]["value"] for name in trace if name in coordinates} | computed
 
 
 def moved_coordinates(
@@ -103,16 +144,18 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
         transform = biject_to(site["fn"].support)
     # Inside a scan the coordinates of all its steps are at hand, and one step is wanted.
     index = site["infer"].get("_scan_current_index")
-    shape = transform.inverse_shape(site["fn"].shape())
-    u = _step(coordinates[name], shape, index)
+    u = _step(coordinates[name], index)
     form = forms.get(name, Form())
+    prior = None if form.centering is None else _prior(site)
+    value_ndim = jnp.ndim(u) - transform.domain.event_dim + transform.codomain.event_dim
+    _check_place(site, value_ndim, prior)
     log_dets = []
     if form.couplings:
-        size = _step(log_size(form.couplings, coordinates), shape, index)
+        size = _step(log_size(form.couplings, coordinates), index)
         u = u * jnp.exp(size)
         log_dets.append(size)
-    if form.centering is not None:
-        u, log_det = to_centered(u, _prior(site), _step(form.centering, shape, index))
+    if prior is not None and form.centering is not None:
+        u, log_det = to_centered(u, prior, _step(form.centering, index))
         log_dets.append(log_det)
     value = transform(u)
     # An event of the support may have fewer dimensions than one of the distribution.
@@ -125,8 +168,40 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
     return value
 
 
-def _step(array: jax.Array, shape: tuple[int, ...], index: Any) -> jax.Array:
-    return array[index] if index is not None and jnp.ndim(array) > len(shape) else array
+def _check_place(site: dict[str, Any], value_ndim: int, prior: LocationScale | None) -> None:
+    """Raise for a latent whose value at a coordinate depends on a discrete one, which has none.
+
+    All values of discrete latents are axes left of all plates, so that they are seen by their axes.
+
+    Args:
+        site: the site of the latent.
+        value_ndim: number of axes of its value.
+        prior: its location and scale, where its coordinate is relative to them.
+    """
+    of_prior = (
+        ()
+        if prior is None
+        else (prior.loc, prior.scale[..., 0] if prior.is_matrix else prior.scale)
+    )
+    axes = max(map(jnp.ndim, jax.tree.leaves((site["fn"].support, of_prior))), default=0)
+    if axes > value_ndim:
+        raise ValueError(
+            f"model: expected a support of '{site['name']}' that depends on no discrete latent, "
+            "and no centering where its prior does; got one for each value. Give it the same "
+            "support for all of them"
+        )
+    if site["infer"].get("_scan_current_index") is not None and (
+        value_ndim < len(site["fn"].shape())
+    ):
+        raise ValueError(
+            f"model: expected continuous latents inside a scan that depend on no discrete latent; "
+            f"got '{site['name']}', which NumPyro's scan cannot place. Sum the discrete one out by "
+            "hand, or draw standardized values before the scan"
+        )
+
+
+def _step(array: jax.Array, index: Any) -> jax.Array:
+    return array if index is None else array[index]
 
 
 def _prior(site: dict[str, Any]) -> LocationScale:

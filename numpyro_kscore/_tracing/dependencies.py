@@ -20,6 +20,8 @@ __all__ = [
     "KEY",
     "GuideSite",
     "is_drawn",
+    "is_enumerated",
+    "is_latent",
     "layers",
     "seeded",
     "sources_of",
@@ -153,6 +155,16 @@ def sources_of(function: Callable[[dict[str, Any]], Any], values: dict[str, Any]
 def is_drawn(site: dict[str, Any]) -> bool:
     """Whether a site of a trace is a sample site that is not observed."""
     return site["type"] == "sample" and not site["is_observed"]
+
+
+def is_latent(site: dict[str, Any]) -> bool:
+    """Whether a site of a model's trace is drawn and continuous: guides draw those alone."""
+    return is_drawn(site) and not site["fn"].support.is_discrete
+
+
+def is_enumerated(site: dict[str, Any]) -> bool:
+    """Whether a site of a model's trace is a discrete latent, whose values are summed over."""
+    return is_drawn(site) and site["fn"].support.is_discrete
 
 
 def layers(fn: Distribution) -> list[Distribution]:

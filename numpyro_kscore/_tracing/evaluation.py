@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_kscore._tracing.draws import GuideDraws
@@ -29,6 +31,7 @@ def evaluate_particles(
     num_particles: int,
     batch_size: int,
     forward_mode: bool = False,
+    data: Callable[[Array], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
 ) -> GuideDraws:
     """Draw from the guide and evaluate the model, a batch at a time.
 
@@ -39,6 +42,8 @@ def evaluate_particles(
         num_particles: number of draws.
         batch_size: draws that are in memory at once.
         forward_mode: differentiate the model in forward mode.
+        data: arguments and keyword arguments of guide and model for the draws of each batch, whose
+            number it is given; by default the program's.
 
     Returns:
         The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites
@@ -47,14 +52,18 @@ def evaluate_particles(
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
 
-    def batch(sources: Any) -> tuple[Array, ...]:
-        draws = jax.vmap(at_source(draw_particle, key, program, layout))(sources)
-        joint = log_joint_and_gradients(draws, program, layout, None, forward_mode)
+    def batch(numbered: tuple[Array, Any]) -> tuple[Array, ...]:
+        number, sources = numbered
+        args, kwargs = (program.args, program.kwargs) if data is None else data(number)
+        here = program._replace(args=args, kwargs=kwargs)
+        draws = jax.vmap(at_source(draw_particle, key, here, layout))(sources)
+        joint = log_joint_and_gradients(draws, here, layout, None, forward_mode)
         return draws.flat, joint.log_density, joint.scores, draws.log_density
 
     count = math.ceil(num_particles / batch_size)
     sources = draw_sources(key, program, layout, (count, batch_size))
     samples, log_density, scores, log_q = (
-        a.reshape(count * batch_size, *a.shape[2:])[:num_particles] for a in lax.map(batch, sources)
+        a.reshape(count * batch_size, *a.shape[2:])[:num_particles]
+        for a in lax.map(batch, (jnp.arange(count), sources))
     )
     return GuideDraws(samples, log_density, scores, log_q=log_q)

@@ -12,7 +12,8 @@ from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kscore._tracing.coordinates import log_density_at, trace_at
+from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
+from numpyro_kscore._tracing.dependencies import is_enumerated
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     Draw,
@@ -34,7 +35,7 @@ from numpyro_kscore._tracing.subsampling import (
 )
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["LogJoint", "expand", "log_joint_and_gradients", "own_key"]
+__all__ = ["LogJoint", "expand", "expand_at", "log_joint_and_gradients", "mean_draw", "own_key"]
 
 # A pass over all rows is taken if it is at most so many times the rows of all particles.
 MOST_PASSES = 4
@@ -126,11 +127,16 @@ class _Model(NamedTuple):
         data = {**program.params, **theta, **program.plates, **draw.plates}
         data = jax.tree.map(lambda leaf: leaf, data)
         model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
-        seeded = handlers.trace(handlers.seed(model, draw.model_key))
+        seeded = handlers.seed(model, draw.model_key)
         latents = self.layout.unravel(flat)
-        value = log_density_at(seeded, program.args, program.kwargs, latents, program.forms)
+        value, trace = evaluate_at(seeded, program.args, program.kwargs, latents, program.forms)
+        if self.layout.pooled_sites and any(is_enumerated(site) for site in trace.values()):
+            raise ValueError(
+                "aggregate: expected a model without discrete latents; got one, which a prior may "
+                "depend on. Sum it out of the model"
+            )
         prior = [
-            site_log_density(name, latents[name], seeded.trace, seeded.trace)
+            site_log_density(name, latents[name], trace, trace)
             for name in sorted(self.layout.pooled_sites)
         ]
         return value, (value, sum(prior) if prior else None)
@@ -236,13 +242,43 @@ def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> 
     is_fixed = not layout.model_params or program.reference is not None
     if not is_fixed or not _is_affordable(layout, num_draws):
         return None
+    first = mean_draw(key, program, layout)
+    model = _fixed_model(key, program, layout, first)
+    return _expanded(model, {}, first, layout.size <= MOST_CURVED)
+
+
+def mean_draw(key: jax.Array, program: Program, layout: Layout) -> Draw:
+    """A draw of the guide, moved to the mean of some: where its density is expanded.
+
+    Args:
+        key: random key.
+        program: guide and model, at the guide's parameters.
+        layout: the layout of a particle.
+    """
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
     sources = draw_sources(key, program, layout, (ANCHOR_DRAWS,))
     draws = jax.vmap(at_source(draw_particle, key, program, layout))(sources)
-    first = _at_mean(draws)
-    model = _Model(program, layout, first.model_key, False)
-    return _expanded(model, {}, first, layout.size <= MOST_CURVED)
+    return _at_mean(draws)
+
+
+def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Expansion:
+    """The density of the data that the program has, expanded as by :func:`expand`.
+
+    Args:
+        key: the key of :func:`mean_draw`.
+        program: guide and model, at the guide's parameters; the model has none.
+        layout: the layout of a particle.
+        draw: the draw at whose place to expand.
+    """
+    model = _fixed_model(key, program, layout, draw)
+    is_curved = layout.size <= MOST_CURVED
+    return _expansion(model, {}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
+
+
+def _fixed_model(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> _Model:
+    program = program._replace(params=lax.stop_gradient(program.params))
+    return _Model(with_shared(key, program, layout), layout, draw.model_key, False)
 
 
 def _at_mean(draws: Draw) -> Draw:

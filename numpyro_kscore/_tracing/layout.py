@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-__all__ = ["Frame", "Layout", "Part", "Site", "default_num_particles"]
+__all__ = ["Frame", "Layout", "Part", "Site", "coordinate_names", "default_num_particles"]
 
 
 class Frame(NamedTuple):
@@ -186,3 +187,12 @@ def default_num_particles(dim: int, has_local: bool) -> int:
     densities share the gradient with the estimates (docs/accuracy).
     """
     return min(max(128, 4 * dim), 256) if has_local else min(max(128, 8 * dim), 512)
+
+
+def coordinate_names(sites: Sequence[Site]) -> tuple[str, ...]:
+    """Names of all coordinates, such as ``"theta[3]"``."""
+    return tuple(
+        site.name + (f"[{','.join(map(str, index))}]" if index else "")
+        for site in sites
+        for index in np.ndindex(site.shape)
+    )

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
@@ -115,7 +115,7 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     latents = {
         name: unconstrain(site, traces.guide[name])
         for name, site in traces.model.items()
-        if is_drawn(site)
+        if is_latent(site)
     }
     flat = jnp.concatenate([jnp.ravel(u) for u in latents.values()])
     log_density = jnp.zeros((), flat.dtype)

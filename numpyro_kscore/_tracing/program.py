@@ -16,7 +16,8 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_drawn, trace_guide
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, trace_guide
+from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
 from numpyro_kscore._tracing.subsampling import Anchor
@@ -36,7 +37,7 @@ __all__ = [
     "inspect_program",
     "is_subsampled",
     "local_log_density_of",
-    "program_of",
+    "objective_program",
     "trace_both",
     "unconstrain",
     "values_of",
@@ -88,7 +89,7 @@ class Traces(NamedTuple):
     model_key: jax.Array
 
 
-def program_of(
+def objective_program(
     params: dict[str, Any],
     model: Callable[..., Any],
     guide: Any,
@@ -112,7 +113,7 @@ def program_of(
 
 
 class Split(NamedTuple):
-    """A model and a guide of some of the latents, see :func:`program_of`."""
+    """A model and a guide of some of the latents, see :func:`objective_program`."""
 
     model: Callable[..., Any]
     guide: Callable[..., Any]
@@ -161,6 +162,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
 
     def run(key: jax.Array) -> None:
         traces = trace_both(key, program)
+        check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
         sites = _sites(traces)
@@ -194,7 +196,7 @@ def _sites(traces: Traces) -> dict[str, Site]:
     sites: dict[str, Site] = {}
     start = 0
     for name, site in traces.model.items():
-        if not is_drawn(site):
+        if not is_latent(site):
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))

@@ -7,6 +7,7 @@ Here all of it is one compiled program.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 from numpyro import handlers
+from numpyro.infer.initialization import init_to_median, init_to_sample, init_to_uniform
 from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._tracing.dependencies import is_drawn
@@ -21,6 +23,14 @@ from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["Prototype", "find_prototype"]
+
+# Strategies for initial values where NumPyro's default finds none.
+OTHERS = (
+    init_to_sample,
+    init_to_median,
+    init_to_uniform(radius=10.0),
+    init_to_uniform(radius=0.1),
+)
 
 
 class Prototype(NamedTuple):
@@ -46,6 +56,10 @@ def find_prototype(
 ) -> Prototype:
     """Run NumPyro's ``initialize_model`` in one compiled program.
 
+    Where no value by NumPyro's default, near the origin, has a finite density, as in raw units far
+    from it, other strategies are tried: draws of the prior, its median, and wider and narrower
+    values around the origin.
+
     Args:
         rng_key: random key; values are the same as NumPyro's for it, but for rounding.
         model: the model.
@@ -55,21 +69,44 @@ def find_prototype(
         forward_mode: differentiate in forward mode.
 
     Raises:
-        RuntimeError: if no density is finite in 100 attempts, by NumPyro, which says why.
+        RuntimeError: if no density is finite in 100 attempts of each strategy.
     """
 
-    def initialize(key: Array) -> Any:
+    def initialize(key: Array, strategy: Callable[..., Any]) -> Any:
         with handlers.block():
             return initialize_model(
                 key,
                 model,
-                init_strategy=init_loc_fn,
+                init_strategy=strategy,
                 dynamic_args=True,
                 model_args=args,
                 model_kwargs=kwargs,
                 forward_mode_differentiation=forward_mode,
             )
 
+    is_default = init_loc_fn is init_to_uniform
+    strategies = (init_loc_fn, *OTHERS) if is_default else (init_loc_fn,)
+    for strategy in strategies:
+        found = _initialized(partial(initialize, strategy=strategy), rng_key)
+        if found is not None:
+            return found
+    # Operation by operation NumPyro names the sites whose values are not valid.
+    try:
+        info = initialize(rng_key, init_loc_fn)
+    except (RuntimeError, ValueError) as error:
+        tried = (
+            "init_to_uniform, init_to_sample and init_to_median" if is_default else "init_loc_fn"
+        )
+        raise RuntimeError(
+            f"model: expected initial values at which its density and gradient are finite; got "
+            f"none in 100 attempts by {tried} ({error}). Look for a prior that allows what the "
+            "likelihood cannot take, or give values: init_loc_fn=init_to_value(values={...})"
+        ) from error
+    return _prototype(info.model_trace, info.param_info.z)
+
+
+def _initialized(initialize: Callable[[Array], Any], rng_key: Array) -> Prototype | None:
+    """What NumPyro finds, in one program; None where it has no finite density or no supports."""
     seen: list[Any] = []
 
     def run(key: Array) -> tuple[Any, Any, list[Array]]:
@@ -86,9 +123,11 @@ def find_prototype(
     leaves = [next(values) if isinstance(leaf, Tracer) else leaf for leaf in seen[0]]
     trace = jax.tree.unflatten(seen[1], leaves)
     if is_concrete(valid) and not (valid and _have_supports(trace)):
-        # NumPyro names the sites whose values are not valid.
-        info = initialize(rng_key)
-        trace, latents = info.model_trace, info.param_info.z
+        return None
+    return _prototype(trace, latents)
+
+
+def _prototype(trace: dict[str, dict[str, Any]], latents: dict[str, Array]) -> Prototype:
     # A compiled program returns a dict in alphabetical order; that of the model counts.
     return Prototype(trace, {name: latents[name] for name in trace if name in latents})
 

@@ -22,6 +22,7 @@ __all__ = [
     "replaced",
     "spread_rows",
     "whole_plates",
+    "with_all_rows",
     "with_rows",
     "with_spread_rows",
 ]
@@ -63,6 +64,16 @@ def spread_rows(key: jax.Array, size: int, count: int) -> jax.Array:
     return (jnp.asarray(bounds[:-1].astype(np.int32)) + inside + shift) % size
 
 
+def with_all_rows(program: Callable[..., Any]) -> Callable[..., Any]:
+    """A model or guide with all rows of its subsampled plates."""
+    return _Rows(program, lambda name, size, drawn: jnp.arange(size))
+
+
+def with_rows(model: Callable[..., Any], rows: dict[str, jax.Array]) -> Callable[..., Any]:
+    """The model with given rows of its subsampled plates, by name of the plate."""
+    return _Rows(model, lambda name, size, drawn: rows[name])
+
+
 def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[..., Any]:
     """The model with rows by :func:`spread_rows`, of as many as its plates draw."""
 
@@ -71,11 +82,6 @@ def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[...,
         return spread_rows(of_plate, size, drawn)
 
     return _Rows(model, choose)
-
-
-def with_rows(model: Callable[..., Any], rows: dict[str, jax.Array]) -> Callable[..., Any]:
-    """The model with given indices for its subsampled plates, by name."""
-    return _Rows(model, lambda name, size, drawn: rows[name])
 
 
 class FewRows(NamedTuple):
@@ -126,7 +132,7 @@ def whole_plates(
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    whole = _Rows(model, lambda name, size, drawn: jnp.arange(size))
+    whole = with_all_rows(model)
     try:
         fits = _odd_sites(whole, args, kwargs) <= _odd_sites(model, args, kwargs)
     except (TypeError, ValueError):

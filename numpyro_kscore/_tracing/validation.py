@@ -9,39 +9,39 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._tracing.dependencies import is_drawn, layers
+from numpyro_kscore._tracing.dependencies import is_drawn, is_enumerated, is_latent, layers
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 
 __all__ = ["check_draws", "check_sites", "find_latents", "num_rows"]
 
 
-def find_latents(model_trace: dict[str, Any], asker: str) -> dict[str, Any]:
-    """The latent sites of a model, of which there must be some, continuous and without a mask.
+def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
+    """The continuous latents of a model, of which there must be some, with a density.
+
+    Its discrete latents are those of ``enumeration``.
 
     Args:
         model_trace: trace of the model.
-        asker: name of the class that needs them, for the message.
 
     Raises:
         ValueError: naming the sites and what to do.
     """
-    latents = {name: site for name, site in model_trace.items() if is_drawn(site)}
+    latents = {name: site for name, site in model_trace.items() if is_latent(site)}
     if not latents:
-        raise ValueError("model: expected at least one latent sample site; got none")
-    discrete = [name for name, site in latents.items() if site["fn"].support.is_discrete]
-    if discrete:
-        raise ValueError(
-            f"{asker}: expected continuous latent sites; got discrete {discrete}. Sum them out "
-            "of the model (dist.MixtureSameFamily, or logsumexp in a numpyro.factor), or use "
-            "another objective for them"
-        )
-    masked = [name for name, site in latents.items() if _is_masked(site["fn"])]
+        raise ValueError("model: expected at least one continuous latent sample site; got none")
+    # A mask of False is NumPyro's way to say that a latent's density is written as a factor.
+    masked = [
+        name
+        for name, site in latents.items()
+        if any(mask is not False for mask in _masks(site["fn"]))
+    ]
     if masked:
         raise ValueError(
-            f"model: expected latent sites without a mask; got {masked} under one, which removes "
-            "the density of what it hides, so that nothing would hold those draws. Mask observed "
-            "sites only; instead of obs_mask, give what is missing a sample site of its own"
+            f"model: expected latent sites without a mask, or with .mask(False) where a factor is "
+            f"their density; got {masked} under an array of masks, which removes the density of "
+            "what it hides, so that nothing would hold those draws. Mask observed sites only; "
+            "instead of obs_mask, give what is missing a sample site of its own"
         )
     return latents
 
@@ -52,7 +52,7 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
     Raises:
         ValueError: naming the sites and what to do.
     """
-    latents = find_latents(model_trace, "ImplicitELBO")
+    latents = find_latents(model_trace)
     drawn = {
         name
         for name, site in guide_trace.items()
@@ -67,6 +67,12 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
         raise ValueError(
             f"guide: expected a sample site for every latent of the model; got none for "
             f"{missing}{hint}"
+        )
+    summed = sorted(n for n in drawn if n in model_trace and is_enumerated(model_trace[n]))
+    if summed:
+        raise ValueError(
+            f"guide: expected no draws of discrete latents, which are summed out of the model; got "
+            f"{summed}. Leave them out of the guide"
         )
     extra = sorted(drawn - set(latents))
     if extra:
@@ -132,8 +138,8 @@ def _is_scaled_by(scale: Any, expected: float) -> bool:
     return isinstance(scale, int | float) and math.isclose(scale, expected, rel_tol=1e-6)
 
 
-def _is_masked(fn: Distribution) -> bool:
-    return any(isinstance(layer, MaskedDistribution) for layer in layers(fn))
+def _masks(fn: Distribution) -> list[Any]:
+    return [layer._mask for layer in layers(fn) if isinstance(layer, MaskedDistribution)]
 
 
 def num_rows(trace: dict[str, Any], frame: Any) -> int:
@@ -149,7 +155,7 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"guide: expected draws that are differentiable in the parameters; got '{name}' from "
             f"{type(fn).__name__}, which has no reparameterized sampler. Use another distribution"
         )
-    if _is_masked(fn):
+    if _masks(fn):
         raise ValueError(
             f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
             "mask observed sites only: latents behind no data then follow their prior"

@@ -11,18 +11,22 @@ from numpyro.handlers import substitute
 from numpyro.infer.svi import SVI
 
 from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter, one_chain
-from numpyro_kscore.diagnostics._draws import (
-    FittedGuide,
-    constrain,
-    evaluate_fitted,
-    fitted_guide,
+from numpyro_kscore.diagnostics._converters import (
+    ConvertedFit,
+    add_log_likelihoods,
+    make_converter,
+    one_chain,
 )
+from numpyro_kscore.diagnostics._discrete import draw_discrete, has_discrete, log_likelihoods
+from numpyro_kscore.diagnostics._draws import evaluate_fitted
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
+from numpyro_kscore.diagnostics._fitted import FittedGuide, constrain, fitted_guide
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
+    at_first,
     draw_posterior_predictive,
     draw_prior,
     find_constant_data,
@@ -53,6 +57,7 @@ def to_arviz(
     constant_data: dict[str, Any] | None = None,
     predictions_constant_data: dict[str, Any] | None = None,
     log_likelihood: bool = False,
+    infer_discrete: bool = False,
     coords: dict[str, Any] | None = None,
     dims: dict[str, list[str]] | None = None,
     pred_dims: dict[str, list[str]] | None = None,
@@ -68,7 +73,8 @@ def to_arviz(
     groups are:
 
     * ``posterior``: latent and deterministic sites, dimensions ``(chain, draw)`` and then those of
-      plates, by name. Draws of one guide are one chain. Noise of the guide is left out.
+      plates, by name. Draws of one guide are one chain. Noise of the guide is left out, and so are
+      discrete latents and what is computed from them, unless ``infer_discrete=True``.
     * ``sample_stats``: ``lp``, the model's log density in unconstrained coordinates, and
       ``log_q``, the guide's: exact if it has one, otherwise estimated up to a constant
       (``attrs["log_q_normalized"]`` says which); ``khat`` with ``khat_low`` and ``khat_high``;
@@ -88,7 +94,10 @@ def to_arviz(
         predictions: draws for other inputs, leading axis ``num_samples``.
         constant_data: arrays by name; replaces those found among the arguments.
         predictions_constant_data: the same for ``predictions``.
-        log_likelihood: whether to evaluate that of every observation, which ``loo`` needs.
+        log_likelihood: whether to evaluate that of every observation, which ``loo`` needs, with
+            its own discrete latents summed out.
+        infer_discrete: whether to draw the discrete latents that are summed out of the model from
+            their posterior given the others, as NumPyro's ``Predictive(..., infer_discrete=True)``.
         coords: labels of dimensions.
         dims: names of dimensions by site; by default those of plates.
         pred_dims: the same for ``predictions``.
@@ -108,15 +117,12 @@ def to_arviz(
         ImportError: without ArviZ.
         TypeError: for anything but an SVI and its result, and arguments the model cannot take.
         ValueError: for a model that observes nothing at these arguments, or a guide whose draws
-            cannot be evaluated.
+            cannot be evaluated; with ``log_likelihood``, for observations that share discrete
+            latents; with ``infer_discrete``, for a model without any, or with some inside a scan.
     """
     convert = make_converter()
     check_count("num_samples", num_samples)
-    if not isinstance(khat, bool | KhatEstimate):
-        raise TypeError(
-            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
-            "no weights: pass all of it"
-        )
+    _check_khat(khat)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate = _draws_and_khat(fitted, num_samples, khat, key)
@@ -131,24 +137,54 @@ def to_arviz(
         posterior_predictive = draw_posterior_predictive(predict_key, model, program, samples)
     if prior is True:
         prior = draw_prior(prior_key, model, program, num_samples)
+    likelihoods = _summed_likelihoods(model, program, samples) if log_likelihood else None
     if constant_data is None:
         constant_data = find_constant_data(model, program, samples)
+    if infer_discrete:
+        samples |= _discrete_draws(key_apart(key, 3), model, program, samples)
     groups = {
         "prior": prior or None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
         "constant_data": constant_data or None,
         "predictions_constant_data": predictions_constant_data,
-        "log_likelihood": log_likelihood,
+        "log_likelihood": log_likelihood and likelihoods is None,
         "coords": coords,
         "dims": dims,
         "pred_dims": pred_dims,
         "extra_event_dims": extra_event_dims,
         "index_origin": index_origin,
     }
-    tree = convert(ConvertedFit(model, program, one_chain(samples), stats), groups)
+    seen = ConvertedFit(at_first(model, samples), program, one_chain(samples), stats)
+    tree = convert(seen, groups)
     _add_scalars(tree, result, estimate, draws, svi)
+    add_log_likelihoods(tree, likelihoods or {})
     return tree
+
+
+def _check_khat(khat: Any) -> None:
+    if not isinstance(khat, bool | KhatEstimate):
+        raise TypeError(
+            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
+            "no weights: pass all of it"
+        )
+
+
+def _summed_likelihoods(
+    model: Any, program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, np.ndarray] | None:
+    """Log likelihoods with discrete latents summed out; None where ArviZ computes them."""
+    if not has_discrete(model, program, samples):
+        return None
+    return jax.device_get(log_likelihoods(model, program, samples))
+
+
+def _discrete_draws(
+    key: Array, model: Any, program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    if not has_discrete(model, program, samples):
+        raise ValueError("infer_discrete: expected a model with discrete latents; got none")
+    return jax.device_get(draw_discrete(key, model, program, samples))
 
 
 def _draws_and_khat(

@@ -1,4 +1,4 @@
-"""ArviZ's NumPyro converters, of versions 1.x and 0.2x, for draws of a guide."""
+"""ArviZ's NumPyro converters, of versions 1.x and 0.2x, for draws of a guide and of chains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["ConvertedFit", "make_converter", "one_chain"]
+__all__ = ["ConvertedFit", "add_log_likelihoods", "make_converter", "one_chain"]
 
 INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 
@@ -43,7 +43,7 @@ def make_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         return _old_converter()
 
     class Adapter(NumPyroInferenceAdapter):
-        """Draws of a guide as one chain."""
+        """Draws as chains."""
 
         def __init__(self, fit: ConvertedFit) -> None:
             self.fit = fit
@@ -75,18 +75,20 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         raise ImportError(f"to_arviz: expected ArviZ; got none installed. {INSTALL}") from error
 
     def make(fit: ConvertedFit, groups: dict[str, Any]) -> Any:
-        count = next(iter(fit.samples.values())).shape[1]
+        num_chains, count = next(iter(fit.samples.values())).shape[:2]
 
         def samples(group_by_chain: bool = True) -> dict[str, np.ndarray]:
             if group_by_chain:
                 return fit.samples
-            return {name: value[0] for name, value in fit.samples.items()}
+            return {
+                name: value.reshape(-1, *value.shape[2:]) for name, value in fit.samples.items()
+            }
 
         # The attributes of an MCMC object that this converter reads.
         chains = SimpleNamespace(
             get_samples=samples,
             get_extra_fields=lambda group_by_chain=True: fit.stats,
-            num_chains=1,
+            num_chains=num_chains,
             num_samples=count,
             thinning=1,
             sampler=SimpleNamespace(model=fit.model),
@@ -96,6 +98,32 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         return NumPyroConverter(posterior=chains, **groups).to_inference_data()
 
     return make
+
+
+def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
+    """Add the group of log likelihoods, with the dimensions and labels of the observed data.
+
+    Args:
+        tree: what a converter made.
+        values: by observed site, leading axis of draws and then those of the batch.
+    """
+    if not values:
+        return
+    import xarray
+
+    observed = tree["observed_data"]
+    arrays = {}
+    for name, value in values.items():
+        dims = observed[name].dims[: value.ndim - 1]
+        coords = {dim: observed[dim].values for dim in dims if dim in observed.coords}
+        arrays[name] = xarray.DataArray(value[None], dims=("chain", "draw", *dims), coords=coords)
+    posterior = tree["posterior"]
+    labels = {dim: posterior[dim].values for dim in ("chain", "draw")}
+    group = xarray.Dataset(arrays, coords=labels)
+    if hasattr(tree, "add_groups"):
+        tree.add_groups(log_likelihood=group)
+    else:
+        tree["log_likelihood"] = xarray.DataTree(group)
 
 
 def one_chain(values: Any) -> Any:

@@ -24,21 +24,16 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._tracing.layout import Site, coordinate_names
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
-from numpyro_kscore.diagnostics._chains import Density
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
-from numpyro_kscore.diagnostics._draws import (
-    check_mostly_finite,
-    draw_fitted,
-    fitted_guide,
-    log_joint_and_score,
-)
+from numpyro_kscore.diagnostics._fitted import check_mostly_finite, draw_fitted, fitted_guide
 from numpyro_kscore.diagnostics._messages import advise, describe
 from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
 from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
+from numpyro_kscore.diagnostics._tall import ModelDensity, model_density
 
 __all__ = [
     "Diagnosis",
@@ -174,7 +169,7 @@ def diagnose(
     samples = np.asarray(draw_fitted(fitted, num_samples, key_apart(key, 1)))
     finite = np.isfinite(samples).all(axis=1)
     check_mostly_finite(int(finite.sum()), num_samples)
-    density = log_joint_and_score(fitted, key)
+    density = model_density(fitted, key)
     num_lost = int(num_samples - finite.sum())
     diagnosis = examine(samples[finite], density, fitted.layout.sites, key, num_lost)
     if verbose:
@@ -183,33 +178,39 @@ def diagnose(
 
 
 def examine(
-    samples: np.ndarray, density: Density, sites: Sequence[Site], key: Array, num_lost: int = 0
+    samples: np.ndarray,
+    density: ModelDensity,
+    sites: Sequence[Site],
+    key: Array,
+    num_lost: int = 0,
 ) -> Diagnosis:
     """:func:`diagnose` of draws (n, d).
 
     Args:
         samples: independent draws of a guide in unconstrained coordinates, finite.
-        density: a point (d,) to the model's log density and score.
+        density: of the model.
         sites: the latents that the coordinates belong to.
         key: random key.
         num_lost: draws that were left out.
     """
     points = jnp.asarray(samples)
     frame = make_frame(points)
-    walk = Walk(density, frame, points, key_apart(key, 2))
+    walk = Walk(density.evaluate, frame, points, key_apart(key, 2))
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
     check_mostly_finite(int(finite.sum()), len(values))
     modes = UNSEARCHED
     for num_windows in LOOKS:
         walk.prolong(num_windows)
-        movement = walk.movement()
+        movement = _widened(walk.movement(), density)
         if modes == UNSEARCHED and _is_near(movement):
             mode_key = key_apart(key, 3)
-            modes = find_modes(density, frame, samples, values[finite], walk.state, sites, mode_key)
+            modes = find_modes(
+                density.evaluate, frame, samples, values[finite], walk.state, sites, mode_key
+            )
         if modes.num_missed or judge(movement) != "cannot tell":
             break
-    names = _names(sites)
+    names = coordinate_names(sites)
     num_lost += int(len(values) - finite.sum())
     verdict, findings = decide(movement, modes, num_lost, names)
     return Diagnosis(
@@ -224,18 +225,17 @@ def examine(
     )
 
 
+def _widened(movement: Movement, density: ModelDensity) -> Movement:
+    """With the errors of moments that an error of the density makes."""
+    return movement._replace(
+        shift_error=np.hypot(movement.shift_error, density.shift),
+        ratio_error=np.hypot(movement.ratio_error, density.width),
+    )
+
+
 def _is_near(movement: Movement) -> bool:
     """Whether a guide is near enough to a mode to ask for others."""
     ratio, (low, high) = movement.ratio, NEAR_RATIOS
     return bool(
         np.all(np.abs(movement.shift) < NEAR_SHIFT) and np.all((low < ratio) & (ratio < high))
-    )
-
-
-def _names(sites: Sequence[Site]) -> tuple[str, ...]:
-    """Names of all coordinates."""
-    return tuple(
-        site.name + (f"[{','.join(map(str, index))}]" if index else "")
-        for site in sites
-        for index in np.ndindex(site.shape)
     )

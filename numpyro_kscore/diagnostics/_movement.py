@@ -27,7 +27,7 @@ from numpyro_kscore.diagnostics._chains import (
 )
 from numpyro_kscore.estimators._coordinates import whiten_samples
 
-__all__ = ["NUM_CHAINS", "Movement", "Walk", "make_frame"]
+__all__ = ["NUM_CHAINS", "Movement", "Walk", "make_frame", "start_state"]
 
 NUM_CHAINS = 512
 # Acceptance below which the step size goes on to adapt.

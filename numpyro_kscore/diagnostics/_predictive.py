@@ -17,10 +17,17 @@ from numpyro.primitives import Messenger
 
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["draw_posterior_predictive", "draw_prior", "find_constant_data"]
+__all__ = [
+    "at_first",
+    "draw_posterior_predictive",
+    "draw_prior",
+    "find_constant_data",
+    "is_data",
+    "sites_at_first",
+]
 
 
-def _is_data(site: dict[str, Any]) -> bool:
+def is_data(site: dict[str, Any]) -> bool:
     """Whether a site is observed and has a distribution to draw from, unlike a factor."""
     is_observed = site["type"] == "sample" and site["is_observed"]
     return bool(is_observed and not isinstance(site["fn"], dist.Unit))
@@ -31,7 +38,7 @@ class _Unobserved(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Remove the value of an observed site; factors keep theirs, they have no draws."""
-        if _is_data(msg):
+        if is_data(msg):
             msg["is_observed"], msg["value"] = False, None
 
 
@@ -53,21 +60,25 @@ def draw_prior(
         ) from error
 
 
-def _at_first(
+def at_first(model: Callable[..., Any], samples: dict[str, np.ndarray]) -> Callable[..., Any]:
+    """The model at the first of the samples: at a draw of the prior it need not be valid."""
+    # JAX arrays, because NumPyro's `scan` indexes substituted values by a traced integer.
+    return substitute(model, data={name: jnp.asarray(v[0]) for name, v in samples.items()})
+
+
+def sites_at_first(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
-    """Sites of the model at the first of the samples."""
-    # JAX arrays, because NumPyro's `scan` indexes substituted values by a traced integer.
-    given = substitute(model, data={name: jnp.asarray(v[0]) for name, v in samples.items()})
-    return trace(seed(given, key)).get_trace(*program.args, **program.kwargs)
+    given = seed(at_first(model, samples), key)
+    return trace(given).get_trace(*program.args, **program.kwargs)
 
 
 def draw_posterior_predictive(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Draws of the observed sites, one for each of the samples."""
-    sites = _at_first(key, model, program, samples)
-    observed = [name for name, site in sites.items() if _is_data(site)]
+    sites = sites_at_first(key, model, program, samples)
+    observed = [name for name, site in sites.items() if is_data(site)]
     predictive = Predictive(_Unobserved(model), samples, return_sites=observed)
     return predictive(key, *program.args, **program.kwargs)
 
@@ -76,7 +87,7 @@ def find_constant_data(
     model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Arrays among the model's arguments that are not observed values, by argument name."""
-    sites = _at_first(jax.random.key(0), model, program, samples)
+    sites = sites_at_first(jax.random.key(0), model, program, samples)
     observed = [
         np.asarray(site["value"])
         for site in sites.values()

@@ -15,6 +15,7 @@ from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide
 from numpyro_kscore._tracing.layout import Site
 from numpyro_kscore.diagnostics._diagnose import examine
 from numpyro_kscore.diagnostics._modes import far_points
+from numpyro_kscore.diagnostics._tall import ModelDensity
 
 KEY = random.key(0)
 SITES = (Site("z", (2,), 0, ()),)
@@ -52,7 +53,7 @@ def test_a_gaussian_guide_of_a_stiff_valley(scale, shift, verdict, codes):
     """What is reported is within four standard errors of what was done to the guide."""
     z = noise() * np.asarray(scale)
     z[:, 0] += shift
-    found = examine((z @ ROOT.T).astype(np.float32), valley, SITES, KEY)
+    found = examine((z @ ROOT.T).astype(np.float32), ModelDensity(valley), SITES, KEY)
     assert found.verdict == verdict
     assert found.codes == codes
     assert found.modes.num_missed == 0
@@ -67,7 +68,7 @@ def test_a_gaussian_guide_of_a_stiff_valley(scale, shift, verdict, codes):
 
 def test_one_of_two_equal_modes():
     x = noise().astype(np.float32)
-    found = examine(x + 4.0, pair, SITES, KEY)
+    found = examine(x + 4.0, ModelDensity(pair), SITES, KEY)
     assert found.verdict == "bad"
     assert found.codes == ("mode missed",)
     assert found.modes.num_missed == 1
@@ -75,7 +76,7 @@ def test_one_of_two_equal_modes():
     np.testing.assert_allclose(found.modes.share, 0.5, atol=4 * 512**-0.5 / 4)
     # With both modes nothing is missed; chains seldom get from one to the other, and say so.
     sides = np.where(np.arange(len(x)) % 2, 4.0, -4.0)[:, None].astype(np.float32)
-    both = examine(x + sides, pair, SITES, KEY)
+    both = examine(x + sides, ModelDensity(pair), SITES, KEY)
     assert both.modes.num_missed == 0
     assert both.verdict == "cannot tell"
 

@@ -94,12 +94,3 @@ def test_wrong_objects_are_named():
         evaluate_guide(model, result, DATA)
     with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
         evaluate_guide(svi, result.params, DATA)
-
-    def subsampled(data, sd=0.5):
-        z = numpyro.sample("z", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
-        with numpyro.plate("rows", 2, subsample_size=1):
-            numpyro.sample("y", dist.Normal(z[0], sd), obs=data[:1])
-
-    part = SVI(subsampled, implicit_guide, optax.adam(1e-2), ImplicitELBO())
-    with pytest.raises(ValueError, match="expected whole plates; got 'rows', which draws 1 of 2"):
-        evaluate_guide(part, result, DATA)

@@ -53,7 +53,7 @@ def test_the_search_goes_on_while_either_signal_falls():
     progress = follow(np.full(100, 0.5), 100 - np.arange(100.0))
     assert (progress.cause, progress.settle_from, progress.settle_length) == ("budget", 40, 60)
     assert progress.phase == "done"
-    ending = conclude(progress, RULE, interrupted=False)
+    ending = conclude(progress, RULE)
     assert (ending.cause, ending.doubt, ending.converged) == ("budget", "", False)
     reason, advice = describe(ending)
     assert "still improving when it had to settle to end in 1000 steps" in reason
@@ -152,7 +152,7 @@ def test_a_run_away_is_called_and_the_state_before_it_kept():
         if progress.phase == "done":
             break
     assert (progress.cause, progress.best, len(progress.looks)) == ("runaway", 3, 7)
-    assert "ran away: by step 70" in describe(conclude(progress, RULE, interrupted=False))[0]
+    assert "ran away: by step 70" in describe(conclude(progress, RULE))[0]
     # A guide that starts narrow grows too, and the density at it falls, but so does the loss.
     progress = Progress()
     for k in range(8):
@@ -173,7 +173,7 @@ def test_a_doubtful_end_is_reported(smoothed, error, doubt, words):
     progress = Progress()
     while progress.phase != "done":
         progress = advance(progress, looks[0], RULE)
-    ending = conclude(progress, RULE, interrupted=False)
+    ending = conclude(progress, RULE)
     assert (ending.cause, ending.doubt, ending.converged) == ("plateau", doubt, True)
     reason, advice = describe(ending)
     assert bool(advice) == bool(doubt)
@@ -184,7 +184,7 @@ def test_an_interrupted_fit_has_no_other_reason():
     """With looks and without."""
     for looks in ((), (Look(1.0, 0.01, 0.0, 0.1, 0, 1, 0, 0),)):
         progress = Progress(looks=looks, cause="plateau", recoveries=1)
-        ending = conclude(progress, RULE, interrupted=True)
+        ending = conclude(progress, RULE, "interrupted")
         assert (ending.cause, ending.doubt, ending.converged) == ("interrupted", "", False)
         assert describe(ending) == (f"interrupted after {10 * len(looks)} steps", "")
 

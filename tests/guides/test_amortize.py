@@ -17,7 +17,7 @@ from numpyro_kscore._guides.newton import find_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._tracing.coordinates import log_density_at
 from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.program import inspect_program, program_of
+from numpyro_kscore._tracing.program import inspect_program, objective_program
 from support.compiling import quick_jit
 
 KEY = random.key(0)
@@ -290,7 +290,7 @@ def observations_drawn(seen):
         (dense, "seen", r"amortize: expected plates.*that have latents in them; got 'seen'"),
         (walk, "rows", r"amortize: expected rows of 'rows' that are independent.*depend on each"),
         (crossed, ("rows", "columns"), r"amortize: expected rows of 'rows' that are independent"),
-        (discrete, "rows", r"expected continuous latent sites; got discrete \['kind'\]"),
+        (discrete, "rows", r"amortize: expected a model without discrete latents; got \['kind'\]"),
         (nothing_shared, "rows", r"amortize: expected latents outside of the amortized plates"),
         (observations_drawn, "rows", r"amortize: expected all data of a row.*\['seen'\]"),
     ],
@@ -317,7 +317,7 @@ def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
     narrow = {**params, "auto_scale": jnp.full(2, 0.01)}
 
     changed = {**narrow, "auto_rows_layers": params["auto_rows_layers"] + 0.05}
-    program = program_of(changed, dense, guide, (SEEN, 4), {})
+    program = objective_program(changed, dense, guide, (SEEN, 4), {})
     layout = inspect_program(KEY, program)
 
     @quick_jit

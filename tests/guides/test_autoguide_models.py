@@ -106,14 +106,24 @@ def test_improper_priors():
     assert abs(np.mean(draws["width"]) - 2.0) < 0.2
 
 
-def test_discrete_latents_are_refused_before_numpyro_would_enumerate_them():
+def test_discrete_latents_are_summed_out():
     def model():
-        kind = numpyro.sample(
-            "kind", dist.Categorical(jnp.ones(3) / 3), infer={"enumerate": "parallel"}
-        )
-        numpyro.sample("x", dist.Normal(kind, 1.0))
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+        kind = numpyro.sample("kind", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(x + kind, 1.0), obs=0.5)
 
-    with pytest.raises(ValueError, match=r"AutoImplicit: expected continuous.*discrete \['kind'\]"):
+    # NumPyro's own, as NUTS gives it.
+    with pytest.warns(FutureWarning, match="automatically enumerate.*kind"):
+        guide, svi, state, params = initialized(model)
+    assert np.isfinite(quick_jit(svi.evaluate)(state))
+    assert set(guide.sample_posterior(KEY, params, sample_shape=(2,))) == {"x"}
+
+
+def test_discrete_latents_without_a_last_value_are_refused():
+    def model():
+        numpyro.sample("count", dist.Poisson(numpyro.sample("x", dist.LogNormal(0.0, 1.0))))
+
+    with pytest.raises(ValueError, match="AutoImplicit: expected discrete.*'count' from Poisson"):
         initialized(model)
 
 
@@ -123,15 +133,30 @@ def test_masked_latents_are_refused():
         with numpyro.plate("rows", 2):
             numpyro.sample("y", dist.Normal(0.0, 1.0), obs=jnp.ones(2), obs_mask=seen)
 
-    with pytest.raises(ValueError, match=r"without a mask; got \['y_unobserved'\].*of its own"):
+    with pytest.raises(ValueError, match=r"got \['y_unobserved'\] under.*of its own"):
         initialized(model)
+
+
+def test_a_density_of_ones_own_is_a_factor_at_a_masked_latent():
+    mean = jnp.array([3.0, -2.0])
+
+    def model():
+        x = numpyro.sample("x", dist.Normal(0.0, 1.0).expand([2]).to_event(1).mask(False))
+        numpyro.factor("own", dist.Normal(mean, 0.5).log_prob(x).sum())
+
+    guide = AutoImplicit(model)
+    guide.set_up(KEY)
+    # The Gaussian of the factor alone; the mask hides that of the site.
+    np.testing.assert_allclose(guide.start.gaussian.mean, mean, atol=1e-3)
+    factor = guide.start.gaussian.factor
+    np.testing.assert_allclose(factor @ factor.T, 0.25 * np.eye(2), atol=1e-3)
 
 
 def test_models_without_latents_are_refused():
     def model():
         numpyro.sample("x", dist.Normal(0.0, 1.0), obs=0.3)
 
-    with pytest.raises(ValueError, match="model: expected at least one latent sample site; got"):
+    with pytest.raises(ValueError, match="model: expected at least one continuous latent"):
         initialized(model)
 
 

@@ -15,7 +15,7 @@ RUN_TIME = {"jax", "numpy", "numpyro"}
 MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_FLOORS = 12
-MOST_NAMES = 25
+MOST_NAMES = 30
 
 
 def module_name(path: Path) -> str:

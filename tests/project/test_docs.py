@@ -32,8 +32,11 @@ PUBLIC = ["numpyro_kscore"] + [
     if inspect.ismodule(getattr(numpyro_kscore, name))
 ]
 # What the reference documents although nobody imports it: an entry of FitInfo.trace, and what
-# warm_start returns.
-RECEIVED = {"numpyro_kscore._fit.stopping.Look", "numpyro_kscore._starts.warm_start.WarmStart"}
+# initial_gaussian returns.
+RECEIVED = {
+    "numpyro_kscore._fit.stopping.Look",
+    "numpyro_kscore._starts.initial_gaussian.InitialGaussian",
+}
 # What pages import although it may change: the count of operations on the page about devices.
 INTERNAL = {"numpyro_kscore.kernels._gram"}
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.speed import gram, growth, large_n, measuring, precision, solving
+from benchmarks.speed import gram, growth, large_n, measuring, out_of_core, precision, solving
 from numpyro_kscore.kernels import CurlFree
 from numpyro_kscore.kernels._gram import make_gram
 from numpyro_kscore.kernels._pairwise import squared_distances
@@ -68,3 +68,18 @@ def test_times_and_tables(tmp_path, capsys):
     with path.open(newline="") as file:
         assert list(csv.reader(file)) == [["a", "b", "c"], ["1.23", "x", ""], ["", "", "12346"]]
     assert "1.23 | x" in capsys.readouterr().out
+
+
+def test_the_reference_of_data_in_a_file(tmp_path):
+    """It is where the gradient vanishes; blocks are the rows of the file, and are written once."""
+    path = out_of_core.write_data(tmp_path, 3_000)
+    rows = np.concatenate(list(out_of_core.blocks(path, 1_000)))
+    assert rows.shape == (3_000, out_of_core.DIM + 1)
+    found = out_of_core.reference(path)
+    x, y = rows[:, :-1].astype(float), rows[:, -1]
+    p = 1 / (1 + np.exp(-x @ found.mean))
+    np.testing.assert_allclose(x.T @ (y - p), found.mean, atol=1e-6)
+    curvature = (x * (p * (1 - p))[:, None]).T @ x + np.eye(out_of_core.DIM)
+    np.testing.assert_allclose(found.sd**2, np.diag(np.linalg.inv(curvature)), rtol=1e-9)
+    written = path.stat().st_mtime_ns
+    assert out_of_core.write_data(tmp_path, 3_000).stat().st_mtime_ns == written

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
-from numpyro_kscore import AutoImplicit, warm_start
+from numpyro_kscore import AutoImplicit, initial_gaussian
 from numpyro_kscore._starts.couplings import Couplings, coupled, rates_by_regression
 
 DIM = 6
@@ -98,7 +98,7 @@ def test_a_non_centered_model_with_informative_data_is_centered(guide):
 def test_a_start_for_other_guides_is_one_in_unconstrained_coordinates():
     """The same model: its Gaussian must be one of the latents themselves."""
     data = jnp.array([1.5, -1.0, 2.0, -0.3, 0.9, -1.8, 0.2, -0.6])
-    start = warm_start(random.key(0), varying, data)
+    start = initial_gaussian(random.key(0), varying, data)
     flat = AutoMultivariateNormal(varying)
     svi = SVI(varying, flat, optax.adam(1e-3), Trace_ELBO(num_particles=200))
     state = svi.init(random.key(1), data, init_params=start.init_params(flat))

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.distributions import constraints
-from numpyro.infer.initialization import init_to_uniform
+from numpyro.infer.initialization import init_to_uniform, init_to_value
 from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._tracing.prototype import find_prototype
@@ -58,13 +58,31 @@ def test_one_program_is_compiled(caplog):
     assert len(finished) <= 5, finished
 
 
-def test_values_without_a_finite_density_are_refused_by_numpyro():
+def test_values_without_a_finite_density_are_refused_with_what_numpyro_found():
     def model():
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
         numpyro.factor("never", jnp.where(x < 100.0, -jnp.inf, 0.0))
 
-    with pytest.raises(RuntimeError, match="Cannot find valid initial parameters"):
+    with pytest.raises(RuntimeError, match=r"Cannot find valid.*init_to_value\(values=") as caught:
         _seen(model)
+    assert "by init_to_uniform, init_to_sample and init_to_median" in str(caught.value)
+
+
+def _far_from_zero(volume):
+    # In raw units: a likelihood that needs at least 500, under a prior that has it.
+    size = numpyro.sample("size", dist.HalfCauchy(1000.0))
+    numpyro.sample("volume", dist.Normal(jnp.sqrt(size - 500.0), 1.0), obs=volume)
+
+
+def test_draws_of_the_prior_are_tried_where_nothing_near_zero_is_valid():
+    found = _seen(_far_from_zero, 20.0)
+    assert found.latents["size"] > np.log(500.0)
+
+
+def test_a_strategy_of_the_users_is_the_only_one_tried():
+    strategy = init_to_value(values={"size": 100.0})
+    with pytest.raises(RuntimeError, match=r"by init_loc_fn \(Normal.*invalid loc"):
+        find_prototype(random.key(0), _far_from_zero, (20.0,), {}, strategy, False)
 
 
 class _Forgetful(dist.Distribution):

@@ -19,7 +19,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, warm_start
+from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, initial_gaussian
 from numpyro_kscore._starts.candidates import AtPoints
 from numpyro_kscore._starts.gaussian_start import find_gaussian
 from support.doubles import GaussianScore
@@ -52,7 +52,7 @@ def by_name(start, values):
 
 @pytest.fixture(scope="module")
 def found():
-    return warm_start(KEY, regression, YEARS, RESPONSE)
+    return initial_gaussian(KEY, regression, YEARS, RESPONSE)
 
 
 def test_a_stiff_regression_is_found(found):
@@ -178,7 +178,7 @@ def test_raw_units_do_not_send_paths_into_another_valley():
         line = mean + spread * z[group]
         numpyro.sample("times", dist.Normal(line[:, 0] + line[:, 1] * days, noise), obs=times)
 
-    start = warm_start(KEY, model)
+    start = initial_gaussian(KEY, model)
     # The mean of eight lines, whose spreads are 24 and 6, within three of its sds.
     np.testing.assert_allclose(start.locs["mean"], lines.mean(0), atol=3 * 24 / 8**0.5)
     assert np.all(np.exp(start.locs["spread"]) < 60)
@@ -252,7 +252,7 @@ def test_models_in_single_precision_are_searched_in_it():
         total = jax.lax.fori_loop(0, 2, lambda k, c: c + 0.5 * x, jnp.zeros((), jnp.float32))
         numpyro.sample("y", dist.Normal(total, 10.0), obs=1010.0)
 
-    start = warm_start(KEY, model)
+    start = initial_gaussian(KEY, model)
     # N(1000, 10²) and an observation 1010 with the same error.
     assert start.locs["x"] == pytest.approx(1005.0, abs=0.5)
     assert start.scales["x"] == pytest.approx(10 / np.sqrt(2), rel=0.02)

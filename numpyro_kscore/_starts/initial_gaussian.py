@@ -25,10 +25,10 @@ from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["WarmStart", "warm_start"]
+__all__ = ["InitialGaussian", "initial_gaussian"]
 
 
-class WarmStart(NamedTuple):
+class InitialGaussian(NamedTuple):
     """A Gaussian near a posterior, in unconstrained coordinates.
 
     Attributes:
@@ -94,14 +94,14 @@ def _value_at(site: dict[str, Any] | None = None, locs: dict[str, Array] | None 
     return None
 
 
-def warm_start(
+def initial_gaussian(
     rng_key: Array,
     model: Callable[..., Any],
     *args: Any,
     init_loc_fn: Callable[..., Any] = init_to_uniform,
     forward_mode_differentiation: bool = False,
     **kwargs: Any,
-) -> WarmStart:
+) -> InitialGaussian:
     """Find a Gaussian near the posterior of a model.
 
     Four quasi-Newton paths lead to modes; of the Gaussians along them, with the inverse Hessians
@@ -111,7 +111,7 @@ def warm_start(
 
     Args:
         rng_key: random key.
-        model: a NumPyro model with continuous latents.
+        model: a NumPyro model; its discrete latents are summed out.
         *args: arguments of the model.
         init_loc_fn: where the first path starts, one of NumPyro's initialization strategies.
         forward_mode_differentiation: differentiate in forward mode, for models with ``while_loop``.
@@ -123,8 +123,10 @@ def warm_start(
 
     Raises:
         TypeError: for anything but a random key.
-        ValueError: if the model has no latents, discrete ones, or no finite density at its initial
+        ValueError: if the model has no continuous latents, or no finite density at its initial
             values.
+        RuntimeError: by NumPyro, for discrete latents that cannot be summed out.
+        ImportError: by NumPyro, for discrete latents without funsor.
 
     Cost: 2000 to 5000 gradients of the model in up to ten dimensions, some 60000 in a hundred, in
     double precision where the model allows it.
@@ -133,7 +135,7 @@ def warm_start(
     Example::
 
         guide = AutoMultivariateNormal(model)
-        start = warm_start(random.key(0), model, data)
+        start = initial_gaussian(random.key(0), model, data)
         svi = SVI(model, guide, optax.adam(1e-3), Trace_ELBO())
         result = svi.run(random.key(1), 1_000, data, init_params=start.init_params(guide))
     """
@@ -141,7 +143,7 @@ def warm_start(
     forward = forward_mode_differentiation
     latents = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward).latents
     if not latents:
-        raise ValueError("model: expected at least one latent sample site; got none")
+        raise ValueError("model: expected at least one continuous latent sample site; got none")
     found = find_start(model, args, kwargs, latents, forward, plain=True)
     if found is None:
         raise ValueError(
@@ -150,7 +152,7 @@ def warm_start(
         )
     sizes = {name: np.shape(value) for name, value in latents.items()}
     mean, factor = (jnp.asarray(a, jnp.result_type(float)) for a in found.gaussian)
-    return WarmStart(
+    return InitialGaussian(
         unravel(mean, sizes),
         unravel(jnp.linalg.norm(factor, axis=1), sizes),
         mean,

@@ -1,0 +1,179 @@
+"""Fitted guides as files that need neither their model nor its data.
+
+A file is a zip archive: what the guide draws, as a JSON text, and the program that draws it, with
+the fitted parameters inside, as ``jax.export`` writes it. Nothing in it is executed as Python.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, export
+from numpyro.infer import SVI
+
+from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore.diagnostics._fitted import (
+    BATCH,
+    FittedGuide,
+    constrain,
+    draw_fitted,
+    fitted_guide,
+)
+
+__all__ = ["PortableGuide", "load_guide", "save_guide"]
+
+# Raised when a file of one version cannot be read by the code of another.
+FORMAT = 1
+# Devices that the program is written for.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+HEADER, PROGRAM = "guide.json", "guide.stablehlo"
+INSTALL = (
+    "save_guide, load_guide: expected flatbuffers, in which JAX writes programs; got none "
+    'installed. Run: pip install "numpyro-kscore[portable]"'
+)
+
+
+class PortableGuide(NamedTuple):
+    """A fitted guide without its model.
+
+    Attributes:
+        sites: shape and dtype of one draw of every latent and deterministic site, by name.
+        batch: number of draws that the program makes at once.
+        program: compiled at its first call, from the words of a random key to draws.
+    """
+
+    sites: dict[str, jax.ShapeDtypeStruct]
+    batch: int
+    program: Callable[[Array], dict[str, Array]]
+
+    def sample_posterior(
+        self, rng_key: Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Array]:
+        """Draws of the latent and deterministic sites, with leading dimensions ``sample_shape``.
+
+        Args:
+            rng_key: random key of JAX's default kind, ``threefry2x32``.
+            sample_shape: leading dimensions.
+
+        Raises:
+            TypeError: for anything but such a key.
+
+        Cost: draws are made in batches, so a few take as long as 256.
+        """
+        check_key(rng_key)
+        count = math.prod(sample_shape)
+        words = [_words(key_apart(rng_key, k)) for k in range(-(-count // self.batch))]
+        found = [self.program(two) for two in words]
+        joined = jax.tree.map(lambda *parts: jnp.concatenate(parts)[:count], *found)
+        return {
+            name: joined[name].reshape(*sample_shape, *site.shape)
+            for name, site in self.sites.items()
+        }
+
+
+def _words(key: Array) -> Array:
+    """The two words of a key."""
+    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    if words.shape != (2,):
+        raise TypeError(
+            "rng_key: expected one key of two words, as jax.random.key(0, impl='threefry2x32') "
+            f"makes; got shape {words.shape}"
+        )
+    return words
+
+
+def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: Any) -> Path:
+    """Write a fitted guide to a file that draws without its model and without pickle.
+
+    Args:
+        path: of the file, which is replaced if it exists.
+        svi: model and guide; the loss may be any.
+        result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
+        *args: arguments of the model, as in the fit.
+        **kwargs: keyword arguments of the model.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
+        ValueError: see there.
+        ImportError: without flatbuffers.
+
+    The file has the parameters, and of the data only what draws are computed from, such as the
+    bounds of a support or the features behind a deterministic site.
+    """
+    fitted = fitted_guide(svi, result, args, kwargs, jax.random.key(0))
+    words = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    exported = export.export(jax.jit(partial(_draw, fitted)), platforms=PLATFORMS)(words)
+    try:
+        program = bytes(exported.serialize())
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    drawn = jax.eval_shape(partial(_draw, fitted), words)
+    header = {
+        "format": FORMAT,
+        "jax": jax.__version__,
+        "batch": BATCH,
+        "sites": {name: [site.shape[1:], site.dtype.name] for name, site in drawn.items()},
+    }
+    target = Path(path)
+    # Written under another name and renamed, so that no half-written file is left.
+    part = target.with_name(target.name + ".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(HEADER, json.dumps(header, indent=1))
+        archive.writestr(PROGRAM, program)
+    return part.replace(target)
+
+
+def _draw(fitted: FittedGuide, words: Array) -> dict[str, Array]:
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return constrain(fitted.program, fitted.layout, draw_fitted(fitted, BATCH, key))
+
+
+def load_guide(path: str | Path) -> PortableGuide:
+    """Read a guide that :func:`save_guide` wrote.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The guide, which draws by :meth:`PortableGuide.sample_posterior`.
+
+    Raises:
+        ValueError: for another file, or one of a version that is not known here.
+        ImportError: without flatbuffers.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"path: expected a file that save_guide wrote; got {path}")
+    with zipfile.ZipFile(path) as archive:
+        if HEADER not in archive.namelist():
+            raise ValueError(f"path: expected {HEADER} in a file of save_guide; got none in {path}")
+        header = json.loads(archive.read(HEADER))
+        if header["format"] != FORMAT:
+            raise ValueError(
+                f"path: expected format {FORMAT}; got {header['format']} in {path}. Read it with "
+                "the version of numpyro-kscore that wrote it, or save it anew"
+            )
+        try:
+            exported = export.deserialize(bytearray(archive.read(PROGRAM)))
+        except ImportError as error:
+            raise ImportError(INSTALL) from error
+        except Exception as error:
+            raise ValueError(
+                f"path: expected a program that JAX {jax.__version__} reads; got one by JAX "
+                f"{header['jax']} in {path} ({error}). Install that version, or save it anew"
+            ) from error
+    sites = {
+        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
+        for name, (shape, dtype) in header["sites"].items()
+    }
+    return PortableGuide(sites, header["batch"], jax.jit(exported.call))

@@ -1,0 +1,170 @@
+"""Discrete latents of a fitted model: their posterior, and likelihoods with them summed out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpyro.handlers import seed, substitute, trace
+from numpyro.infer import Predictive
+
+from numpyro_kscore._tracing.dependencies import is_enumerated
+from numpyro_kscore._tracing.enumeration import (
+    PREVIOUS,
+    Factors,
+    enumerated_factors,
+)
+from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore.diagnostics._predictive import is_data, sites_at_first
+
+__all__ = ["draw_discrete", "has_discrete", "log_likelihoods"]
+
+# Draws evaluated at once.
+BATCH = 64
+
+
+def has_discrete(
+    model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
+) -> bool:
+    """Whether the model has discrete latents, which are summed out.
+
+    Args:
+        model: the model, with its parameters.
+        program: its arguments.
+        samples: values of its continuous latents, leading axis n.
+    """
+    sites = sites_at_first(jax.random.key(0), model, program, samples)
+    return any(is_enumerated(site) for site in sites.values())
+
+
+def draw_discrete(
+    key: Array, model: Callable[..., Any], program: Program, samples: dict[str, Any]
+) -> dict[str, Any]:
+    """Discrete latents given data and continuous ones, one draw for each of the samples.
+
+    Deterministic sites that are computed from discrete ones are returned, too.
+
+    Args:
+        key: random key.
+        model: the model, with its parameters.
+        program: its arguments.
+        samples: values of its continuous latents and of what is computed from them, leading axis n.
+
+    Raises:
+        ValueError: for discrete latents inside a scan.
+
+    Source: numpyro.contrib.funsor.infer_discrete; in loops over ``markov`` it filters forward and
+    samples backward.
+    """
+    sites = sites_at_first(jax.random.key(0), model, program, samples)
+    discrete = [name for name, site in sites.items() if is_enumerated(site)]
+    in_scan = [name for name in discrete if sites[name].get("_control_flow_done", False)]
+    if in_scan:
+        raise ValueError(
+            f"infer_discrete: expected discrete latents outside of scan; got {in_scan}, whose "
+            "posterior NumPyro cannot draw. Write the chain as a loop over "
+            "numpyro.contrib.funsor.markov"
+        )
+    samples = {name: jnp.asarray(value) for name, value in samples.items()}
+    infer = Predictive(model, samples, infer_discrete=True, return_sites=discrete)
+    with warnings.catch_warnings():
+        # funsor asks for double precision, whatever the model's.
+        warnings.filterwarnings("ignore", "Explicitly requested dtype float64", UserWarning)
+        drawn = infer(key, *program.args, **program.kwargs)
+    computed = [
+        name
+        for name, site in sites.items()
+        if site["type"] == "deterministic" and name not in samples
+    ]
+    if not computed:
+        return drawn
+    both = Predictive(model, {**samples, **drawn}, return_sites=computed)
+    return drawn | both(key, *program.args, **program.kwargs)
+
+
+def log_likelihoods(
+    model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Log likelihoods of single observations, with their own discrete latents summed out.
+
+    Args:
+        model: the model, with its parameters.
+        program: its arguments.
+        samples: values of its continuous latents, leading axis n.
+
+    Returns:
+        By observed site, (n,) + its batch shape.
+
+    Raises:
+        ValueError: for observations that share a discrete latent, as those of a Markov chain do:
+            one has no likelihood that the others do not enter.
+    """
+    args, kwargs = program.args, program.kwargs
+
+    def one(values: dict[str, Array]) -> dict[str, Array]:
+        given = seed(substitute(model, data=values), jax.random.key(0))
+        sites = trace(given).get_trace(*args, **kwargs)
+        factors = enumerated_factors(given, args, kwargs, sites)
+        return {n: _log_likelihood(n, sites, factors) for n, s in sites.items() if is_data(s)}
+
+    values = {name: jnp.asarray(value) for name, value in samples.items()}
+    return quick_jit(partial(lax.map, one, batch_size=BATCH))(values)
+
+
+def _log_likelihood(name: str, sites: dict[str, Any], factors: Factors) -> Array:
+    """Of the elements of one observed site, of its batch shape."""
+    import funsor
+
+    site, frames = sites[name], sites[name]["cond_indep_stack"]
+    members, values = _connected(name, factors)
+    if f"{PREVIOUS}{name}" in factors.by_site:
+        _refuse(name, "is in a scan with others")
+    if not values:
+        return site["fn"].log_prob(site["value"])
+    own = {frame.name for frame in frames}
+    for other in members:
+        is_other = other != name and sites[other]["is_observed"]
+        if is_other or {frame.name for frame in sites[other]["cond_indep_stack"]} != own:
+            _refuse(name, f"shares {sorted(values)} with others by '{other}'")
+
+    def summed(names: list[str]) -> Any:
+        with funsor.interpretations.lazy:
+            found = funsor.sum_product.sum_product(
+                funsor.ops.logaddexp,
+                funsor.ops.add,
+                [factors.by_site[n] for n in names],
+                eliminate=values,
+            )
+        return funsor.optimizer.apply_optimizer(found)
+
+    # Given continuous latents that depend on the same values, whose densities are in both.
+    ratio = summed(members) - summed([n for n in members if n != name])
+    array = funsor.to_data(ratio, name_to_dim={frame.name: frame.dim for frame in frames})
+    return jnp.broadcast_to(array, site["fn"].batch_shape)
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    raise ValueError(
+        f"log_likelihood: expected observations with discrete latents of their own; got '{name}', "
+        f"which {reason}. One observation then has no likelihood that the others do not enter: "
+        "leave log_likelihood out, or compare whole units, such as series, by hand"
+    )
+
+
+def _connected(name: str, factors: Factors) -> tuple[list[str], frozenset[str]]:
+    """The factors that are connected with one by discrete latents, and those latents."""
+    members, values = [name], frozenset[str]()
+    while True:
+        inputs = (factors.by_site[n].inputs for n in members if n in factors.by_site)
+        found = factors.summed & frozenset[str]().union(*inputs)
+        if found == values:
+            return members, values
+        values = found
+        members = [n for n, f in factors.by_site.items() if values & frozenset(f.inputs)]

@@ -1,0 +1,186 @@
+"""A fitted guide with its model: checks, draws, log density and constrained values."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import Array, lax
+from numpyro import handlers
+from numpyro.infer import SVI
+
+from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
+from numpyro_kscore._tracing.coreset import TallPlate, tall_plate
+from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
+from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._tracing.particles import at_source, draw_particle, draw_sources, with_shared
+from numpyro_kscore._tracing.program import Program, inspect_program, is_subsampled, trace_both
+from numpyro_kscore._tracing.subsampling import whole_plates, with_all_rows
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = [
+    "BATCH",
+    "FittedGuide",
+    "check_mostly_finite",
+    "constrain",
+    "draw_fitted",
+    "fitted_guide",
+    "log_joint_and_score",
+]
+
+# Draws evaluated at once.
+BATCH = 256
+
+
+class FittedGuide(NamedTuple):
+    """A guide and its model at the fitted parameters.
+
+    Attributes:
+        program: both, with arguments and parameters.
+        layout: the layout of their latents.
+        forward_mode: whether the model is differentiated in forward mode.
+        tall: the plate of many rows that the model could subsample, if it has one.
+    """
+
+    program: Program
+    layout: Layout
+    forward_mode: bool
+    tall: TallPlate | None = None
+
+
+def fitted_guide(
+    svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Array
+) -> FittedGuide:
+    """Guide and model at the fitted parameters, checked.
+
+    Raises:
+        TypeError: for anything but an ``SVI`` and its result, and arguments the model cannot take.
+        ValueError: if the model has latents that the guide does not draw, or is handed some rows of
+            a plate, and for guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
+    """
+    if not isinstance(svi, SVI):
+        raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    if not hasattr(result, "params") or not hasattr(result, "state"):
+        raise TypeError(
+            f"result: expected what svi.run or fit returns; got {type(result).__name__}. "
+            "svi.update returns a state: wrap it as SVIRunResult(svi.get_params(state), state, "
+            "losses)"
+        )
+    kwargs = {**kwargs, **svi.static_kwargs}
+    try:
+        inspect.signature(svi.model).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"args: expected the arguments the guide was fitted with; got {len(args)} positional "
+            f"and {sorted(kwargs)} ({error}). Pass the data as to svi.run"
+        ) from error
+    params = {**result.params, **(getattr(result.state, "mutable_state", None) or {})}
+    program = Program(params, svi.model, svi.guide, args, kwargs, {})
+    trace = _trace_checked(program)
+    program = _of_all_rows(program, trace)
+    forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
+    layout = inspect_program(key, program)
+    tall = tall_plate(svi.model, trace)
+    return FittedGuide(with_shared(key, program, layout), layout, forward, tall)
+
+
+def _trace_checked(program: Program) -> dict[str, Any]:
+    """The sites of the model, all of whose latents the guide must draw."""
+    seen: dict[str, Any] = {}
+    missing: list[str] = []
+
+    def run(key: Array) -> None:
+        # At draws of the guide, since an improper prior has none.
+        traces = trace_both(key, program)
+        seen.update(traces.model)
+        sites = traces.model.values()
+        # Without data a discrete site would be summed out, and tell nothing.
+        is_blind = not any(site["type"] == "sample" and site["is_observed"] for site in sites)
+        drawn = (s["name"] for s in sites if is_latent(s) or (is_blind and is_enumerated(s)))
+        missing.extend(name for name in drawn if name not in traces.guide)
+
+    jax.eval_shape(run, jax.random.key(0))
+    if missing:
+        raise ValueError(
+            f"model: expected data at {missing}, which the guide does not draw; got none. Pass the "
+            "data the guide was fitted to, not None"
+        )
+    return seen
+
+
+def _of_all_rows(program: Program, trace: dict[str, Any]) -> Program:
+    """Guide and model with all rows of the plates that they subsample."""
+    drawn = [
+        name for name, site in trace.items() if site["type"] == "plate" and is_subsampled(site)
+    ]
+    if not drawn:
+        return program
+    model = whole_plates(program.model, program.args, program.kwargs)
+    if model is program.model:
+        size, number = trace[drawn[0]]["args"]
+        raise ValueError(
+            f"model: expected one that takes its rows by the indices of the plate '{drawn[0]}'; "
+            f"got one that draws {number} of {size} and is given no others. A random subset has "
+            "another posterior: pass all data, with subsample_size=None"
+        )
+    return program._replace(model=model, guide=with_all_rows(program.guide))
+
+
+def check_mostly_finite(num_finite: int, num_samples: int) -> None:
+    """Raise ``FloatingPointError`` if fewer than half of some draws are finite."""
+    if 2 * num_finite < num_samples:
+        raise FloatingPointError(
+            f"guide: expected finite draws, densities and scores; got them at {num_finite} of "
+            f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
+            "density vanishes where the guide is"
+        )
+
+
+def draw_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> Array:
+    """Draws of a guide alone, in unconstrained coordinates, (num_samples, d), finite or not."""
+
+    @quick_jit
+    def run(key: Array) -> Array:
+        # Whole batches: a rest would be compiled as a program of its own.
+        shape = (-(-num_samples // BATCH), BATCH)
+        sources = draw_sources(key, fitted.program, fitted.layout, shape)
+        draw = at_source(draw_particle, key, fitted.program, fitted.layout)
+        return lax.map(jax.vmap(lambda source: draw(source).flat), sources)
+
+    return run(key).reshape(-1, fitted.layout.size)[:num_samples]
+
+
+def log_joint_and_score(fitted: FittedGuide, key: Array) -> Callable[[Array], tuple[Array, Array]]:
+    """The model's log density at unconstrained latents (d,), with the log-Jacobian, and its score.
+
+    The score is differentiated in the mode that the loss uses.
+    """
+    program, layout, forward, _ = fitted
+
+    def density(flat: Array) -> Array:
+        model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
+        latents = layout.unravel(flat)
+        return log_density_at(model, program.args, program.kwargs, latents, program.forms)
+
+    if not forward:
+        return jax.value_and_grad(density)
+
+    def both(flat: Array) -> tuple[Array, Array]:
+        gradient, value = jax.jacfwd(lambda x: (density(x),) * 2, has_aux=True)(flat)
+        return value, gradient
+
+    return both
+
+
+def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]:
+    """Latent and deterministic sites of the model at unconstrained draws (n, d)."""
+
+    def one(x: Array) -> dict[str, Array]:
+        model = handlers.substitute(program.model, data=dict(program.params))
+        seeded = handlers.seed(model, jax.random.key(0))
+        return sites_at(seeded, program.args, program.kwargs, layout.unravel(x), program.forms)
+
+    return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)
