@@ -123,22 +123,22 @@ class _Search(NamedTuple):
     """Where a search is.
 
     Attributes:
-        rows: the best so far, (E, k).
+        gaussians: at the best so far.
         step: what is tried from there, (E, k).
         slope: of the log density along the step, at its start, (E,).
         length: of the step in standard deviations, (E,).
         steps: number of iterations.
     """
 
-    rows: jax.Array
+    gaussians: RowGaussians
     step: jax.Array
     slope: jax.Array
     length: jax.Array
     steps: jax.Array
 
 
-def find_modes(log_density: LogDensity, start: jax.Array) -> jax.Array:
-    """Rows (E, k) near the modes of their densities, at a distance of .03 standard deviations.
+def find_modes(log_density: LogDensity, start: jax.Array) -> RowGaussians:
+    """Gaussians of rows near the modes of their densities, at a distance of .03 of their widths.
 
     Newton's steps, shortened where the slope along them turns: of the density itself only the sum
     is known.
@@ -152,22 +152,26 @@ def find_modes(log_density: LogDensity, start: jax.Array) -> jax.Array:
         return (search.steps < MOST_STEPS) & jnp.any(search.length > SHORT)
 
     def advance(search: _Search) -> _Search:
-        tried = search.rows + search.step
-        slopes, gaussians = gaussians_at(log_density, tried)
-        step = gaussians.solve(slopes)
+        slopes, found = gaussians_at(log_density, search.gaussians.mean + search.step)
+        step = found.solve(slopes)
         turned = jnp.sum(slopes * search.step, axis=1)
         is_finite = jnp.all(jnp.isfinite(step), axis=1) & jnp.isfinite(turned)
         good = is_finite & (turned >= -OVERSHOOT * search.slope)
-        kept = good[:, None]
         slope = jnp.sum(slopes * step, axis=1)
+
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(good.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
         return _Search(
-            jnp.where(kept, tried, search.rows),
-            jnp.where(kept, step, SHORTER * search.step),
-            jnp.where(good, slope, SHORTER * search.slope),
-            jnp.where(good, jnp.sqrt(jnp.abs(slope)), search.length),
+            jax.tree.map(chosen, found, search.gaussians),
+            chosen(step, SHORTER * search.step),
+            chosen(slope, SHORTER * search.slope),
+            chosen(jnp.sqrt(jnp.abs(slope)), search.length),
             search.steps + 1,
         )
 
     zeros = jnp.zeros(start.shape[0], start.dtype)
-    first = _Search(start, jnp.zeros_like(start), zeros, zeros + jnp.inf, jnp.zeros((), int))
-    return lax.while_loop(goes_on, advance, first).rows
+    unit = jnp.broadcast_to(jnp.eye(start.shape[1], dtype=start.dtype), (*start.shape, start.shape[1]))
+    first = RowGaussians(start, unit, jnp.ones_like(start))
+    search = _Search(first, jnp.zeros_like(start), zeros, zeros + jnp.inf, jnp.zeros((), int))
+    return lax.while_loop(goes_on, advance, search).gaussians

@@ -17,10 +17,13 @@ from numpyro_kscore._tracing.layout import Frame, Site
 from numpyro_kscore._tracing.supports import free_axes
 from numpyro_kscore._tracing.validation import num_rows
 
-__all__ = ["RowBlock", "feasible", "find_row_blocks", "plate_of"]
+__all__ = ["RowBlock", "feasible", "find_row_blocks", "plate_of", "start_of"]
 
 # Most latent numbers of a row: each takes a pass over the data for a column of its Hessian.
 LARGEST_ROW = 32
+# Where modes are looked for from, unconstrained. Zero may make logits of zero, where the derivative
+# of NumPyro's binomial distribution is wrong, since its log density is written with |logits|.
+START = 0.05
 
 
 class RowBlock(NamedTuple):
@@ -76,6 +79,11 @@ def feasible(site: dict[str, Any]) -> jax.Array:
         transform = biject_to(site["fn"].support)
     shape = tuple(site["kwargs"].get("sample_shape", ())) + site["fn"].shape()
     return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def start_of(blocks: Sequence[RowBlock]) -> dict[str, jax.Array]:
+    """Unconstrained values of the latents of blocks, from where their modes are looked for."""
+    return {site.name: jnp.full(site.shape, START) for block in blocks for site in block.sites}
 
 
 def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:

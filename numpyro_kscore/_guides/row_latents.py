@@ -21,7 +21,7 @@ from numpyro import handlers
 from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at, hessian_blocks
 from numpyro_kscore._guides.perceptron import GATE_RATE
 from numpyro_kscore._guides.residual import local_log_density
-from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks
+from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks, start_of
 from numpyro_kscore._tracing.coordinates import evaluate_at
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import with_rows
@@ -144,7 +144,9 @@ def draw_rows(
         if maps is None:
             x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
         else:
-            features = _features(here, gaussians)
+            # The bound is flat in them where the network is right, so that they need no derivative.
+            fixed_gaussians = jax.tree.map(lax.stop_gradient, gaussians)
+            features = _features(there, fixed_gaussians)
             x = jax.vmap(maps[number])(eps, features)
             log_density = jax.vmap(lambda e, f, m=maps[number]: local_log_density(
                 lambda noise: m(noise, f), e))(eps, features)  # fmt: skip
@@ -176,8 +178,7 @@ def _laplace(
     gradients are zero, has the derivative of the mode in what is given.
     """
     near = find_modes(there, start)
-    slopes, gaussians = gaussians_at(here, near)
-    modes = near + gaussians.solve(slopes)
+    modes = near.mean + near.solve(jax.grad(here)(near.mean))
     return gaussians_at(here, modes)[1]
 
 
@@ -208,7 +209,7 @@ def row_couplings(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> lis
         conditional: the model at the global latents.
         blocks: its rows.
     """
-    start = {site.name: jnp.zeros(site.shape) for block in blocks for site in block.sites}
+    start = start_of(blocks)
     still = jax.tree.map(jnp.zeros_like, start)
     gradient = jax.grad(lambda coordinates: conditional.at(coordinates)[0])
     found = []

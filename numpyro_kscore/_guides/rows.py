@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_kscore._guides.perceptron import perceptron
-from numpyro_kscore._guides.row_blocks import RowBlock, feasible, plate_of
+from numpyro_kscore._guides.row_blocks import RowBlock, feasible, plate_of, start_of
 from numpyro_kscore._guides.row_latents import (
     Conditional,
     RowDraws,
@@ -198,7 +198,7 @@ class Amortized(NamedTuple):
         conditional = Conditional.of(*given, outline.values, rows)
         fixed = Conditional.of(*given, lax.stop_gradient(outline.values), rows)
         blocks = fixed.blocks(self.plates)
-        start = {site.name: jnp.zeros(site.shape) for block in blocks for site in block.sites}
+        start = start_of(blocks)
         if noise is None:
             maps, drawn = None, [jnp.zeros(block.columns.shape) for block in blocks]
         else:
