@@ -213,7 +213,8 @@ class AutoImplicit(WithoutDensity):
         if not is_concrete_call(type(self).__name__, (args, kwargs, self._init_latent)):
             return None
         given = (args, kwargs, self._init_locs, self._forward_mode_differentiation)
-        return find_start(self._global_model(), *given, batches=self._batches)
+        in_blocks = bool(self.amortize)
+        return find_start(self._global_model(), *given, batches=self._batches, in_blocks=in_blocks)
 
     def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
         return Amortized(model or self.model, self.amortize, self.prefix)
@@ -231,8 +232,8 @@ class AutoImplicit(WithoutDensity):
         if not self.amortize:
             return None
         amortized = self._amortized(model)
-        reference = Marginal(amortized, no_noise)
-        return Split(Marginal(amortized, normal_noise), self._draw_globals, reference)
+        model, reference = (Marginal(amortized, noise) for noise in (normal_noise, no_noise))
+        return Split(model, self._draw_globals, reference, amortized.outer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""

@@ -171,7 +171,6 @@ def find_modes(log_density: LogDensity, start: jax.Array) -> RowGaussians:
         )
 
     zeros = jnp.zeros(start.shape[0], start.dtype)
-    unit = jnp.broadcast_to(jnp.eye(start.shape[1], dtype=start.dtype), (*start.shape, start.shape[1]))
-    first = RowGaussians(start, unit, jnp.ones_like(start))
+    first = _factorized(start, jnp.zeros((*start.shape, start.shape[1]), start.dtype))
     search = _Search(first, jnp.zeros_like(start), zeros, zeros + jnp.inf, jnp.zeros((), int))
     return lax.while_loop(goes_on, advance, search).gaussians

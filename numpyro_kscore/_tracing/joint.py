@@ -29,6 +29,7 @@ from numpyro_kscore._tracing.subsampling import (
     Anchor,
     Expansion,
     center,
+    mean_over_rows,
     replaced,
     whole_plates,
     with_spread_rows,
@@ -196,31 +197,43 @@ def _expansion(
 ) -> Expansion:
     """The density at a draw with its derivatives; ``map_directions`` is ``(fn, xs) -> ys``."""
 
-    def score(flat: jax.Array) -> jax.Array:
-        return model.value_and_gradients(theta, draw._replace(flat=flat))[1]
+    def at(flat: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        return model.value_and_gradients(theta, draw._replace(flat=flat))[:3]
 
-    curvature = None
-    if with_curvature:
-        directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
-        curvature = map_directions(lambda v: jax.jvp(score, (draw.flat,), (v,))[1], directions)
-    return Expansion(*model.value_and_gradients(theta, draw)[:3], curvature)
+    def along(direction: jax.Array) -> Any:
+        found, changes = jax.jvp(at, (draw.flat,), (direction,))
+        return found, changes[1]
+
+    if not with_curvature:
+        return Expansion(*at(draw.flat))
+    directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
+    found, curvature = map_directions(along, directions)
+    return Expansion(*jax.tree.map(lambda a: a[0], found), curvature)
 
 
 def _expanded(
     model: _Model, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
 ) -> Anchor | None:
     """The density of all rows at a draw; None where the model cannot tell it."""
-    fixed = {}
-    if model.program.reference is not None:
+    fixed, is_random = {}, model.program.reference is not None
+    if is_random:
         fixed = {name: model.program.params[name] for name in model.layout.model_params}
     model = model.referred(fixed)
     program = model.program
     every = whole_plates(program.model, program.args, program.kwargs)
     if every is program.model:
         return None
-    every_row = model._replace(program=program._replace(model=every))
-    # One direction after another: a pass over all rows takes memory.
-    return Anchor(draw.flat, _expansion(every_row, theta, draw, with_curvature, lax.map), fixed)
+
+    def of(some: Callable[..., Any]) -> Expansion:
+        here = model._replace(program=program._replace(model=some))
+        # One direction after another: a pass over all rows takes memory.
+        return _expansion(here, theta, draw, with_curvature, lax.map)
+
+    if is_random and len(model.layout.row_counts) == 1:
+        # A row with latents of its own takes as much memory as hundreds of numbers.
+        size = model.layout.row_counts[0][0]
+        return Anchor(draw.flat, mean_over_rows(of, program.model, size), fixed)
+    return Anchor(draw.flat, of(every), fixed)
 
 
 def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> Anchor | None:
@@ -303,12 +316,19 @@ def _all_at_once(
         values, (_, priors) = jax.vmap(model.log_joint, (0, None, 0))(flat, theta, draws)
         return jnp.sum(values), (values, priors)
 
-    gradients = jax.grad(total, (0, 1), has_aux=True)
-    (scores, theta_total), (values, _) = gradients(draws.flat, theta)
+    one = partial(model.value_and_gradients, theta)
+    is_random = model.program.reference is not None
+    theta_total: Any = {}
+    if is_random:
+        # A small network in a large program, which would be compiled twice below.
+        values, scores, theta_each, _ = jax.vmap(one)(draws)
+    else:
+        gradients = jax.grad(total, (0, 1), has_aux=True)
+        (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     if anchor is not None:
         is_curved = anchor.of_all.curvature is not None
         # The parameters of a reference are those of the anchor.
-        shared = theta if model.program.reference is None else {}
+        shared = {} if is_random else theta
         of_rows = _expansion(
             model.referred(anchor.params), shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
         )
@@ -323,13 +343,14 @@ def _all_at_once(
         return LogJoint(values, scores, prior_scores, theta_total)
     count = draws.flat.shape[0]
     valid = are_finite(values, scores)
+    if is_random:
+        return LogJoint(values, scores, prior_scores, _valid_mean(theta_each, valid))
     if count == 1:
         # Without a branch: the result of one is copied, and a network has many parameters.
         alone = jax.tree.map(lambda g: jnp.where(valid[0], g, 0.0), theta_total)
         return LogJoint(values, scores, prior_scores, alone)
     # A sum over all particles is cheapest, but one bad particle spoils it. Only then are gradients
     # taken particle by particle.
-    one = partial(model.value_and_gradients, theta)
     theta_gradient = lax.cond(
         jnp.all(valid),
         lambda: jax.tree.map(lambda g: g / count, theta_total),

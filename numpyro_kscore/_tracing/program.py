@@ -59,6 +59,7 @@ class Program(NamedTuple):
         anchor: where the density of all rows of subsampled plates is known, if it is.
         reference: if the model's density is random, a model of the same parameters without
             randomness that is near it, and is expanded instead.
+        outline: a model of the same latents without data, if there is one, for their supports.
     """
 
     params: dict[str, Any]
@@ -71,6 +72,7 @@ class Program(NamedTuple):
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
     anchor: Anchor | None = None
     reference: Callable[..., Any] | None = None
+    outline: Callable[..., Any] | None = None
 
 
 class Traces(NamedTuple):
@@ -102,14 +104,16 @@ def objective_program(
         params: parameters and mutable sites by name.
         model: the model.
         guide: the guide. If it has a method ``marginalized``, from the model to a model of some of
-            the latents, the guide of these and a reference, or None, these are taken instead.
+            the latents, the guide of these, a reference and an outline, or None, these are taken
+            instead.
         args: arguments of both.
         kwargs: keyword arguments of both.
     """
     split = guide.marginalized(model) if hasattr(guide, "marginalized") else None
     if split is None:
         return Program(params, model, guide, args, kwargs, {})
-    return Program(params, split.model, split.guide, args, kwargs, {}, reference=split.reference)
+    found = Program(params, split.model, split.guide, args, kwargs, {})
+    return found._replace(reference=split.reference, outline=split.outline)
 
 
 class Split(NamedTuple):
@@ -118,6 +122,7 @@ class Split(NamedTuple):
     model: Callable[..., Any]
     guide: Callable[..., Any]
     reference: Callable[..., Any]
+    outline: Callable[..., Any]
 
 
 def guide_of(key: jax.Array, program: Program) -> Callable[..., Any]:
@@ -139,7 +144,8 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     mutable = values_of(guide_trace, "mutable")
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
-    seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
+    supports = program.model if program.outline is None else program.outline
+    seeded_model = handlers.seed(handlers.replay(supports, drawn), model_key)
     model = handlers.substitute(seeded_model, data={**_new(program.params), **mutable})
     model_trace = handlers.trace(model).get_trace(*args, **kwargs)
     mutable.update(values_of(model_trace, "mutable"))
@@ -161,7 +167,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
     layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
-        traces = trace_both(key, program)
+        traces = trace_both(key, program._replace(outline=None))
         check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
