@@ -208,7 +208,7 @@ def vector_rows(seen, batch=None):
     """A positive vector and a number for each row, and a latent in a plate within the rows."""
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
     with numpyro.plate("rows", len(seen), subsample_size=batch, dim=-2) as rows:
-        weights = numpyro.sample("weights", dist.LogNormal(jnp.zeros(2), 1.0).to_event(1))
+        weights = numpyro.sample("weights", dist.LogNormal(jnp.zeros(2), 0.3).to_event(1))
         shift = numpyro.sample("shift", dist.Normal(level, 1.0))
         with numpyro.plate("inner", NUM_SEEN, dim=-1):
             inner = numpyro.sample("inner_shift", dist.Normal(shift, 0.5))
@@ -230,7 +230,7 @@ def test_a_row_may_have_several_latents_and_plates_within():
     count = 400_000
     exact, error = dist.Normal(0, 2).log_prob(0.0), 0.0
     for row in np.asarray(SEEN[:2]):
-        weights, shift = np.exp(rng.normal(size=(count, 2))), rng.normal(size=(count, 1))
+        weights, shift = np.exp(0.3 * rng.normal(size=(count, 2))), rng.normal(size=(count, 1))
         inner = shift + 0.5 * rng.normal(size=(count, NUM_SEEN))
         loc = inner * weights[:, :1] + weights[:, 1:]
         z = (row - loc) / SIGMA
