@@ -104,7 +104,7 @@ def mean_over_rows(
     """
     fewest = -(-size // ROWS_AT_ONCE)
     # Blocks of one size make one program; otherwise the rows that are left make a second one.
-    even = (count for count in range(fewest, 4 * fewest + 1) if size % count == 0)
+    even = (count for count in range(fewest, 2 * fewest + 1) if size % count == 0)
     count = next(even, fewest)
     block = size // count
 
