@@ -23,7 +23,9 @@ from numpyro_kscore._guides.checks import (
     check_amortized,
     check_latents,
     check_levels,
+    check_noise,
     check_plates,
+    check_set_up,
     check_settings,
     has_dynamic_support,
     is_concrete_call,
@@ -165,17 +167,13 @@ class AutoImplicit(WithoutDensity):
             unravel, sizes={name: jnp.shape(u) for name, u in found.latents.items()}
         )
         self.latent_dim = self._init_latent.size
-        self.prototype_trace = found.trace
         if self.noise_dim is None:
             self.noise_dim = self._default_noise_dim()
+        self._check_noise()
+        self.prototype_trace = found.trace
         self._arguments = args, kwargs
         self.start = self._find_start() if self.warm_start else None
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
-        try:
-            self._check_noise()
-        except ValueError:
-            self.prototype_trace = None
-            raise
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
         """See the model and its data, and look for a start, as the first ``svi.init`` does.
@@ -386,12 +384,8 @@ class AutoImplicit(WithoutDensity):
         return self.latent_dim
 
     def _check_noise(self) -> None:
-        if self.network is None and self.noise_dim < self.latent_dim:
-            raise ValueError(
-                f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
-                f"{self.noise_dim}. Less noise than latents has no density: leave noise_dim out, "
-                "or use AutoSemiImplicit"
-            )
+        if self.network is None:
+            check_noise(self.noise_dim, self.latent_dim)
 
     def sample_posterior(
         self,
@@ -411,7 +405,7 @@ class AutoImplicit(WithoutDensity):
             sample_shape: leading dimensions.
             **kwargs: keyword arguments of the model.
         """
-        self._check_set_up()
+        check_set_up(self)
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
             values = rows.sample(rng_key, params, math.prod(sample_shape))
@@ -428,7 +422,7 @@ class AutoImplicit(WithoutDensity):
         It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
-        self._check_set_up()
+        check_set_up(self)
         if self.amortize:
             return self._row_posterior().median(params, QUANTILE_DRAWS)
 
@@ -482,13 +476,6 @@ class AutoImplicit(WithoutDensity):
         count = self._row_posterior().num_draws(params, most) if self.amortize else most
         draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
-
-    def _check_set_up(self) -> None:
-        if self.prototype_trace is None:
-            raise RuntimeError(
-                f"{type(self).__name__}: expected a guide that has seen its model; got a new one. "
-                "Call svi.init(rng_key, *args) or svi.run(...) first"
-            )
 
     def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn``, or the program made of it when it was last asked for by that name."""

@@ -21,7 +21,9 @@ __all__ = [
     "check_amortized",
     "check_latents",
     "check_levels",
+    "check_noise",
     "check_plates",
+    "check_set_up",
     "check_settings",
     "has_dynamic_support",
     "is_concrete_call",
@@ -149,6 +151,24 @@ def check_amortized(
         raise ValueError(
             f"amortize: expected all data of a row in every step; got {subsampled}, which draws "
             "some of its elements and is not a plate of rows. Subsample the rows only"
+        )
+
+
+def check_noise(noise_dim: int, latent_dim: int) -> None:
+    """Raise ``ValueError`` for noise of fewer dimensions than the latents."""
+    if noise_dim < latent_dim:
+        raise ValueError(
+            f"noise_dim: expected at least the latent dimension {latent_dim}; got {noise_dim}. "
+            "Less noise than latents has no density: leave noise_dim out, or use AutoSemiImplicit"
+        )
+
+
+def check_set_up(guide: Any) -> None:
+    """Raise ``RuntimeError`` for a guide that has not seen its model."""
+    if guide.prototype_trace is None:
+        raise RuntimeError(
+            f"{type(guide).__name__}: expected a guide that has seen its model; got a new one. "
+            "Call svi.init(rng_key, *args) or svi.run(...) first"
         )
 
 

@@ -208,7 +208,8 @@ def _expansion(
         return Expansion(*at(draw.flat))
     directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
     found, curvature = map_directions(along, directions)
-    return Expansion(*jax.tree.map(lambda a: a[0], found), curvature)
+    value, slope, params = jax.tree.map(lambda a: a[0], found)
+    return Expansion(value, slope, params, curvature)
 
 
 def _expanded(
