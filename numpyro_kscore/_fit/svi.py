@@ -13,7 +13,12 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
+from numpyro_kscore._tracing.program import (
+    Program,
+    inspect_program,
+    objective_program,
+    trace_both,
+)
 
 __all__ = [
     "Arguments",
@@ -89,7 +94,7 @@ def program_of(svi: SVI, state: SVIState, given: Given) -> Program:
     """Guide and model with the parameters of a state and arguments and keyword arguments."""
     args, kwargs = given
     params = {**svi.get_params(state), **(state.mutable_state or {})}
-    return Program(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs}, {})
+    return objective_program(params, svi.model, svi.guide, args, {**kwargs, **svi.static_kwargs})
 
 
 def strongly_typed(state: Any) -> Any:

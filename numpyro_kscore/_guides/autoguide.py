@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +16,37 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
-from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._guides.checks import check_latents, check_plates, has_dynamic_support
+from numpyro_kscore._guides.checks import (
+    check_amortized,
+    check_latents,
+    check_levels,
+    check_noise,
+    check_plates,
+    check_set_up,
+    check_settings,
+    has_dynamic_support,
+    is_concrete_call,
+)
 from numpyro_kscore._guides.forms import forms_of
+from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import apply_network, check_network, perceptron
 from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
+from numpyro_kscore._guides.row_posterior import RowPosterior
+from numpyro_kscore._guides.row_sites import sample_rows
+from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import sites_at, trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.batches import Batches
-from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["AutoImplicit"]
@@ -46,7 +61,7 @@ LARGEST_START = 1_000
 SMALLEST_LOCAL, LARGEST_LOCAL = 4, 128
 
 
-class AutoImplicit(AutoContinuous):
+class AutoImplicit(WithoutDensity):
     """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
 
     The default network is residual, ``x = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
@@ -60,12 +75,15 @@ class AutoImplicit(AutoContinuous):
     there.
 
     Args:
-        model: a NumPyro model with continuous latents, none of them in subsampled plates. Its
+        model: a NumPyro model with continuous latents, those in subsampled plates amortized. Its
             discrete latents are summed out (docs/discrete).
+        amortize: name of a plate, or several, whose rows get their latents from one small network
+            for all rows (docs/amortize). Given all other latents, the *global* ones, rows must be
+            independent of each other. A latent in several of the plates belongs to the first one.
         hidden_dims: widths of the hidden layers.
         noise_dim: dimension of the noise ε, at least the latent dimension for the default
             network (with less noise the guide would have no density at all); by default the
-            latent dimension.
+            latent dimension. With ``amortize`` these are the dimensions of the global latents.
         network: replaces the default network: a callable from noise (noise_dim,) to
             x (latent_dim,), which may use ``numpyro.param``, ``flax_module`` and further sample
             sites marked ``is_auxiliary``; or a flax linen module.
@@ -82,8 +100,8 @@ class AutoImplicit(AutoContinuous):
 
     Raises:
         ValueError: for a model without continuous latents, with discrete ones that cannot be
-            summed out or with local ones in subsampled plates, or a network whose output has the
-            wrong shape.
+            summed out or with local ones in subsampled plates that are not amortized, for plates
+            that cannot be amortized, or a network whose output has the wrong shape.
         ImportError: for discrete latents without funsor.
 
     Example::
@@ -102,6 +120,7 @@ class AutoImplicit(AutoContinuous):
         self,
         model: Callable[..., Any],
         *,
+        amortize: str | Sequence[str] | None = None,
         hidden_dims: Sequence[int] = (64, 64),
         noise_dim: int | None = None,
         network: Callable[[jax.Array], jax.Array] | Any = None,
@@ -111,16 +130,10 @@ class AutoImplicit(AutoContinuous):
         prefix: str = "auto",
         forward_mode_differentiation: bool = False,
     ) -> None:
-        if not isinstance(hidden_dims, list | tuple):
-            raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
-        for width in hidden_dims:
-            check_count("hidden_dims", width)
-        if noise_dim is not None:
-            check_count("noise_dim", noise_dim)
-        if init_scale is not None:
-            check_positive("init_scale", init_scale)
+        check_settings(amortize, hidden_dims, noise_dim, init_scale)
         if network is not None:
             check_network(network)
+        self.amortize = (amortize,) if isinstance(amortize, str) else tuple(amortize or ())
         self.hidden_dims = tuple(hidden_dims)
         self.noise_dim = noise_dim
         self.network = network
@@ -140,27 +153,27 @@ class AutoImplicit(AutoContinuous):
         asker = type(self).__name__
         check_latents(self.model, args, kwargs, self.init_loc_fn, asker)
         forward = self._forward_mode_differentiation
+        if self.amortize:
+            check_amortized(self.model, args, kwargs, self.init_loc_fn, self.amortize)
         found = find_prototype(
-            numpyro.prng_key(), self.model, args, kwargs, self.init_loc_fn, forward
+            numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
         check_plates(found.trace, asker)
+        if self.amortize:
+            self._amortized().check(found.trace, args, kwargs)
         self._init_locs = found.latents
         self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
         self._unpack_latent = partial(
             unravel, sizes={name: jnp.shape(u) for name, u in found.latents.items()}
         )
         self.latent_dim = self._init_latent.size
-        self.prototype_trace = found.trace
         if self.noise_dim is None:
             self.noise_dim = self._default_noise_dim()
+        self._check_noise()
+        self.prototype_trace = found.trace
         self._arguments = args, kwargs
         self.start = self._find_start() if self.warm_start else None
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
-        try:
-            self._check_noise()
-        except ValueError:
-            self.prototype_trace = None
-            raise
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
         """See the model and its data, and look for a start, as the first ``svi.init`` does.
@@ -195,21 +208,40 @@ class AutoImplicit(AutoContinuous):
         if self.latent_dim > LARGEST_START:
             return None
         args, kwargs = self._arguments
-        given = (args, kwargs, self._init_latent)
-        if not all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
-            warnings.warn(
-                f"{type(self).__name__}: expected a first call outside of jit and vmap, where the "
-                "search for a start can run; got traced values. The guide starts from a narrow "
-                "Gaussian. Call svi.init outside, or say warm_start=False",
-                UserWarning,
-                stacklevel=2,
-            )
+        if not is_concrete_call(type(self).__name__, (args, kwargs, self._init_latent)):
             return None
-        forward = self._forward_mode_differentiation
-        return find_start(self.model, args, kwargs, self._init_locs, forward, batches=self._batches)
+        given = (args, kwargs, self._init_locs, self._forward_mode_differentiation)
+        in_blocks = bool(self.amortize)
+        return find_start(self._global_model(), *given, batches=self._batches, in_blocks=in_blocks)
+
+    def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
+        return Amortized(model or self.model, self.amortize, self.prefix)
+
+    def _global_model(self) -> Callable[..., Any]:
+        """The model of the global latents, by Laplace's approximation where rows are amortized."""
+        return Marginal(self._amortized()) if self.amortize else self.model
+
+    def marginalized(self, model: Callable[..., Any]) -> Split | None:
+        """The model and the guide of the global latents alone; None if nothing is amortized.
+
+        Args:
+            model: the model.
+        """
+        if not self.amortize:
+            return None
+        amortized = self._amortized(model)
+        model, reference = (Marginal(amortized, noise) for noise in (normal_noise, no_noise))
+        return Split(model, self._draw_globals, reference, amortized.outer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
+        out = self._draw_globals(*args, **kwargs)
+        return (
+            {**out, **sample_rows(self._amortized(), out, args, kwargs)} if self.amortize else out
+        )
+
+    def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """Draw the latent sites outside of amortized plates, which may be all."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         elif self._has_loc():
@@ -226,8 +258,9 @@ class AutoImplicit(AutoContinuous):
         if self._is_dynamic or forms:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
-                model = handlers.seed(self.model, random.key(0))
-                trace = trace_at(model, args, kwargs, coordinates, forms)
+                model = self._amortized().outer if self.amortize else self.model
+                seeded = handlers.seed(model, random.key(0))
+                trace = trace_at(seeded, args, kwargs, coordinates, forms)
         out = {}
         for name, x in coordinates.items():
             site = self.prototype_trace[name]
@@ -328,13 +361,7 @@ class AutoImplicit(AutoContinuous):
         return lambda noise: network(jnp.concatenate([noise, *labels]))
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
-        out = apply_network(f"{self.prefix}_network", self.network, noise)
-        if jnp.shape(out) != (self.latent_dim,):
-            raise ValueError(
-                f"network: expected output of shape ({self.latent_dim},), one number for each "
-                f"unconstrained coordinate; got {jnp.shape(out)}"
-            )
-        return out
+        return apply_network(f"{self.prefix}_network", self.network, noise, self.latent_dim)
 
     def _has_loc(self) -> bool:
         return self.network is None
@@ -357,12 +384,8 @@ class AutoImplicit(AutoContinuous):
         return self.latent_dim
 
     def _check_noise(self) -> None:
-        if self.network is None and self.noise_dim < self.latent_dim:
-            raise ValueError(
-                f"noise_dim: expected at least the latent dimension {self.latent_dim}; got "
-                f"{self.noise_dim}. Less noise than latents has no density: leave noise_dim out, "
-                "or use AutoSemiImplicit"
-            )
+        if self.network is None:
+            check_noise(self.noise_dim, self.latent_dim)
 
     def sample_posterior(
         self,
@@ -372,8 +395,21 @@ class AutoImplicit(AutoContinuous):
         sample_shape: tuple[int, ...] = (),
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
-        """Draws of the latent sites, with leading dimensions ``sample_shape``."""
-        self._check_set_up()
+        """Draws of latent and deterministic sites, with leading dimensions ``sample_shape``.
+
+        Args:
+            rng_key: random key.
+            params: fitted parameters.
+            *args: with ``amortize``, arguments of the model, by default those of the fit, such as
+                the data of new rows. All rows are drawn, whatever the size of a minibatch.
+            sample_shape: leading dimensions.
+            **kwargs: keyword arguments of the model.
+        """
+        check_set_up(self)
+        if self.amortize:
+            rows = self._row_posterior(*args, **kwargs)
+            values = rows.sample(rng_key, params, math.prod(sample_shape))
+            return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
 
         def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
             return self._constrained(self._draw_latent(key, params, sample_shape), params)
@@ -386,13 +422,25 @@ class AutoImplicit(AutoContinuous):
         It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
-        self._check_set_up()
+        check_set_up(self)
+        if self.amortize:
+            return self._row_posterior().median(params, QUANTILE_DRAWS)
 
         def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
             flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
             return self._constrained(jnp.median(flat, axis=0), params)
 
         return self._compiled("median", middle)(params)
+
+    def _row_posterior(self, *args: Any, **kwargs: Any) -> RowPosterior:
+        given = (args, kwargs) if args or kwargs else self._arguments
+        return RowPosterior(
+            self._amortized(),
+            *given,
+            self._unpack_latent,
+            lambda key, params, count: self._draw_latent(key, params, (count,)),
+            lambda params: handlers.substitute(self._forms, data=params)(),
+        )
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
@@ -422,41 +470,12 @@ class AutoImplicit(AutoContinuous):
         Raises:
             ValueError: for levels outside [0, 1].
         """
-        if is_concrete(quantiles) or isinstance(quantiles, list | tuple):
-            given = np.asarray(quantiles)
-            if not np.all((given >= 0) & (given <= 1)):
-                raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
+        check_levels(quantiles)
         levels = jnp.asarray(quantiles)
-        draws = self.sample_posterior(random.key(0), params, sample_shape=(QUANTILE_DRAWS,))
+        most = QUANTILE_DRAWS
+        count = self._row_posterior().num_draws(params, most) if self.amortize else most
+        draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
-
-    def get_base_dist(self) -> NoReturn:
-        """Not available: the guide is not a transformed distribution with a density."""
-        self._no_density()
-
-    def get_transform(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide is not a transformed distribution with a density."""
-        self._no_density()
-
-    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide has no density. Use :meth:`sample_posterior`."""
-        self._no_density()
-
-    def _get_posterior(self) -> NoReturn:
-        self._no_density()
-
-    def _no_density(self) -> NoReturn:
-        raise NotImplementedError(
-            f"{type(self).__name__}: expected no use of a density; the guide can only be "
-            "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
-        )
-
-    def _check_set_up(self) -> None:
-        if self.prototype_trace is None:
-            raise RuntimeError(
-                f"{type(self).__name__}: expected a guide that has seen its model; got a new one. "
-                "Call svi.init(rng_key, *args) or svi.run(...) first"
-            )
 
     def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn``, or the program made of it when it was last asked for by that name."""

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import random
 from numpyro import handlers
 
-from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
+from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
+from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 
-__all__ = ["check_latents", "check_plates", "has_dynamic_support"]
+__all__ = [
+    "check_amortized",
+    "check_latents",
+    "check_levels",
+    "check_noise",
+    "check_plates",
+    "check_set_up",
+    "check_settings",
+    "has_dynamic_support",
+    "is_concrete_call",
+]
 
 
 def check_latents(
@@ -51,8 +65,8 @@ def check_plates(trace: dict[str, Any], asker: str) -> None:
         if any(frame.size != sizes[frame.name] for frame in frames):
             raise ValueError(
                 f"{asker}: expected latent sites outside subsampled plates; got '{name}' inside "
-                "one. Subsample observed sites only, or write a guide that draws noise inside the "
-                "plate (docs/guides)"
+                f"one. Say amortize='{frames[-1].name}' (docs/amortize), or subsample observed "
+                "sites only"
             )
 
 
@@ -63,3 +77,123 @@ def has_dynamic_support(site: dict[str, Any]) -> bool:
         support = support.base_constraint
     bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
     return not all(isinstance(bound, int | float) for bound in bounds)
+
+
+def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: Any) -> None:
+    """Raise for settings of an automatic guide that are out of range.
+
+    Args:
+        amortize: the name of a plate, several, or None.
+        hidden_dims: widths of layers.
+        noise_dim: dimension of the noise, or None.
+        init_scale: initial scale, or None.
+    """
+    names = [amortize] if isinstance(amortize, str) else amortize or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"amortize: expected the name of a plate or a sequence of names; got {amortize!r}"
+        )
+    if not isinstance(hidden_dims, list | tuple):
+        raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
+    for width in hidden_dims:
+        check_count("hidden_dims", width)
+    if noise_dim is not None:
+        check_count("noise_dim", noise_dim)
+    if init_scale is not None:
+        check_positive("init_scale", init_scale)
+
+
+def check_amortized(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    init_loc_fn: Callable[..., Any],
+    plates: tuple[str, ...],
+) -> None:
+    """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`.
+
+    Args:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        init_loc_fn: initial values.
+        plates: names of the amortized plates.
+    """
+    subsampled: list[str] = []
+
+    def run(key: jax.Array) -> None:
+        with handlers.block():
+            seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
+            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        discrete = [name for name, site in trace.items() if is_enumerated(site)]
+        if discrete:
+            raise ValueError(
+                f"amortize: expected a model without discrete latents; got {discrete}. Sum them "
+                "out of the model by hand (logsumexp in a numpyro.factor)"
+            )
+        blocks = find_row_blocks(trace, plates)
+        rows = {name for block in blocks for name in block.plates}
+        subsampled.extend(
+            name
+            for name, site in trace.items()
+            if site["type"] == "plate"
+            and site["args"][1] not in (None, site["args"][0])
+            and name not in rows
+        )
+        if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_latent(s)):
+            raise ValueError(
+                "amortize: expected latents outside of the amortized plates; got a model without. "
+                "Rows without anything in common have posteriors of their own: fit them one by one"
+            )
+
+    jax.eval_shape(run, random.key(0))
+    if subsampled:
+        raise ValueError(
+            f"amortize: expected all data of a row in every step; got {subsampled}, which draws "
+            "some of its elements and is not a plate of rows. Subsample the rows only"
+        )
+
+
+def check_noise(noise_dim: int, latent_dim: int) -> None:
+    """Raise ``ValueError`` for noise of fewer dimensions than the latents."""
+    if noise_dim < latent_dim:
+        raise ValueError(
+            f"noise_dim: expected at least the latent dimension {latent_dim}; got {noise_dim}. "
+            "Less noise than latents has no density: leave noise_dim out, or use AutoSemiImplicit"
+        )
+
+
+def check_set_up(guide: Any) -> None:
+    """Raise ``RuntimeError`` for a guide that has not seen its model."""
+    if guide.prototype_trace is None:
+        raise RuntimeError(
+            f"{type(guide).__name__}: expected a guide that has seen its model; got a new one. "
+            "Call svi.init(rng_key, *args) or svi.run(...) first"
+        )
+
+
+def check_levels(quantiles: Any) -> None:
+    """Raise ``ValueError`` for levels of quantiles outside [0, 1], if they are concrete."""
+    if is_concrete(quantiles) or isinstance(quantiles, list | tuple):
+        given = np.asarray(quantiles)
+        if not np.all((given >= 0) & (given <= 1)):
+            raise ValueError(f"quantiles: expected levels in [0, 1]; got {quantiles}")
+
+
+def is_concrete_call(asker: str, given: Any) -> bool:
+    """Whether all that a guide is given has values; warns if not, since no start is looked for.
+
+    Args:
+        asker: name of the guide's class.
+        given: a pytree.
+    """
+    if all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
+        return True
+    warnings.warn(
+        f"{asker}: expected a first call outside of jit and vmap, where the search for a start can "
+        "run; got traced values. The guide starts from a narrow Gaussian. Call svi.init outside, "
+        "or say warm_start=False",
+        UserWarning,
+        stacklevel=3,
+    )
+    return False

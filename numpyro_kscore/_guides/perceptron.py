@@ -64,13 +64,22 @@ def _evaluate(layers: jax.Array, x: jax.Array, widths: tuple[int, ...]) -> jax.A
     return x
 
 
-def apply_network(name: str, network: Callable[..., Any] | Any, noise: jax.Array) -> jax.Array:
-    """The user's network at ``noise``; a flax module's parameters are stored under ``name``."""
+def apply_network(
+    name: str, network: Callable[..., Any] | Any, noise: jax.Array, size: int
+) -> jax.Array:
+    """The user's network at ``noise``, (size,); a flax module's parameters are under ``name``."""
     if hasattr(network, "init") and hasattr(network, "apply"):
         from numpyro.contrib.module import flax_module
 
-        return flax_module(name, network, input_shape=noise.shape)(noise)
-    return network(noise)
+        out = flax_module(name, network, input_shape=noise.shape)(noise)
+    else:
+        out = network(noise)
+    if jnp.shape(out) != (size,):
+        raise ValueError(
+            f"network: expected output of shape ({size},), one number for each unconstrained "
+            f"coordinate; got {jnp.shape(out)}"
+        )
+    return out
 
 
 def check_network(network: Any) -> None:

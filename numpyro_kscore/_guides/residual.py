@@ -27,7 +27,10 @@ def gated(
 
 def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:
     """Log density of what noise (d,) is pushed to, (d,), if no other noise is pushed there."""
-    log_volume = log_abs_det(jax.jacfwd(push)(noise))
+    jacobian = jax.jacfwd(push)(noise)
+    # Without a loop where there is nothing to eliminate.
+    is_single = noise.shape[0] == 1
+    log_volume = jnp.log(jnp.abs(jacobian[0, 0])) if is_single else log_abs_det(jacobian)
     return standard_normal(noise.shape[0]).log_prob(noise) - log_volume
 
 

@@ -28,6 +28,7 @@ class AutoSemiImplicit(AutoImplicit):
 
     Args:
         model: as for :class:`~numpyro_kscore.AutoImplicit`.
+        amortize: as there.
         hidden_dims: widths of the hidden layers.
         noise_dim: dimension of ε, by default the latent dimension, at most 16.
         network: a callable from ε (noise_dim,) to the Gaussians' means less ``loc``

@@ -29,7 +29,7 @@ from numpyro_kscore._tracing.particles import (
     draw_sources,
     with_shared,
 )
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._tracing.program import Program, inspect_program, objective_program
 from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.sharding import constrain_rows
@@ -224,7 +224,7 @@ class ImplicitELBO(ELBO):
         """
         if self.vectorize_particles is not True or self.forward_mode_differentiation:
             return None
-        program = Program(param_map, model, guide, args, kwargs, {})
+        program = objective_program(param_map, model, guide, args, kwargs)
         layout = pool(inspect_program(rng_key, program), self.settings.aggregate)
         num_particles = count_particles(layout, self.settings, self.num_particles)
         return expand(rng_key, program, layout, num_steps * num_particles)
@@ -253,7 +253,8 @@ class ImplicitELBO(ELBO):
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
         settings = self.settings
-        program = Program(param_map, model, guide, args, kwargs, {}, anchor=self._anchor)
+        program = objective_program(param_map, model, guide, args, kwargs)
+        program = program._replace(anchor=self._anchor)
         layout = pool(inspect_program(rng_key, program), settings.aggregate)
         program = with_shared(rng_key, program, layout)
         num_particles = count_particles(layout, settings, self.num_particles)

@@ -26,7 +26,7 @@ from numpyro_kscore._tracing.coordinates import (
     trace_at,
 )
 from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.subsampling import FewRows, few_rows, whole_plates
+from numpyro_kscore._tracing.subsampling import FewRows, few_rows, mean_over_rows, whole_plates
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -44,6 +44,7 @@ def find_start(
     forward_mode: bool,
     plain: bool = False,
     batches: Batches | None = None,
+    in_blocks: bool = False,
 ) -> GaussianStart | None:
     """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
 
@@ -56,9 +57,10 @@ def find_start(
         forward_mode: differentiate in forward mode.
         plain: stay in unconstrained coordinates, whatever the priors and the scores.
         batches: those whose mean density counts; the arguments are the first of them.
+        in_blocks: whether a pass over all rows of a plate takes some of them at a time.
     """
     whole, few = (model, None) if batches is not None else _rows_of(model, args, kwargs)
-    model = whole if few is None else few.model
+    given, model = model, whole if few is None else few.model
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
     sites: tuple[str, ...] = ()
@@ -73,8 +75,7 @@ def find_start(
             seeded = handlers.seed(model, random.key(0))
             return lambda at, args, kwargs: _energy(seeded, args, kwargs, sizes, sites, *at)
 
-        def density(model: Callable[..., Any], **options: int) -> Density:
-            one = energy(model)
+        def density(one: Callable[..., Any], **options: int) -> Density:
             return batched_density(lambda *at: one(at, args, kwargs), forward_mode, **options)
 
         from_prior = _prior_draws(model, args, kwargs, sizes)
@@ -88,10 +89,13 @@ def find_start(
                 share = jax.tree.leaves(batches.sample)[0].shape[0] / batches.count
                 return find_streamed(some, share, few_and_all, *rest)
             if few is None:
-                return find_gaussian(density(whole), *rest)
+                return find_gaussian(density(energy(whole)), *rest)
             # Many rows fill the processor with one point, and a path has one at a time.
-            every = _in_precision(density(whole, rows_at_once=1), is_double)
-            return find_tall(density(few.model), every, few.share, *rest)
+            of_all = energy(whole)
+            if in_blocks and few.size is not None:
+                of_all = _in_blocks(energy, given, few.size)
+            every = _in_precision(density(of_all, rows_at_once=1), is_double)
+            return find_tall(density(energy(few.model)), every, few.share, *rest)
         except FloatingPointError:
             return None
 
@@ -104,6 +108,18 @@ def find_start(
         except (TypeError, ValueError):
             # A model may insist on single precision, as by a carry of a scan in float32.
             return search()
+
+
+def _in_blocks(energy: Callable[..., Any], model: Callable[..., Any], size: int) -> Any:
+    """The energy of all rows of a plate, some rows after others, as is its derivative."""
+
+    def of_all(at: Any, args: Any, kwargs: Any) -> Any:
+        def of_some(some: Callable[..., Any]) -> Any:
+            return jax.checkpoint(lambda at: energy(some)(at, args, kwargs))(at)
+
+        return mean_over_rows(of_some, model, size)
+
+    return of_all
 
 
 def _in_precision(density: Density, is_double: bool) -> Density:

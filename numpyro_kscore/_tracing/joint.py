@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from numpyro import handlers
-from numpyro.primitives import Messenger
+from numpyro.primitives import Messenger, apply_stack
 
 from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
 from numpyro_kscore._tracing.dependencies import is_enumerated
@@ -29,13 +29,14 @@ from numpyro_kscore._tracing.subsampling import (
     Anchor,
     Expansion,
     center,
+    mean_over_rows,
     replaced,
     whole_plates,
     with_spread_rows,
 )
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["LogJoint", "expand", "expand_at", "log_joint_and_gradients", "mean_draw"]
+__all__ = ["LogJoint", "expand", "expand_at", "log_joint_and_gradients", "mean_draw", "own_key"]
 
 # A pass over all rows is taken if it is at most so many times the rows of all particles.
 MOST_PASSES = 4
@@ -93,7 +94,7 @@ def log_joint_and_gradients(
         valid = are_finite(values, scores)
         return LogJoint(values, scores, prior_scores, _valid_mean(gradients, valid))
     anchor = program.anchor
-    if anchor is None and _is_affordable(layout, len(draws.flat)):
+    if anchor is None and program.reference is None and _is_affordable(layout, len(draws.flat)):
         anchor = _expanded(model, differentiated, _at_mean(draws))
     return _all_at_once(model, draws, differentiated, anchor)
 
@@ -141,6 +142,16 @@ class _Model(NamedTuple):
         ]
         return value, (value, sum(prior) if prior else None)
 
+    def referred(self, params: dict[str, Any]) -> _Model:
+        """The model that is expanded: the reference, if there is one, with its parameters."""
+        program = self.program
+        if program.reference is None:
+            return self
+        params = {**program.params, **params}
+        return self._replace(
+            program=program._replace(model=program.reference, reference=None, params=params)
+        )
+
     def with_rows(self, theta: dict[str, Any], draw: Draw) -> _Model:
         """The model with rows of its subsampled plates that are drawn for all particles."""
         latents = self.layout.unravel(draw.flat)
@@ -186,34 +197,52 @@ def _expansion(
 ) -> Expansion:
     """The density at a draw with its derivatives; ``map_directions`` is ``(fn, xs) -> ys``."""
 
-    def score(flat: jax.Array) -> jax.Array:
-        return model.value_and_gradients(theta, draw._replace(flat=flat))[1]
+    def at(flat: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+        return model.value_and_gradients(theta, draw._replace(flat=flat))[:3]
 
-    curvature = None
-    if with_curvature:
-        directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
-        curvature = map_directions(lambda v: jax.jvp(score, (draw.flat,), (v,))[1], directions)
-    return Expansion(*model.value_and_gradients(theta, draw)[:3], curvature)
+    def along(direction: jax.Array) -> Any:
+        found, changes = jax.jvp(at, (draw.flat,), (direction,))
+        return found, changes[1]
+
+    if not with_curvature:
+        return Expansion(*at(draw.flat))
+    directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
+    found, curvature = map_directions(along, directions)
+    value, slope, params = jax.tree.map(lambda a: a[0], found)
+    return Expansion(value, slope, params, curvature)
 
 
 def _expanded(
     model: _Model, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
 ) -> Anchor | None:
     """The density of all rows at a draw; None where the model cannot tell it."""
+    fixed, is_random = {}, model.program.reference is not None
+    if is_random:
+        fixed = {name: model.program.params[name] for name in model.layout.model_params}
+    model = model.referred(fixed)
     program = model.program
     every = whole_plates(program.model, program.args, program.kwargs)
     if every is program.model:
         return None
-    every_row = model._replace(program=program._replace(model=every))
-    # One direction after another: a pass over all rows takes memory.
-    return Anchor(draw.flat, _expansion(every_row, theta, draw, with_curvature, lax.map))
+
+    def of(some: Callable[..., Any]) -> Expansion:
+        here = model._replace(program=program._replace(model=some))
+        # One direction after another: a pass over all rows takes memory.
+        return _expansion(here, theta, draw, with_curvature, lax.map)
+
+    if is_random and len(model.layout.row_counts) == 1:
+        # A row with latents of its own takes as much memory as hundreds of numbers.
+        size = model.layout.row_counts[0][0]
+        return Anchor(draw.flat, mean_over_rows(of, program.model, size), fixed)
+    return Anchor(draw.flat, of(every), fixed)
 
 
 def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> Anchor | None:
     """The density of all rows, expanded to second order at the mean of the guide's draws.
 
     None where no plate is subsampled, where the model has parameters, with which the expansion
-    changes, and where a pass over all rows is too much.
+    changes (a reference keeps those that it is expanded with), and where a pass over all rows is
+    too much.
 
     Args:
         key: random key.
@@ -224,7 +253,8 @@ def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> 
     Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
     is of first order.
     """
-    if layout.model_params or not _is_affordable(layout, num_draws):
+    is_fixed = not layout.model_params or program.reference is not None
+    if not is_fixed or not _is_affordable(layout, num_draws):
         return None
     first = mean_draw(key, program, layout)
     model = _fixed_model(key, program, layout, first)
@@ -287,13 +317,26 @@ def _all_at_once(
         values, (_, priors) = jax.vmap(model.log_joint, (0, None, 0))(flat, theta, draws)
         return jnp.sum(values), (values, priors)
 
-    gradients = jax.grad(total, (0, 1), has_aux=True)
-    (scores, theta_total), (values, _) = gradients(draws.flat, theta)
+    one = partial(model.value_and_gradients, theta)
+    is_random = model.program.reference is not None
+    theta_total: Any = {}
+    if is_random:
+        # A small network in a large program, which would be compiled twice below.
+        values, scores, theta_each, _ = jax.vmap(one)(draws)
+    else:
+        gradients = jax.grad(total, (0, 1), has_aux=True)
+        (scores, theta_total), (values, _) = gradients(draws.flat, theta)
     if anchor is not None:
         is_curved = anchor.of_all.curvature is not None
-        of_rows = _expansion(model, theta, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
-        found, moves = Expansion(values, scores, theta_total), draws.flat - anchor.point
-        values, scores, theta_total, _ = replaced(found, moves, of_rows, anchor.of_all)
+        # The parameters of a reference are those of the anchor.
+        shared = {} if is_random else theta
+        of_rows = _expansion(
+            model.referred(anchor.params), shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
+        )
+        found = Expansion(values, scores, theta_total if shared else {})
+        moves = draws.flat - anchor.point
+        values, scores, changed, _ = replaced(found, moves, of_rows, anchor.of_all)
+        theta_total = changed if shared else theta_total
     prior_scores = None
     if model.layout.pooled_sites:
         prior_scores = jax.grad(lambda flat: jnp.sum(total(flat, theta)[1][1]))(draws.flat)
@@ -301,13 +344,14 @@ def _all_at_once(
         return LogJoint(values, scores, prior_scores, theta_total)
     count = draws.flat.shape[0]
     valid = are_finite(values, scores)
+    if is_random:
+        return LogJoint(values, scores, prior_scores, _valid_mean(theta_each, valid))
     if count == 1:
         # Without a branch: the result of one is copied, and a network has many parameters.
         alone = jax.tree.map(lambda g: jnp.where(valid[0], g, 0.0), theta_total)
         return LogJoint(values, scores, prior_scores, alone)
     # A sum over all particles is cheapest, but one bad particle spoils it. Only then are gradients
     # taken particle by particle.
-    one = partial(model.value_and_gradients, theta)
     theta_gradient = lax.cond(
         jnp.all(valid),
         lambda: jax.tree.map(lambda g: g / count, theta_total),
@@ -335,5 +379,19 @@ class CommonKeys(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Set the value of a key that is asked for."""
-        if msg["type"] == "prng_key" and msg["value"] is None:
+        is_asked = msg["type"] == "prng_key" and msg["value"] is None
+        if is_asked and not msg.get("is_own", False):
             self.key, msg["value"] = jax.random.split(self.key)
+
+
+def own_key() -> jax.Array:
+    """A random key of a model for each particle, which its density is random with."""
+    message = {
+        "type": "prng_key",
+        "fn": lambda rng_key: rng_key,
+        "args": (),
+        "kwargs": {"rng_key": None},
+        "value": None,
+        "is_own": True,
+    }
+    return apply_stack(message)["value"]

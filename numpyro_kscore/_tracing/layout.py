@@ -144,7 +144,13 @@ class Layout(NamedTuple):
     @property
     def explicit_sites(self) -> frozenset[str]:
         """Names of the latents whose guide has a density."""
-        return frozenset(n for part in self.parts if not part.is_implicit for n in part.sites)
+        known = (part for part in self.parts if not (part.is_implicit or part.has_local))
+        return frozenset(name for part in known for name in part.sites)
+
+    @property
+    def conditional_parts(self) -> tuple[Part, ...]:
+        """The blocks whose density is given by the guide, row by row or given other latents."""
+        return tuple(part for part in self.parts if part.has_local and not part.is_implicit)
 
     @property
     def pooled_sites(self) -> frozenset[str]:

@@ -122,6 +122,10 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     for name in sorted(layout.explicit_sites):
         of_site = site_log_density(name, latents[name], traces.guide, traces.model)
         log_density = log_density + of_site
+    for part in layout.conditional_parts:
+        of_part = local_log_density_of(traces.guide, part.sites)
+        if of_part is not None:
+            log_density = log_density + part.scale * of_part
     # Rows that all particles share stay with the program. Copied for each particle, everything the
     # model computes from them would be computed as often, such as a prior's covariance.
     plates = {

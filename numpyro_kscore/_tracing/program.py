@@ -30,12 +30,14 @@ from numpyro_kscore._tracing.validation import (
 
 __all__ = [
     "Program",
+    "Split",
     "Traces",
     "form_of",
     "guide_of",
     "inspect_program",
     "is_subsampled",
     "local_log_density_of",
+    "objective_program",
     "trace_both",
     "unconstrain",
     "values_of",
@@ -55,6 +57,9 @@ class Program(NamedTuple):
         forms: of the latents whose coordinate is not their unconstrained value.
         noise: values of the guide's noise sites, if they are given.
         anchor: where the density of all rows of subsampled plates is known, if it is.
+        reference: if the model's density is random, a model of the same parameters without
+            randomness that is near it, and is expanded instead.
+        outline: a model of the same latents without data, if there is one, for their supports.
     """
 
     params: dict[str, Any]
@@ -66,6 +71,8 @@ class Program(NamedTuple):
     forms: dict[str, Form] = {}  # noqa: RUF012
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
     anchor: Anchor | None = None
+    reference: Callable[..., Any] | None = None
+    outline: Callable[..., Any] | None = None
 
 
 class Traces(NamedTuple):
@@ -82,6 +89,40 @@ class Traces(NamedTuple):
     model: dict[str, Any]
     mutable: dict[str, Any]
     model_key: jax.Array
+
+
+def objective_program(
+    params: dict[str, Any],
+    model: Callable[..., Any],
+    guide: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Program:
+    """Guide and model as an objective sees them: of the global latents, if the guide says so.
+
+    Args:
+        params: parameters and mutable sites by name.
+        model: the model.
+        guide: the guide. If it has a method ``marginalized``, from the model to a model of some of
+            the latents, the guide of these, a reference and an outline, or None, these are taken
+            instead.
+        args: arguments of both.
+        kwargs: keyword arguments of both.
+    """
+    split = guide.marginalized(model) if hasattr(guide, "marginalized") else None
+    if split is None:
+        return Program(params, model, guide, args, kwargs, {})
+    found = Program(params, split.model, split.guide, args, kwargs, {})
+    return found._replace(reference=split.reference, outline=split.outline)
+
+
+class Split(NamedTuple):
+    """A model and a guide of some of the latents, see :func:`objective_program`."""
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    reference: Callable[..., Any]
+    outline: Callable[..., Any]
 
 
 def guide_of(key: jax.Array, program: Program) -> Callable[..., Any]:
@@ -103,7 +144,8 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     mutable = values_of(guide_trace, "mutable")
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
-    seeded_model = handlers.seed(handlers.replay(program.model, drawn), model_key)
+    supports = program.model if program.outline is None else program.outline
+    seeded_model = handlers.seed(handlers.replay(supports, drawn), model_key)
     model = handlers.substitute(seeded_model, data={**_new(program.params), **mutable})
     model_trace = handlers.trace(model).get_trace(*args, **kwargs)
     mutable.update(values_of(model_trace, "mutable"))
@@ -125,7 +167,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
     layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
-        traces = trace_both(key, program)
+        traces = trace_both(key, program._replace(outline=None))
         check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}
@@ -142,8 +184,14 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
         layout = _lay_out(traces, sites, blocks)
-        noise_sites, row_counts = _noise_sites(traces, drawn), _row_counts(traces)
-        layouts.append(layout._replace(noise_sites=noise_sites, row_counts=row_counts))
+        # A model that is random needs a key of its own for each particle.
+        is_random = program.reference is not None
+        layouts.append(
+            layout._replace(
+                noise_sites=() if is_random else _noise_sites(traces, drawn),
+                row_counts=_row_counts(traces),
+            )
+        )
 
     jax.eval_shape(run, key)
     return layouts[0]
@@ -272,13 +320,10 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         context = np.concatenate([site.coordinates(plates) for site in given], axis=1)
     scale = math.prod(frames[name].full_size / frames[name].size for name in plates)
     is_local = local_log_density_of(traces.guide, block.sites) is not None
-    if is_local and (plates or context is not None):
-        raise ValueError(
-            f"Implicit: expected no local_log_density at {list(block.sites)}, which "
-            f"{'are in plates with noise of their own' if plates else 'depend on other latents'}; "
-            "got one. Leave it out there"
-        )
-    return Part(block.sites, block.is_implicit, columns, context, scale, plates, has_local=is_local)
+    # Row by row, and given other latents, a local density is taken for that of the guide: no
+    # kernel sees a conditional distribution as well.
+    is_estimated = block.is_implicit and not (is_local and (plates or context is not None))
+    return Part(block.sites, is_estimated, columns, context, scale, plates, has_local=is_local)
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:

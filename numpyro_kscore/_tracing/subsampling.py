@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from numpyro import handlers
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.primitives import Messenger
@@ -19,6 +20,7 @@ __all__ = [
     "FewRows",
     "center",
     "few_rows",
+    "mean_over_rows",
     "replaced",
     "spread_rows",
     "whole_plates",
@@ -26,6 +28,10 @@ __all__ = [
     "with_rows",
     "with_spread_rows",
 ]
+
+
+# Rows that a pass over all of them takes at once, where each takes much memory.
+ROWS_AT_ONCE = 4096
 
 
 class _Rows(Messenger):
@@ -84,16 +90,48 @@ def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[...,
     return _Rows(model, choose)
 
 
+def mean_over_rows(
+    of_model: Callable[[Callable[..., Any]], Any], model: Callable[..., Any], size: int
+) -> Any:
+    """What is linear in a log density, at all rows of the one plate that a model subsamples.
+
+    A block of rows after another, each scaled to all rows: their mean is that of all rows at once.
+
+    Args:
+        of_model: from a model to a pytree of arrays.
+        model: the model.
+        size: number of all rows.
+    """
+    fewest = -(-size // ROWS_AT_ONCE)
+    # Blocks of one size make one program; otherwise the rows that are left make a second one.
+    even = (count for count in range(fewest, 2 * fewest + 1) if size % count == 0)
+    count = next(even, fewest)
+    block = size // count
+
+    def of_rows(start: Any, number: int) -> Any:
+        rows = start + jnp.arange(number)
+        found = of_model(_Rows(model, lambda name, size, drawn: rows))
+        return jax.tree.map(lambda a: a * (number / size), found)
+
+    parts = lax.map(lambda start: of_rows(start, block), block * jnp.arange(count))
+    total = jax.tree.map(lambda a: jnp.sum(a, axis=0), parts)
+    if rest := size - count * block:
+        total = jax.tree.map(jnp.add, total, of_rows(size - rest, rest))
+    return total
+
+
 class FewRows(NamedTuple):
     """A model of a part of its rows.
 
     Attributes:
         model: the model.
         share: how large a part that is.
+        size: number of all rows; None where several plates are subsampled.
     """
 
     model: Callable[..., Any]
     share: float
+    size: int | None
 
 
 def few_rows(
@@ -110,16 +148,18 @@ def few_rows(
     Returns:
         None if that would leave out less than half.
     """
-    sizes = set()
+    sizes: dict[str, int] = {}
 
     def choose(name: str, size: int, drawn: int) -> jax.Array:
-        sizes.add(size)
+        sizes[name] = size
         return spread_rows(jax.random.key(0), size, min(size, most))
 
     few = _Rows(model, choose)
     _odd_sites(few, args, kwargs)
-    largest = max(sizes, default=0)
-    return FewRows(few, most / largest) if largest > 2 * most else None
+    largest = max(sizes.values(), default=0)
+    if largest <= 2 * most:
+        return None
+    return FewRows(few, most / largest, largest if len(sizes) == 1 else None)
 
 
 def whole_plates(
@@ -181,10 +221,12 @@ class Anchor(NamedTuple):
     Attributes:
         point: unconstrained coordinates, (d,).
         of_all: value and gradients there.
+        params: parameters of a reference that is expanded instead of the model, see ``Program``.
     """
 
     point: jax.Array
     of_all: Expansion
+    params: dict[str, Any] = {}  # noqa: RUF012
 
 
 def center(flat: jax.Array) -> jax.Array:

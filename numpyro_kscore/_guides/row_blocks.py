@@ -1,0 +1,158 @@
+"""The latents of a model that are in the rows of a plate, a block of numbers for each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to
+from numpyro.infer.util import helpful_support_errors
+
+from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.layout import Frame, Site
+from numpyro_kscore._tracing.supports import free_axes
+from numpyro_kscore._tracing.validation import num_rows
+
+__all__ = ["RowBlock", "feasible", "find_row_blocks", "plate_of", "start_of"]
+
+# Most latent numbers of a row: each takes a pass over the data for a column of its Hessian.
+LARGEST_ROW = 32
+# Where modes are looked for from, unconstrained. Zero may make logits of zero, where the derivative
+# of NumPyro's binomial distribution is wrong, since its log density is written with |logits|.
+START = 0.05
+
+
+class RowBlock(NamedTuple):
+    """The latents in the rows of one plate.
+
+    Attributes:
+        plate: name of the plate.
+        sites: its latents, with their places in a flat vector of the block.
+        plates: the plates that all of them are in, with the numbers of rows drawn, outer ones
+            first. A row is an element of all of these.
+        dims: the dimensions of these plates, negative.
+        scale: how many rows each row that is drawn stands for.
+        columns: places by row, (rows, k).
+    """
+
+    plate: str
+    sites: tuple[Site, ...]
+    plates: dict[str, int]
+    dims: tuple[int, ...]
+    scale: float
+    columns: np.ndarray
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of one number for each row, with the plates at their dimensions."""
+        shape = [1] * max(-dim for dim in self.dims)
+        for dim, size in zip(self.dims, self.plates.values(), strict=True):
+            shape[dim] = size
+        return tuple(shape)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of its latents."""
+        return frozenset(site.name for site in self.sites)
+
+    def ravel(self, coordinates: dict[str, jax.Array]) -> jax.Array:
+        """Unconstrained values by site as numbers by row, (rows, k)."""
+        flat = jnp.concatenate([jnp.ravel(coordinates[site.name]) for site in self.sites])
+        return flat[self.columns]
+
+    def unravel(self, rows: jax.Array) -> dict[str, jax.Array]:
+        """Numbers by row, (rows, k), as unconstrained values by site."""
+        flat = jnp.ravel(rows)[np.argsort(self.columns, axis=None)]
+        return {
+            site.name: flat[site.start : site.start + site.size].reshape(site.shape)
+            for site in self.sites
+        }
+
+
+def feasible(site: dict[str, Any]) -> jax.Array:
+    """The value of a latent site at zero in unconstrained coordinates."""
+    with helpful_support_errors(site):
+        transform = biject_to(site["fn"].support)
+    shape = tuple(site["kwargs"].get("sample_shape", ())) + site["fn"].shape()
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def start_of(blocks: Sequence[RowBlock]) -> dict[str, jax.Array]:
+    """Unconstrained values of the latents of blocks, from where their modes are looked for."""
+    return {site.name: jnp.full(site.shape, START) for block in blocks for site in block.sites}
+
+
+def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:
+    """The first of the amortized plates that a latent of a trace is in; None if it is in none."""
+    if not is_latent(site):
+        return None
+    inside = {frame.name for frame in site["cond_indep_stack"]}
+    return next((plate for plate in amortized if plate in inside), None)
+
+
+def find_row_blocks(trace: dict[str, Any], amortized: Sequence[str]) -> tuple[RowBlock, ...]:
+    """The blocks of rows, one for each amortized plate.
+
+    Args:
+        trace: trace of the model.
+        amortized: names of plates. A latent in several of them belongs to the first one.
+
+    Raises:
+        ValueError: for a plate that is none of the model's or has no latents, for latents that are
+            not free row by row, and for rows of too many numbers.
+    """
+    blocks = []
+    for plate in amortized:
+        names = [name for name, site in trace.items() if plate_of(site, amortized) == plate]
+        if not names:
+            known = [name for name, site in trace.items() if site["type"] == "plate"]
+            raise ValueError(
+                f"amortize: expected plates of the model {known} that have latents in them; got "
+                f"'{plate}'"
+            )
+        blocks.append(_block(plate, names, trace))
+    return tuple(blocks)
+
+
+def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
+    sites: list[Site] = []
+    start = 0
+    for name in names:
+        site = trace[name]
+        with helpful_support_errors(site):
+            transform = biject_to(site["fn"].support)
+        shape = tuple(transform.inverse_shape(jnp.shape(site["value"])))
+        frames = _frames(trace, site)
+        if any(frame.axis >= free_axes(site) for frame in frames):
+            raise ValueError(
+                f"amortize: expected latents that are free row by row in plate '{plate}'; got "
+                f"'{name}', whose support ties rows to each other"
+            )
+        sites.append(Site(name, shape, start, frames))
+        start += math.prod(shape)
+    shared = set.intersection(*({frame.name for frame in site.frames} for site in sites))
+    frames = tuple(frame for frame in sites[0].frames if frame.name in shared)
+    frames = tuple(sorted(frames, key=lambda frame: frame.dim))
+    plates = {frame.name: frame.size for frame in frames}
+    columns = np.concatenate([site.coordinates(plates) for site in sites], axis=1)
+    if columns.shape[1] > LARGEST_ROW:
+        raise ValueError(
+            f"amortize: expected at most {LARGEST_ROW} latent numbers in a row of '{plate}', those "
+            f"of plates within it included; got {columns.shape[1]} by {names}. Amortize the inner "
+            "plate, and leave the outer one to the global latents"
+        )
+    scale = math.prod(frame.full_size / frame.size for frame in frames)
+    dims = tuple(frame.dim for frame in frames)
+    return RowBlock(plate, tuple(sites), plates, dims, scale, columns)
+
+
+def _frames(trace: dict[str, Any], site: dict[str, Any]) -> tuple[Frame, ...]:
+    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
+    return tuple(
+        Frame(frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame))
+        for frame in site["cond_indep_stack"]
+    )

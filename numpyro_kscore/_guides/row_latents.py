@@ -1,0 +1,229 @@
+"""Draws of the latents in the rows of plates, given all other latents, and their densities.
+
+Given the global latents each row has a posterior of its own, in a few dimensions. Newton's method
+finds its mode and curvature; a small network, the same for all rows, turns noise into what is left
+to add to that Gaussian. It sees of a row how the gradient of its log density departs from that of
+the Gaussian at a few points, which is zero for a normal posterior: so it need not see data, and
+rows may have any number of observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from numpyro import handlers
+
+from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at, hessian_blocks
+from numpyro_kscore._guides.perceptron import GATE_RATE
+from numpyro_kscore._guides.residual import local_log_density
+from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks, start_of
+from numpyro_kscore._tracing.coordinates import evaluate_at
+from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.subsampling import with_rows
+
+__all__ = [
+    "Conditional",
+    "RowDraws",
+    "RowMap",
+    "draw_rows",
+    "num_features",
+    "residual_map",
+    "row_couplings",
+]
+
+# How far from the mean the gradients are taken that a network sees, in standard deviations.
+PROBES = (-1.5, 1.5)
+# Features are squashed to this size: gradients in the tails may be exponentials.
+LARGEST_FEATURE = 3.0
+
+# From noise (k,) and features (f,) of a row to standardized numbers (k,).
+RowMap = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Conditional(NamedTuple):
+    """A model whose global latents, parameters and rows of plates are given.
+
+    Attributes:
+        model: the model, seeded, with these values.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        values: dict[str, Any],
+        rows: dict[str, jax.Array],
+    ) -> Conditional:
+        """A model at values by name, and rows of its subsampled plates."""
+        seeded = handlers.seed(with_rows(model, rows), random.key(0))
+        return cls(handlers.substitute(seeded, data=values), args, kwargs)
+
+    def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
+        """The blocks of rows, see :func:`find_row_blocks`."""
+        with handlers.block():
+            model = handlers.substitute(
+                self.model,
+                substitute_fn=lambda site: feasible(site) if _is_open(site) else None,
+            )
+            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+        return find_row_blocks(trace, amortized)
+
+    def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
+        """Log joint density at unconstrained values of the latents in rows, and the trace."""
+        with handlers.block():
+            return evaluate_at(self.model, self.args, self.kwargs, coordinates, {})
+
+    def of_block(
+        self, block: RowBlock, others: dict[str, jax.Array]
+    ) -> Callable[[jax.Array], jax.Array]:
+        """Log density of the rows of a block, (E, k), up to a constant; not scaled."""
+        return lambda rows: self.at({**others, **block.unravel(rows)})[0] / block.scale
+
+
+def _is_open(site: dict[str, Any]) -> bool:
+    return is_latent(site) and site["value"] is None
+
+
+class RowDraws(NamedTuple):
+    """One draw of all rows.
+
+    Attributes:
+        coordinates: unconstrained values by site.
+        log_density: of the rows of each block, in unconstrained coordinates, scaled by plates.
+    """
+
+    coordinates: dict[str, jax.Array]
+    log_density: tuple[jax.Array, ...]
+
+
+def num_features(dim: int) -> int:
+    """How many features a row of ``dim`` numbers has."""
+    return len(PROBES) * dim * dim
+
+
+def draw_rows(
+    conditional: Conditional,
+    blocks: tuple[RowBlock, ...],
+    fixed: Conditional,
+    start: dict[str, jax.Array],
+    maps: Sequence[RowMap] | None,
+    noise: Sequence[jax.Array],
+) -> RowDraws:
+    """A draw of all rows, differentiable in what is given.
+
+    Args:
+        conditional: the model at the global latents.
+        blocks: its rows.
+        fixed: the same, not differentiated.
+        start: unconstrained values by site, from where modes are looked for.
+        maps: from noise and features to standardized numbers, by block; without them the draw is
+            the modes, and the density that of the Gaussians there.
+        noise: standard normal, (E, k) by block.
+    """
+    coordinates = dict(start)
+    densities = []
+    for number, block in enumerate(blocks):
+        others = {name: u for name, u in coordinates.items() if name not in block.names}
+        here = conditional.of_block(block, others)
+        there = fixed.of_block(block, lax.stop_gradient(others))
+        gaussians = _laplace(here, there, lax.stop_gradient(block.ravel(coordinates)))
+        eps = noise[number]
+        if maps is None:
+            x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
+        else:
+            # The bound is flat in them where the network is right, so that they need no derivative.
+            fixed_gaussians = jax.tree.map(lax.stop_gradient, gaussians)
+            features = _features(there, fixed_gaussians)
+            x = jax.vmap(maps[number])(eps, features)
+            log_density = jax.vmap(lambda e, f, m=maps[number]: local_log_density(
+                lambda noise: m(noise, f), e))(eps, features)  # fmt: skip
+        rows = gaussians.push(x)
+        coordinates.update(block.unravel(rows))
+        densities.append(block.scale * jnp.sum(log_density - gaussians.log_volume))
+    return RowDraws(coordinates, tuple(densities))
+
+
+def residual_map(out: Callable[[jax.Array], jax.Array]) -> RowMap:
+    """The residual map of a network's output (2 k,): what it shifts and scales of the noise."""
+
+    def push(noise: jax.Array, features: jax.Array) -> jax.Array:
+        dim = noise.shape[0]
+        found = out(jnp.concatenate([noise, features]))
+        return noise * jnp.exp(GATE_RATE * found[dim:]) + found[:dim]
+
+    return push
+
+
+def _laplace(
+    here: Callable[[jax.Array], jax.Array],
+    there: Callable[[jax.Array], jax.Array],
+    start: jax.Array,
+) -> RowGaussians:
+    """The Gaussians at the modes.
+
+    The search is not differentiated. One more step of Newton's method from its end, at which
+    gradients are zero, has the derivative of the mode in what is given.
+    """
+    near = find_modes(there, start)
+    modes = near.mean + near.solve(jax.grad(here)(near.mean))
+    return gaussians_at(here, modes)[1]
+
+
+def _features(here: Callable[[jax.Array], jax.Array], gaussians: RowGaussians) -> jax.Array:
+    """How the gradients near the modes depart from those of the Gaussians, (E, features)."""
+    dim = gaussians.mean.shape[1]
+    points = jnp.asarray(np.concatenate([p * np.eye(dim) for p in PROBES]), gaussians.mean.dtype)
+
+    def departure(point: jax.Array) -> jax.Array:
+        x = jnp.broadcast_to(point, gaussians.mean.shape)
+        found = gaussians.standardized(jax.grad(here)(gaussians.push(x))) + x
+        return LARGEST_FEATURE * jnp.tanh(found / LARGEST_FEATURE)
+
+    found = jax.vmap(departure, out_axes=1)(points)
+    return found.reshape(found.shape[0], -1)
+
+
+def _log_normal(x: jax.Array) -> jax.Array:
+    return jnp.sum(-0.5 * x**2 - 0.5 * np.log(2 * np.pi), axis=1)
+
+
+def row_couplings(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
+    """How large a share other rows have in products with the Hessian, one for each block.
+
+    It is zero where the latents of a row depend on no others in rows.
+
+    Args:
+        conditional: the model at the global latents.
+        blocks: its rows.
+    """
+    start = start_of(blocks)
+    still = jax.tree.map(jnp.zeros_like, start)
+    gradient = jax.grad(lambda coordinates: conditional.at(coordinates)[0])
+    found = []
+    for number, block in enumerate(blocks):
+        others = {name: u for name, u in start.items() if name not in block.names}
+        log_density = conditional.of_block(block, others)
+        weights = random.normal(random.key(number), (len(block.columns),))
+        rows = block.ravel(start)
+        expected = weights[:, None, None] * hessian_blocks(log_density, rows)[1]
+        apart = hessian_blocks(log_density, rows, weights)[1] - expected
+        moved = {**still, **block.unravel(jnp.broadcast_to(weights[:, None], rows.shape))}
+        changes = jax.jvp(gradient, (start,), (moved,))[1]
+        elsewhere = [jnp.ravel(changes[name]) / block.scale for name in others]
+        largest = jnp.max(jnp.abs(expected))
+        most = jnp.max(jnp.abs(jnp.concatenate([jnp.ravel(apart), *elsewhere])))
+        found.append(most / jnp.where(largest > 0, largest, 1.0))
+    return found

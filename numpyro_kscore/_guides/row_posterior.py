@@ -1,0 +1,127 @@
+"""Draws of all latents of a model, in the rows of plates and outside, for all rows of data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from numpyro import handlers
+
+from numpyro_kscore._guides.row_latents import Conditional
+from numpyro_kscore._guides.rows import Amortized, Outline
+from numpyro_kscore._tracing.coordinates import trace_at
+from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.subsampling import whole_plates
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = ["RowPosterior"]
+
+Params = dict[str, Any]
+
+
+# Numbers in the draws for a median, and the fewest draws: all rows may take much memory.
+MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
+
+
+class RowPosterior(NamedTuple):
+    """The latents of some data, those in rows included.
+
+    Attributes:
+        amortized: the guide of the rows.
+        args: arguments of the model; all rows are drawn, whatever the size of a minibatch.
+        kwargs: its keyword arguments.
+        unpack: flat coordinates of the global latents (d,) by site.
+        draw_globals: from a key, parameters and a count to flat coordinates (count, d).
+        forms: from parameters to the forms of the global latents.
+    """
+
+    amortized: Amortized
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    unpack: Callable[[jax.Array], dict[str, jax.Array]]
+    draw_globals: Callable[[jax.Array, Params, int], jax.Array]
+    forms: Callable[[Params], dict[str, Form]]
+
+    def sample(self, key: jax.Array, params: Params, count: int) -> dict[str, jax.Array]:
+        """Values of latent and deterministic sites, leading axis ``count``."""
+        return self._draws(key, params, count)[2]
+
+    def median(self, params: Params, most: int) -> dict[str, jax.Array]:
+        """Values at the medians of all coordinates, from at most so many draws."""
+        flat, rows, _ = self._draws(random.key(0), params, self.num_draws(params, most))
+        middle = {name: jnp.median(u, axis=0) for name, u in rows.items()}
+        return quick_jit(self._values)(params, jnp.median(flat, axis=0), middle)
+
+    def num_draws(self, params: Params, most: int) -> int:
+        """How many draws of all rows to take for a quantile, at most so many."""
+        one = jax.eval_shape(lambda p: self.sample(random.key(0), p, 1), params)
+        size = sum(math.prod(value.shape) for value in one.values())
+        return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
+
+    def _draws(self, key: jax.Array, params: Params, count: int) -> Any:
+        """Coordinates of global latents and of those in rows, and values of all sites."""
+
+        def draw(key: jax.Array, params: Params) -> Any:
+            global_key, row_key = random.split(key)
+            flat = self.draw_globals(global_key, params, count)
+
+            def one(pair: tuple[jax.Array, jax.Array]) -> Any:
+                coordinates = self._rows_at(params, *pair)
+                return coordinates, self._values(params, pair[1], coordinates)
+
+            # One after another: a draw takes the memory of all rows.
+            return flat, *lax.map(one, (random.split(row_key, count), flat))
+
+        return quick_jit(draw)(key, params)
+
+    def _rows_at(self, params: Params, key: jax.Array, flat: jax.Array) -> dict[str, jax.Array]:
+        """Unconstrained values of the latents in rows, at global ones (d,)."""
+        outline = self._outline(params, flat)
+        keys = iter(random.split(key, len(self.amortized.plates)))
+        with handlers.block(), handlers.substitute(data=params):
+            found = self.amortized.trace_rows(
+                outline,
+                self._rows(outline),
+                self.args,
+                self.kwargs,
+                lambda block: random.normal(next(keys), block.columns.shape),
+            )
+        return found.draws.coordinates
+
+    def _values(
+        self, params: Params, flat: jax.Array, coordinates: dict[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """Values of latent and deterministic sites at coordinates of all latents."""
+        outline = self._outline(params, flat)
+        model = self.amortized.model
+        conditional = Conditional.of(
+            model, self.args, self.kwargs, outline.values, self._rows(outline)
+        )
+        trace = conditional.at(coordinates)[1]
+        latents = {*self.unpack(flat), *coordinates}
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if name in latents or site["type"] == "deterministic"
+        }
+
+    def _outline(self, params: Params, flat: jax.Array) -> Outline:
+        outer = handlers.seed(self.amortized.outer, random.key(0))
+        coordinates = self.unpack(flat)
+        with handlers.block(), handlers.substitute(data=params):
+            trace = trace_at(outer, self.args, self.kwargs, coordinates, self.forms(params))
+            values = {name: trace[name]["value"] for name in coordinates}
+            return self.amortized.outline(self.args, self.kwargs, values)
+
+    def _rows(self, outline: Outline) -> dict[str, jax.Array]:
+        """All rows, or those that the model knows if it is handed a batch from outside."""
+        model = self.amortized.model
+        is_whole = whole_plates(model, self.args, self.kwargs) is not model
+        return {
+            name: jnp.arange(plate.size if is_whole else plate.drawn)
+            for name, plate in outline.subsampled.items()
+        }

@@ -1,0 +1,255 @@
+"""The guide of the latents in the rows of plates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax import lax
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from numpyro_kscore._guides.perceptron import perceptron
+from numpyro_kscore._guides.row_blocks import RowBlock, feasible, plate_of, start_of
+from numpyro_kscore._guides.row_latents import (
+    Conditional,
+    RowDraws,
+    RowMap,
+    draw_rows,
+    num_features,
+    residual_map,
+    row_couplings,
+)
+from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.subsampling import spread_rows
+from numpyro_kscore._util.checks import is_concrete
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates"]
+
+# Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
+WIDTHS = (32, 32)
+# Share of other rows in a product with a Hessian, above which rows are dependent.
+MOST_COUPLED = 1e-3
+
+
+class Plate(NamedTuple):
+    """A plate of a model.
+
+    Attributes:
+        size: number of all rows.
+        drawn: number of rows drawn; None for all.
+        dim: its dimension, negative; None if no site is in it.
+    """
+
+    size: int
+    drawn: int | None
+    dim: int | None
+
+    @property
+    def is_subsampled(self) -> bool:
+        """Whether only some rows are drawn."""
+        return self.drawn not in (None, self.size)
+
+
+class Outline(NamedTuple):
+    """What a model is outside of the rows of plates.
+
+    Attributes:
+        values: global latents and parameters by name.
+        plates: all plates by name.
+        locals: names of the latents in rows.
+    """
+
+    values: dict[str, Any]
+    plates: dict[str, Plate]
+    locals: tuple[str, ...]
+
+    @property
+    def subsampled(self) -> dict[str, Plate]:
+        """The plates that draw some of their rows."""
+        return {name: plate for name, plate in self.plates.items() if plate.is_subsampled}
+
+
+class RowTrace(NamedTuple):
+    """A draw of all rows, and the model there.
+
+    Attributes:
+        blocks: the rows.
+        draws: of their latents.
+        trace: of the model.
+    """
+
+    blocks: tuple[RowBlock, ...]
+    draws: RowDraws
+    trace: dict[str, Any]
+
+
+class Amortized(NamedTuple):
+    """What a guide of the rows of a model consists of.
+
+    Attributes:
+        model: the model.
+        plates: names of the plates whose rows have latents.
+        prefix: prefix of the names of parameters and sites.
+    """
+
+    model: Callable[..., Any]
+    plates: tuple[str, ...]
+    prefix: str
+
+    def outline(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], given: dict[str, Any] | None = None
+    ) -> Outline:
+        """Run the model for its global latents and parameters, which handlers outside see.
+
+        Args:
+            args: arguments of the model.
+            kwargs: its keyword arguments.
+            given: values of the global latents, if they are known; handlers then see parameters.
+        """
+        names: set[str] = set()
+
+        def is_hidden(site: dict[str, Any]) -> bool:
+            if site["type"] in ("param", "mutable"):
+                return False
+            if given is None and is_latent(site) and plate_of(site, self.plates) is None:
+                names.add(site["name"])
+                return False
+            return site.get("name", "") not in {f"_{name}_log_det" for name in names}
+
+        model = _Placeholders(self.model, self.plates)
+        if given is not None:
+            model = handlers.substitute(model, data=given)
+        with handlers.block(hide_fn=is_hidden):
+            trace = handlers.trace(model).get_trace(*args, **kwargs)
+        kept = {*names, *(given or {})}
+        values = {
+            name: site["value"]
+            for name, site in trace.items()
+            if name in kept or site["type"] in ("param", "mutable")
+        }
+        stacks = [site["cond_indep_stack"] for site in trace.values() if site["type"] == "sample"]
+        dims = {frame.name: frame.dim for stack in stacks for frame in stack}
+        plates = {
+            name: Plate(site["args"][0], site["args"][1], dims.get(name))
+            for name, site in trace.items()
+            if site["type"] == "plate"
+        }
+        inside = tuple(name for name, site in trace.items() if plate_of(site, self.plates))
+        return Outline(values, plates, inside)
+
+    def outer(self, *args: Any, **kwargs: Any) -> None:
+        """The model without what is in the rows."""
+        self.outline(args, kwargs)
+
+    def check(self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise ``ValueError`` where rows depend on each other, by their densities' Hessian.
+
+        Args:
+            trace: of the global latents; where it is not concrete nothing is checked.
+            args: arguments of the model.
+            kwargs: its keyword arguments.
+        """
+        values = {name: site["value"] for name, site in trace.items() if is_latent(site)}
+        if not all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, values))):
+            return
+        names: list[str] = []
+
+        def couplings(values: dict[str, Any]) -> list[jax.Array]:
+            with handlers.block():
+                outline = self.outline(args, kwargs, values)
+            rows = {name: jnp.arange(plate.drawn) for name, plate in outline.subsampled.items()}
+            conditional = Conditional.of(self.model, args, kwargs, outline.values, rows)
+            blocks = conditional.blocks(self.plates)
+            names[:] = [block.plate for block in blocks]
+            return row_couplings(conditional, blocks)
+
+        found = quick_jit(couplings)(values)
+        for plate, coupling in zip(names, found, strict=True):
+            if coupling > MOST_COUPLED:
+                raise ValueError(
+                    f"amortize: expected rows of '{plate}' that are independent given the latents "
+                    "outside; got a density in which they depend on each other. Leave the plate "
+                    "out: its latents are then global"
+                )
+
+    def trace_rows(
+        self,
+        outline: Outline,
+        rows: dict[str, jax.Array],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        noise: Callable[[RowBlock], jax.Array] | None,
+    ) -> RowTrace:
+        """Draw the latents of rows.
+
+        Args:
+            outline: the global latents.
+            rows: rows of subsampled plates, by name.
+            args: arguments of the model.
+            kwargs: its keyword arguments.
+            noise: standard normal noise (E, k) of a block; None takes the modes.
+        """
+        given = (self.model, args, kwargs)
+        conditional = Conditional.of(*given, outline.values, rows)
+        fixed = Conditional.of(*given, lax.stop_gradient(outline.values), rows)
+        blocks = fixed.blocks(self.plates)
+        start = start_of(blocks)
+        if noise is None:
+            maps, drawn = None, [jnp.zeros(block.columns.shape) for block in blocks]
+        else:
+            maps, drawn = self._maps(blocks), [noise(block) for block in blocks]
+        draws = draw_rows(conditional, blocks, fixed, start, maps, drawn)
+        return RowTrace(blocks, draws, conditional.at(draws.coordinates)[1])
+
+    def _maps(self, blocks: tuple[RowBlock, ...]) -> list[RowMap]:
+        """The networks of the rows, as parameters."""
+        found = []
+        for block in blocks:
+            dim = block.columns.shape[1]
+            name = f"{self.prefix}_{block.plate}_layers"
+            network = perceptron(name, dim + num_features(dim), WIDTHS, 2 * dim)
+            found.append(residual_map(network))
+        return found
+
+
+def draw_plates(plates: dict[str, Plate]) -> dict[str, numpyro.plate]:
+    """Plates by name, which draw rows that are spread over all unless a handler says which."""
+    with _Spread():
+        return {
+            name: numpyro.plate(name, plate.size, plate.drawn, dim=plate.dim)
+            for name, plate in plates.items()
+        }
+
+
+class _Spread(Messenger):
+    """Has plates draw rows at a cost that does not depend on their size."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Replace what a plate draws its rows by."""
+        if msg["type"] == "plate" and msg["value"] is None:
+            msg["fn"] = lambda size, drawn, rng_key=None: spread_rows(rng_key, size, drawn)
+
+
+class _Placeholders(Messenger):
+    """Gives latents in rows some value, and subsampled plates their first rows.
+
+    Which ones they are does not matter to the global latents.
+    """
+
+    def __init__(self, fn: Callable[..., Any], plates: Sequence[str]) -> None:
+        self.plates = plates
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Set the value of a latent in rows, or of a plate."""
+        if msg["value"] is not None:
+            return
+        if msg["type"] == "plate":
+            msg["value"] = jnp.arange(msg["args"][1])
+        elif msg["type"] == "sample" and plate_of(msg, self.plates):
+            msg["value"] = feasible(msg)
