@@ -15,7 +15,7 @@ draws (Talts et al. 2018); NUTS, subject by subject, tells errors of means and s
 
 import time
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,15 @@ NUM_TRIALS, NUM_LATENTS, HIDDEN = 60, 3, 64
 LATENTS = ("threshold", "log_slope", "lapse")
 
 
-def model(levels: Array, correct: Array | None = None, batch: int | None = None) -> None:
-    """Answers of many subjects: levels and correct answers are (subjects, trials)."""
-    with numpyro.plate("subjects", len(levels), subsample_size=batch) as rows:
+def model(levels: Array, correct: Array | None = None, total: int | None = None) -> None:
+    """Answers of some of ``total`` subjects: levels and correct answers are (subjects, trials)."""
+    with numpyro.plate("subjects", total or len(levels), subsample_size=len(levels)):
         threshold = numpyro.sample("threshold", dist.Normal(0.0, 1.0))
         log_slope = numpyro.sample("log_slope", dist.Normal(0.5, 0.7))
         lapse = numpyro.sample("lapse", dist.Beta(1.0, 9.0))
-        logits = jnp.exp(log_slope)[:, None] * (levels[rows] - threshold[:, None])
+        logits = jnp.exp(log_slope)[:, None] * (levels - threshold[:, None])
         chance = 0.5 + (0.5 - 0.5 * lapse)[:, None] * jax.nn.sigmoid(logits)
-        seen = None if correct is None else correct[rows]
-        numpyro.sample("correct", dist.Bernoulli(chance).to_event(1), obs=seen)
+        numpyro.sample("correct", dist.Bernoulli(chance).to_event(1), obs=correct)
 
 
 class Encoder(nn.Module):
@@ -73,14 +72,14 @@ class Sampler(nn.Module):
         return loc + jnp.exp(log_scale) * (mixed + bent)
 
 
-def guide(levels: Array, correct: Array, batch: int | None = None) -> None:
+def guide(levels: Array, correct: Array, total: int | None = None) -> None:
     """The latents of every subject from its trials and noise of its own."""
     encode = flax_module("encoder", Encoder(), input_shape=(1, NUM_TRIALS, 2))
     sampler = flax_module("sampler", Sampler(), jnp.zeros((1, HIDDEN)), jnp.zeros((1, NUM_LATENTS)))
-    with numpyro.plate("subjects", len(levels), subsample_size=batch) as rows:
+    with numpyro.plate("subjects", total or len(levels), subsample_size=len(levels)):
         unit = dist.Normal(jnp.zeros(NUM_LATENTS), 1.0).to_event(1)
         noise = numpyro.sample("noise", unit, infer={"is_auxiliary": True})
-        trials = jnp.stack([levels[rows], 2.0 * correct[rows] - 1.0], axis=-1)
+        trials = jnp.stack([levels, 2.0 * correct - 1.0], axis=-1)
         threshold, log_slope, lapse = jnp.moveaxis(sampler(encode(trials), noise), -1, 0)
         numpyro.sample("threshold", Implicit(threshold))
         numpyro.sample("log_slope", Implicit(log_slope))
@@ -93,6 +92,17 @@ def simulate(key: Array, num_subjects: int) -> tuple[Array, Array, dict[str, Arr
     drawn = Predictive(model, num_samples=1)(random.fold_in(key, 1), levels)
     drawn = {name: value[0] for name, value in drawn.items()}
     return levels, drawn.pop("correct").astype(float), drawn
+
+
+def studies(key: Array, total: int, batch: int) -> Callable[[int], Iterator[tuple[Array, Array]]]:
+    """A loader whose every epoch has ``total`` new subjects."""
+
+    def batches(epoch: int) -> Iterator[tuple[Array, Array]]:
+        levels, correct, _ = simulate(random.fold_in(key, epoch), total)
+        for start in range(0, total, batch):
+            yield levels[start : start + batch], correct[start : start + batch]
+
+    return batches
 
 
 def coordinates(draws: dict[str, Any]) -> np.ndarray:
@@ -147,7 +157,9 @@ def plot(path: Path, below: np.ndarray, draws: np.ndarray, truth: np.ndarray) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit, check calibration, compare with NUTS, print and draw."""
     parser = ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--studies", type=int, default=4_000, help="simulated data sets")
+    parser.add_argument(
+        "--studies", type=int, default=4_000, help="simulated data sets of an epoch"
+    )
     parser.add_argument("--batch", type=int, default=16, help="data sets of a step")
     parser.add_argument("--steps", type=int, default=3_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -160,11 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_checked, num_new, num_draws = 20, 2, 50
 
     key = random.key(options.seed)
-    levels, correct, _ = simulate(key, options.studies)
-    svi = SVI(model, guide, optax.adam(3e-3), ImplicitELBO(num_particles=64))
+    loader = studies(key, options.studies, options.batch)
+    svi = SVI(model, guide, optax.adam(3e-3), ImplicitELBO())
     start = time.perf_counter()
     result = fit(
-        svi, key, levels, correct, options.batch, max_steps=options.steps, criterion="loss"
+        svi, key, options.studies, loader=loader, max_steps=options.steps, criterion="loss"
     )
     print(f"{result.info.steps} steps, {time.perf_counter() - start:.0f} s: {result.info.reason}")
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
@@ -29,7 +30,7 @@ from numpyro_kscore._fit.svi import (
     strongly_typed,
 )
 from numpyro_kscore._util.batches import Batches
-from numpyro_kscore._util.checks import is_concrete
+from numpyro_kscore._util.checks import check_svi, is_concrete
 from numpyro_kscore._util.keys import check_key
 
 __all__ = ["FitInfo", "FitResult", "fit"]
@@ -203,6 +204,7 @@ def fit(
     slots = parameter_slots(svi, state.optim_state)
     layout = None if criterion == "loss" else inspect_svi(svi, state, given)
     dim = latent_size(svi, state, given) if layout is None else layout.size
+    _check_parameters(svi, state)
     rule = settings.rule(dim)
     take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
     expander = (
@@ -233,13 +235,20 @@ def _check_batch(svi: SVI, given: Given) -> None:
 
 
 def _check_call(svi: SVI, rng_key: jax.Array) -> None:
-    if not isinstance(svi, SVI):
-        raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    check_svi(svi)
     check_key(rng_key)
     if not is_concrete(rng_key):
         raise TypeError(
             "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
             "got a traced rng_key. Use svi.run there"
+        )
+
+
+def _check_parameters(svi: SVI, state: SVIState) -> None:
+    if not jax.tree.leaves(svi.optim.get_params(state.optim_state)):
+        raise ValueError(
+            "svi: expected parameters to fit, in guide or model; got none. Make what shapes the "
+            "draws a numpyro.param, or a network's by flax_module"
         )
 
 

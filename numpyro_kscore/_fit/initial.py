@@ -9,6 +9,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -42,7 +43,12 @@ def initial_state(
     guide = svi.guide
     # Others may keep what they see at their first call, which must then be values.
     if not isinstance(guide, AutoImplicit):
-        return init(rng_key)
+        try:
+            return init(rng_key)
+        except ValueError as error:
+            # NumPyro names the distribution that gets a value, not the latent that has it.
+            check_within_supports(svi.model, guide, args, {**kwargs, **svi.static_kwargs}, error)
+            raise
     if guide.prototype_trace is None:
         # With the key that svi.init would give it.
         guide_key = jax.random.split(rng_key, 3)[2]

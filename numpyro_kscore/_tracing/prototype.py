@@ -97,10 +97,16 @@ def find_prototype(
         tried = (
             "init_to_uniform, init_to_sample and init_to_median" if is_default else "init_loc_fn"
         )
+        missing = _observed_without_value(model, rng_key, args, kwargs)
+        advice = (
+            f"Observed values of {missing} are not finite: leave them out, or mask them"
+            if missing
+            else "Look for a prior that allows what the likelihood cannot take, or give values: "
+            "init_loc_fn=init_to_value(values={...})"
+        )
         raise RuntimeError(
             f"model: expected initial values at which its density and gradient are finite; got "
-            f"none in 100 attempts by {tried} ({error}). Look for a prior that allows what the "
-            "likelihood cannot take, or give values: init_loc_fn=init_to_value(values={...})"
+            f"none in 100 attempts by {tried} ({error}). {advice}"
         ) from error
     return _prototype(info.model_trace, info.param_info.z)
 
@@ -130,6 +136,15 @@ def _initialized(initialize: Callable[[Array], Any], rng_key: Array) -> Prototyp
 def _prototype(trace: dict[str, dict[str, Any]], latents: dict[str, Array]) -> Prototype:
     # A compiled program returns a dict in alphabetical order; that of the model counts.
     return Prototype(trace, {name: latents[name] for name in trace if name in latents})
+
+
+def _observed_without_value(
+    model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    with handlers.block():
+        trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+    observed = [site for site in trace.values() if site.get("is_observed")]
+    return [site["name"] for site in observed if not jnp.all(jnp.isfinite(site["value"]))]
 
 
 def _have_supports(trace: dict[str, Any]) -> bool:

@@ -12,13 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.dependencies import seeded, sources_of
 
-__all__ = ["free_axes", "support_sources"]
+__all__ = ["check_within_supports", "free_axes", "support_sources"]
 
 
 def free_axes(model_site: dict[str, Any]) -> int:
@@ -61,6 +62,35 @@ def support_sources(
         for name, value in latents.items()
     }
     return {name: names - {name} for name, names in sources_of(images, shapes).items()}
+
+
+def check_within_supports(
+    model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Exception
+) -> None:
+    """Raise ``ValueError`` if a guide, as it starts, draws a latent outside the prior's support.
+
+    Args:
+        model: the model.
+        guide: the guide.
+        args: arguments of both.
+        kwargs: keyword arguments of both.
+        cause: what was raised instead.
+    """
+    key = jax.random.key(0)
+    of_guide, of_model = (
+        handlers.trace(handlers.seed(fn, key)).get_trace(*args, **kwargs) for fn in (guide, model)
+    )
+    for name, site in of_guide.items():
+        if site["type"] != "sample" or name not in of_model:
+            continue
+        support, value = of_model[name]["fn"].support, np.asarray(site["value"])
+        if not np.all(support(value)):
+            raise ValueError(
+                f"guide: expected values of {name!r} within its support, {support}; got some from "
+                f"{value.min():.3g} to {value.max():.3g}. Map an unconstrained value x there: "
+                "Implicit(jnp.exp(x), unconstrained=x) for a positive one, "
+                "biject_to(support)(x) in general"
+            ) from cause
 
 
 def _image_of_zeros(site: dict[str, Any]) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.infer import SVI
 
 __all__ = [
     "as_points",
@@ -14,6 +15,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_positive",
+    "check_svi",
     "is_concrete",
     "with_jax_leaves",
 ]
@@ -50,6 +52,15 @@ def check_choice(name: str, x: Any, choices: tuple[Any, ...]) -> None:
     """Raise ``ValueError`` unless ``x`` is one of ``choices``."""
     if not any(x is c or (isinstance(x, str) and x == c) for c in choices):
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}; got {x!r}")
+
+
+def check_svi(svi: Any) -> None:
+    """Raise ``TypeError`` unless ``svi`` is NumPyro's ``SVI``."""
+    if not isinstance(svi, SVI):
+        raise TypeError(
+            f"svi: expected SVI(model, guide, optim, loss) of numpyro.infer; got a "
+            f"{type(svi).__name__}"
+        )
 
 
 def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 __all__ = ["check_key", "key_apart"]
@@ -22,6 +23,16 @@ def key_apart(key: jax.Array, number: int) -> jax.Array:
 
 
 def check_key(key: Any) -> None:
-    """Raise ``TypeError`` unless ``key`` is a random key; an integer seed is none."""
-    if not isinstance(key, jax.Array | np.ndarray):
-        raise TypeError(f"rng_key: expected a random key such as jax.random.key(0); got {key!r}")
+    """Raise ``TypeError`` unless ``key`` is a random key; a seed or data are none."""
+    dtype: Any = getattr(key, "dtype", None)
+    if isinstance(key, jax.Array) and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        is_key = key.ndim == 0
+    else:
+        is_array = isinstance(key, jax.Array | np.ndarray)
+        is_key = is_array and dtype == jnp.uint32 and key.ndim == 1
+    if not is_key:
+        given = repr(key) if dtype is None else f"an array of {dtype}, shape {key.shape}"
+        raise TypeError(
+            f"rng_key: expected one random key such as jax.random.key(0); got {given}. The key "
+            "comes before the data"
+        )

@@ -25,7 +25,7 @@ from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
 from numpyro_kscore._tracing.layout import Site, coordinate_names
-from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.checks import check_count, check_svi
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
@@ -119,8 +119,7 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
     Raises:
         TypeError: for anything but an ``SVI`` and a random key.
     """
-    if not isinstance(svi, SVI):
-        raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    check_svi(svi)
     check_key(rng_key)
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         # NumPyro 0.22 reshapes the words of a key, which a typed key does not show.

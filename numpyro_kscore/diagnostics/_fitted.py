@@ -19,6 +19,7 @@ from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import at_source, draw_particle, draw_sources, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program, is_subsampled, trace_both
 from numpyro_kscore._tracing.subsampling import whole_plates, with_all_rows
+from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = [
@@ -61,8 +62,7 @@ def fitted_guide(
         ValueError: if the model has latents that the guide does not draw, or is handed some rows of
             a plate, and for guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
     """
-    if not isinstance(svi, SVI):
-        raise TypeError(f"svi: expected an SVI of numpyro.infer; got {svi!r}")
+    check_svi(svi)
     if not hasattr(result, "params") or not hasattr(result, "state"):
         raise TypeError(
             f"result: expected what svi.run or fit returns; got {type(result).__name__}. "

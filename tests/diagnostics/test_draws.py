@@ -90,7 +90,7 @@ def test_wrong_objects_are_named():
     svi, result = fitted(implicit_guide)
     with pytest.raises(ValueError, match="num_samples: expected an integer of at least 100; got 9"):
         diagnose(svi, result, DATA, num_samples=9)
-    with pytest.raises(TypeError, match="svi: expected an SVI"):
+    with pytest.raises(TypeError, match="svi: expected SVI.model"):
         evaluate_guide(model, result, DATA)
     with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
         evaluate_guide(svi, result.params, DATA)

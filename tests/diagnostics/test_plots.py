@@ -139,5 +139,5 @@ def test_vsbc_of_a_conjugate_model():
     assert [panel.get_title()[:4] for panel in figure.axes] == ["z[0]", "z[1]"]
     counts = [sum(patch.get_height() for patch in panel.patches) for panel in figure.axes]
     assert counts == [20, 20]
-    with pytest.raises(TypeError, match="rng_key: expected a random key such as .*; got 0"):
+    with pytest.raises(TypeError, match="rng_key: expected one random key such as .*; got 0"):
         vsbc(svi, 0, observed_sites=["y"])

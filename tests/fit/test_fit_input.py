@@ -9,7 +9,7 @@ import optax
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
-from numpyro_kscore import ImplicitELBO, fit
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
 from support.fits import DATA, KEY, MEAN, QUICK, guide, make_svi, model
 
 
@@ -42,6 +42,39 @@ def test_a_point_needs_the_loss_as_its_criterion():
     np.testing.assert_allclose(result.params["loc"], MEAN, atol=1e-2)
 
 
+def test_a_fit_needs_parameters():
+    def fixed(data):
+        unit = dist.Normal(jnp.zeros(2), 1.0).to_event(1)
+        noise = numpyro.sample("noise", unit, infer={"is_auxiliary": True})
+        numpyro.sample("z", Implicit(noise))
+
+    with pytest.raises(ValueError, match="svi: expected parameters to fit.*got none"):
+        fit(make_svi(guide=fixed), KEY, DATA, criterion="loss", **QUICK)
+
+
+def test_values_outside_a_support_are_named():
+    """NumPyro says that the likelihood got an invalid scale, and not from where."""
+
+    def scaled(data):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
+
+    def negative(data):
+        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.sample("scale", Implicit(numpyro.param("loc", -9.0) + noise))
+
+    svi = SVI(scaled, negative, optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(ValueError, match=r"values of 'scale' within its support.*jnp.exp"):
+        fit(svi, KEY, jnp.ones(3), **QUICK)
+
+
+@pytest.mark.filterwarnings("ignore:.*Out-of-support values:UserWarning")
+def test_observed_values_that_are_missing_are_named():
+    svi = SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(RuntimeError, match=r"Observed values of \['y'\] are not finite"):
+        fit(svi, KEY, jnp.full_like(DATA, jnp.nan), **QUICK)
+
+
 def test_an_aggregate_needs_the_loss_as_its_criterion():
     svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(aggregate="rows"))
     with pytest.raises(ValueError, match="criterion: expected 'loss' for an objective with aggreg"):
@@ -49,10 +82,12 @@ def test_an_aggregate_needs_the_loss_as_its_criterion():
 
 
 def test_wrong_objects_are_refused():
-    with pytest.raises(TypeError, match="svi: expected an SVI of numpyro.infer; got 'svi'"):
+    with pytest.raises(TypeError, match="svi: expected SVI.model, guide, .*got a str"):
         fit("svi", KEY, DATA)
-    with pytest.raises(TypeError, match=r"rng_key: expected a random key such as .*; got 0"):
+    with pytest.raises(TypeError, match=r"rng_key: expected one random key such as .*; got 0"):
         fit(make_svi(), 0, DATA)
+    with pytest.raises(TypeError, match=r"got an array of float32, shape .* before the data"):
+        fit(make_svi(), jnp.asarray(DATA))
     svi = SVI(model, guide, numpyro.optim.Minimize(), Trace_ELBO())
     with pytest.raises(TypeError, match="state holds the parameters.*got Minimize"):
         fit(svi, KEY, DATA)

@@ -107,5 +107,5 @@ def test_keys_of_other_kinds_are_refused(path):
     found = load_guide(path)
     with pytest.raises(TypeError, match="expected one key of two words"):
         found.sample_posterior(random.key(0, impl="rbg"))
-    with pytest.raises(TypeError, match="expected a random key"):
+    with pytest.raises(TypeError, match="expected one random key"):
         found.sample_posterior(0)

@@ -147,7 +147,7 @@ def test_errors():
     svi, result = fitted(model, guide, {"nothing": jnp.zeros(())})
     with pytest.raises(ValueError, match="num_chains: expected an integer of at least 1; got 0"):
         warm_start(svi, result, 0)
-    with pytest.raises(TypeError, match="rng_key: expected a random key"):
+    with pytest.raises(TypeError, match="rng_key: expected one random key"):
         warm_start(svi, result, 2, rng_key=3)
     with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
         warm_start(svi, {"nothing": 0.0}, 2)
