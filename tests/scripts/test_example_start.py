@@ -5,7 +5,7 @@ import numpy as np
 from jax import random
 from numpyro.infer.util import log_density
 
-from examples.start import bend, random_function, tall
+from examples.start import bend, many_data_sets, random_function, tall
 from examples.start.methods import HEADER, Result, table_row
 
 
@@ -39,6 +39,31 @@ def test_rows_of_the_table():
     assert "10,000" in row
     assert row.split()[-1] == row.split()[-2] == "2.00"
     assert len(row) == len(HEADER)
+
+
+def test_subjects_of_an_epoch_are_new_in_every_epoch():
+    batches = many_data_sets.studies(random.key(0), 6, 2)
+    epochs = [np.concatenate([levels for levels, _ in batches(k)]) for k in (0, 0, 1)]
+    assert epochs[0].shape == (6, many_data_sets.NUM_TRIALS)
+    np.testing.assert_array_equal(epochs[0], epochs[1])
+    assert np.all(epochs[0] != epochs[2])
+
+
+def test_the_encoder_does_not_see_the_order_of_trials():
+    trials = random.normal(random.key(0), (2, 5, 2))
+    encoder = many_data_sets.Encoder()
+    params = encoder.init(random.key(1), trials)
+    found = encoder.apply(params, trials)
+    np.testing.assert_allclose(encoder.apply(params, trials[:, ::-1]), found, atol=1e-5)
+
+
+def test_ranks_are_uniform_where_draws_are_those_of_the_truth():
+    draws = np.asarray(random.normal(random.key(0), (2_000, 400, 3)))
+    truth = np.asarray(random.normal(random.key(1), (400, 3)))
+    below = many_data_sets.ranks(draws, truth)
+    # Four standard errors of a mean and of a share.
+    assert np.all(np.abs(below.mean(0) - 0.5) < 4 * (1 / 12 / 400) ** 0.5)
+    assert np.all(np.abs((below < 0.1).mean(0) - 0.1) < 4 * (0.09 / 400) ** 0.5)
 
 
 def test_the_random_function_is_one_at_all_times():
