@@ -73,7 +73,9 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     """:func:`evaluate_guide` for a guide from :func:`fitted_guide`."""
     layout = fitted.layout
     density = model_density(fitted, key).evaluate
-    along = _second_derivative(density, jax.ShapeDtypeStruct((layout.size,), float))
+    along = _second_derivative(
+        density, jax.ShapeDtypeStruct((layout.size,), jnp.result_type(float))
+    )
     draw = at_source(draw_particle, key, fitted.program, layout)
 
     def evaluate(source: Any) -> GuideDraws:
