@@ -32,8 +32,8 @@ from numpyro_kscore._guides.checks import (
 )
 from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
-from numpyro_kscore._guides.perceptron import apply_network, check_network, perceptron
-from numpyro_kscore._guides.residual import gated, local_log_density, standard_normal
+from numpyro_kscore._guides.perceptron import Perceptron, apply_network, check_network, perceptron
+from numpyro_kscore._guides.residual import push_residual, standard_normal
 from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
@@ -343,22 +343,15 @@ class AutoImplicit(WithoutDensity):
         mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
         network = self._perceptron(size, labels)
-
-        def push(noise: jax.Array) -> jax.Array:
-            return gated(noise, network(noise), loc, scale, mixing)
-
         # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
         is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
         is_wanted = with_density and not is_concrete(noise)
-        return push(noise), local_log_density(push, noise) if is_known and is_wanted else None
+        return push_residual(noise, labels, network, (loc, scale, mixing), is_known and is_wanted)
 
-    def _perceptron(
-        self, size: int, labels: tuple[jax.Array, ...]
-    ) -> Callable[[jax.Array], jax.Array]:
-        """The default network from noise to (size,), which sees the labels too."""
+    def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:
+        """The default network from noise, followed by the labels, to (size,)."""
         fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
-        network = perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, size)
-        return lambda noise: network(jnp.concatenate([noise, *labels]))
+        return perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, size)
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
         return apply_network(f"{self.prefix}_network", self.network, noise, self.latent_dim)

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpyro
 from jax import random
 
-__all__ = ["GATE_RATE", "apply_network", "check_network", "perceptron"]
+from numpyro_kscore._util.pytree import pytree, static
+
+__all__ = ["GATE_RATE", "Perceptron", "apply_network", "check_network", "perceptron"]
 
 # Weights are stored at unit scale and divided by sqrt(fan-in) in use, so that a step of Adam moves
 # the function equally little at any width; otherwise the last iterate of a run at a constant step
@@ -23,9 +25,24 @@ GAIN = 2.0
 GATE_RATE = 0.25
 
 
-def perceptron(
-    name: str, fan_in: int, hidden_dims: Sequence[int], size: int
-) -> Callable[[jax.Array], jax.Array]:
+@pytree
+class Perceptron:
+    """A perceptron with its weights: a function of (fan_in,).
+
+    Attributes:
+        layers: all weights and biases, one vector.
+        widths: of input, hidden layers and output.
+    """
+
+    layers: jax.Array
+    widths: tuple[int, ...] = static()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """The output at ``x``, (fan_in,)."""
+        return _evaluate(self.layers, x, self.widths)
+
+
+def perceptron(name: str, fan_in: int, hidden_dims: Sequence[int], size: int) -> Perceptron:
     """A perceptron from (fan_in,) to (size,), zero at the start: a function without effects.
 
     Hidden layers start at unit gain, the last one at zero. All weights and biases are one vector,
@@ -34,7 +51,7 @@ def perceptron(
     """
     widths = (fan_in, *hidden_dims, size)
     layers = numpyro.param(name, lambda key: _init_layers(key, widths))
-    return lambda x: _evaluate(layers, x, widths)
+    return Perceptron(layers, widths)
 
 
 # NumPyro first runs a guide operation by operation, with a compilation for each. One compiled

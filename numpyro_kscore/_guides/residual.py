@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_kscore._guides.perceptron import GATE_RATE
+from numpyro_kscore._guides.perceptron import GATE_RATE, Perceptron
 from numpyro_kscore._util.linalg import log_abs_det
 
-__all__ = ["gated", "local_log_density", "standard_normal"]
+__all__ = ["local_log_density", "push_residual", "standard_normal"]
 
 
-@jax.jit
-def gated(
-    noise: jax.Array, out: jax.Array, loc: jax.Array, scale: jax.Array, mixing: jax.Array
-) -> jax.Array:
-    """The residual network of :class:`AutoImplicit`, from what its perceptron gives."""
-    dim = loc.shape[0]
-    shift, log_gate = out[:dim], GATE_RATE * out[dim:]
-    return loc + scale * ((noise * jnp.exp(log_gate)) @ mixing + shift)
+# A fit traces the guide more than ten times, and the density is most of it: compiled functions
+# are traced once.
+@partial(jax.jit, static_argnames="with_density")
+def push_residual(
+    noise: jax.Array,
+    labels: tuple[jax.Array, ...],
+    network: Perceptron,
+    affine: tuple[jax.Array, jax.Array, jax.Array],
+    with_density: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The residual network of :class:`AutoImplicit`, and the local log density of its output.
+
+    Args:
+        noise: standard normal, (noise_dim,).
+        labels: vectors that the perceptron sees too.
+        network: the perceptron, with an output of (d + noise_dim,).
+        affine: location and scale, (d,), and mixing, (noise_dim, d).
+        with_density: whether the density is wanted; otherwise it is None.
+    """
+    loc, scale, mixing = affine
+
+    def push(noise: jax.Array) -> jax.Array:
+        out = network(jnp.concatenate([noise, *labels]))
+        shift, log_gate = jnp.split(out, [loc.shape[0]])
+        return loc + scale * ((noise * jnp.exp(GATE_RATE * log_gate)) @ mixing + shift)
+
+    return push(noise), local_log_density(push, noise) if with_density else None
 
 
 def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:

@@ -70,6 +70,6 @@ class AutoSemiImplicit(AutoImplicit):
         if self.network is not None:
             return loc + self._apply_network(noise) + scale * unit, None
         mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
-        out = self._perceptron(2 * dim, labels)(noise)
+        out = self._perceptron(2 * dim, labels)(jnp.concatenate([noise, *labels]))
         shift, log_gate = out[:dim], GATE_RATE * out[dim:]
         return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate)), None

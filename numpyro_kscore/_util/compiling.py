@@ -8,8 +8,9 @@ compiled once in a process serves all programs of equal text.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any
 
@@ -26,6 +27,10 @@ __all__ = ["quick_jit"]
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
 # (docs/performance).
 OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+# Sums of more than 32 numbers are made into trees of windows, a fifth of all machine code. One
+# after another, up to a thousand numbers add with a rounding error of some 2e-6 of their size.
+SHORT_SUMS = {"xla_disable_hlo_passes": "tree_reduction_rewriter"}
+LONGEST_SUM = 1024
 # Executables that are kept: those of ten models or more.
 MOST_KEPT = 64
 
@@ -65,16 +70,39 @@ def _is_traced(leaves: list[Any]) -> bool:
 
 
 @cache
-def _options() -> dict[str, Any] | None:
-    """The options, where there is a CPU and its compiler knows them; otherwise None."""
+def _known_options() -> dict[str, Any]:
+    """Those of all options that the compiler knows; none without a CPU."""
+    return {k: v for k, v in (OPTIONS | SHORT_SUMS).items() if _is_known({k: v})}
+
+
+def _is_known(option: dict[str, Any]) -> bool:
     if jax.default_backend() != "cpu":
-        return None
+        return False
     try:
-        jax.jit(lambda: 0, compiler_options=OPTIONS).lower().compile()
+        jax.jit(lambda: 0, compiler_options=option).lower().compile()
     except Exception:
         # Which error it is that an unknown option raises has changed, and so have options.
-        return None
-    return OPTIONS
+        return False
+    return True
+
+
+def _options(jaxpr: Any) -> dict[str, Any] | None:
+    """The options for a program."""
+    known = _known_options()
+    if max(_sum_lengths(jaxpr), default=0) > LONGEST_SUM:
+        known = {k: v for k, v in known.items() if k not in SHORT_SUMS}
+    return known or None
+
+
+def _sum_lengths(jaxpr: Any) -> Iterator[int]:
+    """How many numbers the sums of a program, and of those inside of it, are of."""
+    for equation in _equations(jaxpr):
+        if equation.primitive.name not in ("reduce_sum", "cumsum"):
+            continue
+        terms, params = equation.invars[0].aval, equation.params
+        if jnp.issubdtype(terms.dtype, jnp.inexact):
+            axes = params["axes"] if "axes" in params else [params["axis"]]
+            yield math.prod(terms.shape[axis] for axis in axes)
 
 
 def _type_of(array: jax.Array) -> Any:
@@ -101,7 +129,7 @@ def _compile(
     # Constants of inner programs are part of the text, or of the executable: of the key in any
     # case.
     key = (lowered.as_text(), _digest(closed.jaxpr), jax.default_backend())
-    program = _kept.pop(key, None) or lowered.compile(_options())
+    program = _kept.pop(key, None) or lowered.compile(_options(closed.jaxpr))
     _kept[key] = program
     if len(_kept) > MOST_KEPT:
         _kept.popitem(last=False)
@@ -112,21 +140,34 @@ def _compile(
 def _digest(jaxpr: Any) -> str:
     """A digest of the constants of the programs inside a program."""
     found = hashlib.sha256()
-
-    def visit(value: Any) -> None:
-        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
-            # New versions of JAX have one class for both; before, only closed ones have constants.
-            for constant in map(jnp.asarray, getattr(value, "consts", ())):
-                is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
-                numbers = jax.random.key_data(constant) if is_key else constant
-                found.update(np.asarray(numbers).tobytes())
-            for equation in value.eqns:
-                visit(list(equation.params.values()))
-        elif isinstance(value, tuple | list):
-            for one in value:
-                visit(one)
-
-    # The program's own constants are arguments by now.
-    for equation in jaxpr.eqns:
-        visit(list(equation.params.values()))
+    for program in _inner_programs(jaxpr):
+        # New versions of JAX have one class for both; before, only closed ones have constants.
+        for constant in map(jnp.asarray, getattr(program, "consts", ())):
+            is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+            numbers = jax.random.key_data(constant) if is_key else constant
+            found.update(np.asarray(numbers).tobytes())
     return found.hexdigest()
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The operations of a program and of those inside of it."""
+    yield from jaxpr.eqns
+    for program in _inner_programs(jaxpr):
+        yield from program.eqns
+
+
+def _inner_programs(value: Any) -> Iterator[Any]:
+    """The programs inside a program, or in the parameters of an operation, in a fixed order."""
+    if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+        for equation in value.eqns:
+            for one in _programs_among(list(equation.params.values())):
+                yield one
+                yield from _inner_programs(one)
+
+
+def _programs_among(value: Any) -> Iterator[Any]:
+    if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _programs_among(one)

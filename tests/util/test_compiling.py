@@ -121,3 +121,32 @@ def test_only_so_many_programs_are_kept(monkeypatch):
     for size in range(1, 5):
         quick_jit(lambda x: x + 1)(np.zeros(size))
     assert len(compiling._kept) == 2
+
+
+def test_long_sums_keep_their_trees():
+    def over(count, dtype=jnp.float32):
+        return jax.make_jaxpr(jax.jit(lambda x: jnp.sum(x[:, 0]) + 1))(jnp.ones((count, 2), dtype))
+
+    lengths = {n: max(compiling._sum_lengths(over(n).jaxpr)) for n in (5, 3_000)}
+    assert lengths == {5: 5, 3_000: 3_000}
+    assert not list(compiling._sum_lengths(over(3_000, jnp.int32).jaxpr))
+    known = compiling._known_options()
+    assert compiling._options(over(5).jaxpr) == (known or None)
+    assert compiling.SHORT_SUMS.keys().isdisjoint(compiling._options(over(3_000).jaxpr) or {})
+
+
+def test_an_option_that_a_compiler_does_not_know_is_left_out():
+    assert compiling._is_known({"xla_backend_optimization_level": 1})
+    assert not compiling._is_known({"xla_no_such_option": 1})
+
+
+def test_sums_are_as_accurate_as_they_were():
+    # Of 2 million numbers one after another the sum would stop growing at 2^24 / 10.
+    values = np.full(2_000_000, 10.0, np.float32)
+    total = quick_jit(lambda x: jnp.sum(x))(values)
+    np.testing.assert_allclose(total, 2e7, rtol=1e-6)
+    short = np.random.default_rng(0).normal(size=(50, 1_000)).astype(np.float32)
+    found = quick_jit(lambda x: jnp.sum(x, axis=1))(short)
+    # Rounding of a thousand terms: sqrt(1000) half units in the last place of partial sums near 30.
+    error = np.sqrt(1_000) * np.finfo(np.float32).eps / 2 * 60
+    np.testing.assert_allclose(found, short.astype(float).sum(1), atol=5 * error)
