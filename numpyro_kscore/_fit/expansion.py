@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
@@ -119,8 +120,42 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
             return like(state)
         at, kind = compiled_draw(state), like(state)
 
-        mean = batches.mean(lambda stack: compiled(state, at, stack))
+        seen = 0
+
+        def of_stack(stack: Any) -> Expansion:
+            nonlocal seen
+            found = compiled(state, at, stack)
+            _check_stack(stack, found, seen)
+            seen += len(found.values)
+            return found
+
+        mean = batches.mean(of_stack)
         found = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), mean, kind.of_all)
         return Anchor(at.flat, found)
 
     return Expander(expand, like)
+
+
+def _check_stack(stack: Any, found: Expansion, seen: int) -> None:
+    """Raise where a density or its gradient is not finite, if the batch has such numbers itself.
+
+    Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
+
+    Args:
+        stack: arguments and keyword arguments of batches, with a leading axis.
+        found: the log densities and gradients, with a leading axis.
+        seen: number of batches before.
+    """
+    # Some densities of NumPyro are finite where their parameters are not.
+    numbers = np.column_stack([np.asarray(found.values), np.asarray(found.scores)])
+    for k in np.flatnonzero(~np.all(np.isfinite(numbers), axis=1)):
+        args, kwargs = jax.tree.map(lambda leaf, k=k: leaf[k], stack)
+        for place, tree in [*enumerate(args), *kwargs.items()]:
+            leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.dtype.kind == "f"]
+            if not all(np.all(np.isfinite(leaf)) for leaf in leaves):
+                name = f"'{place}'" if isinstance(place, str) else str(place)
+                raise ValueError(
+                    "loader: expected batches at which the density of the model is finite; got "
+                    f"numbers that are not in argument {name} of batch {seen + k} (the first is "
+                    "0). Leave such rows out, or mask them in the model"
+                )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_kscore._fit.batch_checks import check_batch
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
 from numpyro_kscore._fit.initial import initial_state
@@ -23,7 +23,6 @@ from numpyro_kscore._fit.messages import describe
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import Cause, Doubt, Look, Rule, conclude
 from numpyro_kscore._fit.svi import (
-    Given,
     inspect_svi,
     latent_size,
     parameter_slots,
@@ -46,8 +45,8 @@ class FitInfo(NamedTuple):
         cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"``,
             ``"interrupted"`` or ``"callback"``; the first two are convergence.
         doubt: what is wrong with a fit that converged: ``"far"`` from the model, ``"moments"``
-            that are off, too ``"noisy"`` to tell, ``"recovered"`` from numbers that were not
-            finite; empty if nothing is.
+            that are off, too ``"noisy"`` to tell, many steps ``"skipped"``, ``"recovered"`` from
+            numbers that were not finite; empty if nothing is.
         reason: both in words.
         best_step: the last of the steps whose mean is returned.
         recoveries: how often a chunk was undone and tried again.
@@ -178,7 +177,9 @@ def fit(
             for an optimizer whose state does not hold the parameters; for a loader that is none.
         ValueError: for a setting out of range, a guide for which no discrepancy can be computed,
             a checkpoint that is damaged or of another fit; for a loader that has no batches, ends
-            for good, or whose batches differ in shape.
+            for good, or whose batches differ in shape or have numbers that are not finite, where
+            the model's density is not; for a model that looks up rows of a batch by the indices
+            of a plate of all rows.
         FloatingPointError: if no chunk gave finite numbers.
 
     Example::
@@ -197,7 +198,7 @@ def fit(
     arguments = (lambda batch: (args, kwargs)) if batches is None else batches.arguments
     given = arguments(None if batches is None else batches.first)
     if batches is not None:
-        _check_batch(svi, given)
+        check_batch(svi, given)
     # SVI.init also tells the SVI what constraints its parameters have.
     state = initial_state(svi, rng_key, *given, init_params, batches)
     state = strongly_typed(state if init_state is None else init_state)
@@ -214,24 +215,6 @@ def fit(
     )
     run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
     return _finish(svi, run, rule, stopped)
-
-
-def _check_batch(svi: SVI, given: Given) -> None:
-    """Raise ``TypeError`` unless a batch and what else is given are a call of the model."""
-    try:
-        signature = inspect.signature(svi.model)
-    except (TypeError, ValueError):
-        return
-    args, kwargs = given
-    try:
-        signature.bind(*args, **kwargs, **svi.static_kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"loader: expected items that are arguments of the model, with those of fit after "
-            f"them; got {len(args)} arguments and the keywords {sorted(kwargs)} for "
-            f"{signature}: {error}. An item is a tuple of arguments, a dict of keyword arguments, "
-            "or one argument"
-        ) from None
 
 
 def _check_call(svi: SVI, rng_key: jax.Array) -> None:

@@ -43,6 +43,10 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
         ", at a guide whose distance from the model is too noisy to tell",
         "Its tails are probably wrong. Try other parameters of the model",
     ),
+    "skipped": (
+        ", but {skipped:.0%} of the steps were skipped, since loss or gradient was not finite",
+        "Look for such values in the data: what batches with them say is missing",
+    ),
     "recovered": (
         ", after numbers that were not finite {recoveries} time(s)",
         "Look for what the model does at extreme values",

@@ -29,7 +29,7 @@ __all__ = [
 
 Phase = Literal["search", "settle", "done"]
 Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
-Doubt = Literal["", "far", "moments", "noisy", "recovered"]
+Doubt = Literal["", "far", "moments", "noisy", "skipped", "recovered"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")
 
@@ -51,6 +51,8 @@ RUNAWAY_SPREAD = 0.1
 # A settled fit is called doubtful beyond this discrepancy, in standard deviations, and beyond these
 # errors of a mean or a log standard deviation.
 DOUBTFUL, DOUBTFUL_MOMENT = 0.3, 0.15
+# And beyond this share of steps that were skipped: data of those do not count.
+DOUBTFUL_SKIPPED = 0.02
 
 
 class Rule(NamedTuple):
@@ -139,14 +141,15 @@ class Ending(NamedTuple):
             ``"interrupted"`` or ``"callback"`` (which ended it).
         doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
             ``"moments"`` (a mean or a standard deviation is off),
-            ``"noisy"`` (its distance is too noisy to tell), ``"recovered"`` (numbers were not
-            finite on the way); otherwise empty.
+            ``"noisy"`` (its distance is too noisy to tell), ``"skipped"`` (so were many steps),
+            ``"recovered"`` (numbers were not finite on the way); otherwise empty.
         steps: number of steps.
         tol: tolerance of the rule.
         distance: discrepancy of the best guide, in standard deviations; NaN if not known.
         recoveries: how often a chunk was undone and tried again.
         shift: largest error of a mean, in standard deviations, as in :class:`Look`.
         width: largest error of a log standard deviation.
+        skipped: share of steps that were skipped.
     """
 
     cause: Cause
@@ -157,6 +160,7 @@ class Ending(NamedTuple):
     recoveries: int
     shift: float = 0.0
     width: float = 0.0
+    skipped: float = 0.0
 
     @property
     def converged(self) -> bool:
@@ -289,16 +293,21 @@ def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
         if cause == "tol" and not _is_below(best, rule):
             # It was while the search lasted.
             cause = "plateau"
-        doubt = _doubt(best, progress.recoveries) if cause in CONVERGED else ""
     steps = len(progress.looks) * rule.chunk_size
-    return Ending(cause, doubt, steps, rule.tol, distance, progress.recoveries, shift, width)
+    skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)
+    if progress.looks and cause in CONVERGED:
+        doubt = _doubt(best, progress.recoveries, skipped)
+    numbers = (steps, rule.tol, distance, progress.recoveries, shift, width, skipped)
+    return Ending(cause, doubt, *numbers)
 
 
-def _doubt(best: Look, recoveries: int) -> Doubt:
+def _doubt(best: Look, recoveries: int, skipped: float) -> Doubt:
     if best.discrepancy - 3 * best.discrepancy_error > DOUBTFUL**2:
         return "far"
     if _is_off(best, DOUBTFUL_MOMENT):
         return "moments"
     if 3 * best.discrepancy_error > DOUBTFUL**2:
         return "noisy"
+    if skipped > DOUBTFUL_SKIPPED:
+        return "skipped"
     return "recovered" if recoveries else ""

@@ -54,6 +54,12 @@ def check_enumerable(trace: dict[str, Any], asker: str) -> None:
                 f"{asker}: expected discrete latents with finitely many values, which are summed "
                 f"out; got '{name}' from {type(trace[name]['fn']).__name__}. {SUM_OUT}"
             )
+        if trace[name]["fn"].event_dim:
+            raise ValueError(
+                f"{asker}: expected discrete latents that are single numbers, in plates; got "
+                f"'{name}', whose event has the shape {tuple(trace[name]['fn'].event_shape)}. "
+                "Write it in numpyro.plate, without to_event"
+            )
         strategy = trace[name]["infer"].get("enumerate", "parallel")
         if strategy != "parallel":
             raise ValueError(
@@ -83,11 +89,11 @@ def _check_plates(trace: dict[str, Any], discrete: list[str], asker: str) -> Non
         known = {frame.dim for frame in site["cond_indep_stack"]}
         for dim in range(-len(batch_shape), 0):
             if batch_shape[dim] > 1 and dim not in known:
+                vector = "" if name in discrete else ", or .to_event(1) for one vector"
                 raise ValueError(
                     f"{asker}: expected plates for all batch dimensions of a model whose discrete "
                     f"latents {discrete} are summed out; got none for dimension {dim} of '{name}', "
-                    f"of size {batch_shape[dim]}. Write it in numpyro.plate, or .to_event(1) for "
-                    "one vector"
+                    f"of size {batch_shape[dim]}. Write it in numpyro.plate{vector}"
                 )
 
 
@@ -194,7 +200,7 @@ def _collected(sites: dict[str, dict[str, Any]]) -> Factors:
     )
     scales: dict[str, float] = {}
     for name, site in sites.items():
-        scales |= site.get("plate_to_scale", {})
+        scales |= _plate_scales(site)
         factor = _factor(site, summed)
         time = next((v for v in factor.inputs if v.startswith(TIME)), None)
         (by_site if time is None else in_time.setdefault(time, {}))[name] = factor
@@ -219,7 +225,7 @@ def _factor(site: dict[str, Any], summed: frozenset[str]) -> Any:
     if not names and all(size == 1 for size in jnp.shape(log_prob)):
         log_prob = jnp.squeeze(log_prob)
     factor = funsor.to_funsor(log_prob, output=funsor.Real, dim_to_name=names)
-    scale, of_plates = site["scale"], site.get("plate_to_scale", {})
+    scale, of_plates = site["scale"], _plate_scales(site)
     # One row has no axis, so that nothing is left that its plate could scale.
     lone = [plate for plate in of_plates if plate not in factor.inputs]
     if lone and summed & frozenset(factor.inputs):
@@ -229,7 +235,14 @@ def _factor(site: dict[str, Any], summed: frozenset[str]) -> Any:
         )
     rest = 1.0 if scale is None else scale
     rest = rest / math.prod(s for plate, s in of_plates.items() if plate not in lone)
-    return factor if is_identically_one(rest) else factor * rest
+    if is_identically_one(rest):
+        return factor
+    return funsor.to_funsor(log_prob * rest, output=funsor.Real, dim_to_name=names)
+
+
+def _plate_scales(site: dict[str, Any]) -> dict[str, float]:
+    """Scales by subsampled plate; that of ``handlers.scale``, under None, is no plate's."""
+    return {k: v for k, v in site.get("plate_to_scale", {}).items() if k is not None}
 
 
 def _chain(

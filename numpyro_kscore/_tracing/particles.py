@@ -61,8 +61,9 @@ def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
     """The program with what all particles share: rows of plates, and forms of latents."""
     if not layout.shared_plates and not layout.transformed:
         return program
-    # The keys of particles are split from the same one.
-    trace = trace_both(key_apart(key, 0), program).guide
+    # The keys of particles are split from the same one. What is shared has no derivative.
+    fixed = program._replace(params=lax.stop_gradient(program.params))
+    trace = trace_both(key_apart(key, 0), fixed).guide
     rows = values_of(trace, "plate")
     plates = {name: rows[name] for name in layout.shared_plates}
     forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}

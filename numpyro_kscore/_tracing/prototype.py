@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpyro
 from jax import Array
 from jax.core import Tracer
 from numpyro import handlers
@@ -141,8 +142,12 @@ def _prototype(trace: dict[str, dict[str, Any]], latents: dict[str, Array]) -> P
 def _observed_without_value(
     model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
-    with handlers.block():
-        trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+    try:
+        # A model whose parameters are not valid raises, if it is not told to let them pass.
+        with handlers.block(), numpyro.validation_enabled(False):
+            trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+    except Exception:
+        return []
     observed = [site for site in trace.values() if site.get("is_observed")]
     return [site["name"] for site in observed if not jnp.all(jnp.isfinite(site["value"]))]
 

@@ -226,3 +226,32 @@ def test_fixed_arguments_follow_those_of_a_batch(tmp_path):
     assert result.params["loc"] == pytest.approx(1 + 0.75 / 2.5, abs=0.1)
     with pytest.raises(ValueError, match="expected a fit with loader = False; got one with True"):
         fit(svi, KEY, loader[0], 2.0, center=1.0, **settings)
+
+
+def test_numbers_that_are_not_finite_are_named_with_their_batch():
+    broken = [(x.copy(), y) for x, y in LOADER]
+    broken[3][0][2, 0] = np.nan
+    with pytest.raises(ValueError, match=r"argument 0 of batch 3 \(the first is 0\)\. Leave such"):
+        fit(plain_svi(), KEY, loader=broken, **SHORT)
+
+
+def test_numbers_that_the_model_masks_do_no_harm():
+    def with_gaps(x, y):
+        weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("rows", ROWS, subsample_size=len(y)):
+            fn = dist.Bernoulli(logits=x @ weights).mask(jnp.isfinite(y))
+            numpyro.sample("y", fn, obs=jnp.where(jnp.isfinite(y), y, 0.0))
+
+    gaps = [(x, np.where(np.arange(BATCH) == 1, np.nan, y).astype(np.float32)) for x, y in LOADER]
+    result = quiet_fit(plain_svi(with_gaps), KEY, loader=gaps, **SHORT)
+    assert result.info.skipped == 0
+
+
+def test_a_model_that_looks_up_rows_by_indices_of_all_data_is_refused():
+    def indexed(x, y):
+        weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("rows", ROWS, subsample_size=len(y)) as index:
+            numpyro.sample("y", dist.Bernoulli(logits=x[index] @ weights), obs=y[index])
+
+    with pytest.raises(ValueError, match=r"indices of the plate \['rows'\].*obs=batch"):
+        fit(plain_svi(indexed), KEY, loader=LOADER, **SHORT)

@@ -161,15 +161,16 @@ def test_a_run_away_is_called_and_the_state_before_it_kept():
 
 
 @pytest.mark.parametrize(
-    ("smoothed", "error", "doubt", "words"),
+    ("smoothed", "error", "skipped", "doubt", "words"),
     [
-        (0.25, 0.01, "far", "0.5 sd from the model"),
-        (0.25, 0.08, "noisy", "too noisy to tell"),
-        (0.1, 0.01, "", ""),
+        (0.25, 0.01, 0, "far", "0.5 sd from the model"),
+        (0.25, 0.08, 0, "noisy", "too noisy to tell"),
+        (0.1, 0.01, 1, "skipped", "10% of the steps were skipped"),
+        (0.1, 0.01, 0, "", ""),
     ],
 )
-def test_a_doubtful_end_is_reported(smoothed, error, doubt, words):
-    looks = [Look(smoothed, error, 0.0, 0.1, 0, 1, 0, 0)] * 100
+def test_a_doubtful_end_is_reported(smoothed, error, skipped, doubt, words):
+    looks = [Look(smoothed, error, 0.0, 0.1, 0, 1, 0, skipped)] * 100
     progress = Progress()
     while progress.phase != "done":
         progress = advance(progress, looks[0], RULE)

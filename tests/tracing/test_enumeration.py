@@ -104,6 +104,27 @@ def test_loss_of_minibatches_is_that_of_the_marginal_model(x64):
     assert abs(both[0][0]) > 1.0
 
 
+@pytest.mark.parametrize("scale", [0.5, np.array([0.5, 1.0, 2.0])])
+def test_scaled_factors_are_scaled_before_values_are_summed_over(scale):
+    """As NumPyro's density of enumerated models has it: ``handlers.scale`` is of each factor."""
+    y, x = np.array([-1.0, 0.5, 2.0]), 0.3
+
+    def model():
+        x = numpyro.sample("x", dist.Normal())
+        with numpyro.plate("rows", 3):
+            kind = numpyro.sample("kind", dist.Bernoulli(0.3))
+            with handlers.scale(scale=scale):
+                numpyro.sample("y", dist.Normal(x + 2.0 * kind, 1.0), obs=y)
+
+    found = log_density_at(handlers.seed(model, KEY), (), {}, {"x": jnp.array(x)}, {})
+    of_each = [
+        np.log(share) + scale * (-0.5 * (y - x - 2 * kind) ** 2 - 0.5 * np.log(2 * np.pi))
+        for kind, share in ((0, 0.7), (1, 0.3))
+    ]
+    expected = np.sum(np.logaddexp(*of_each)) - 0.5 * x**2 - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_deterministic_sites_of_discrete_latents_have_no_value():
     def model():
         x = numpyro.sample("x", dist.Normal())
@@ -137,6 +158,11 @@ def one_by_one():
 def without_plate():
     x = numpyro.sample("x", dist.Normal())
     numpyro.sample("kind", dist.Bernoulli(logits=x).expand([3]))
+
+
+def discrete_vector():
+    x = numpyro.sample("x", dist.Normal())
+    numpyro.sample("kind", dist.Bernoulli(logits=x).expand([3]).to_event(1))
 
 
 def discrete_outside_of_minibatches():
@@ -197,7 +223,8 @@ def drawing_guide():
     [
         (poisson, one_guide, "finitely many values.*'count' from Poisson.*Sum it out"),
         (one_by_one, one_guide, "'parallel'.*at 'kind'; got 'sequential'"),
-        (without_plate, one_guide, r"dimension -1 of 'kind', of size 3.*numpyro.plate"),
+        (without_plate, one_guide, r"dimension -1 of 'kind', of size 3.*numpyro.plate(?!, or)"),
+        (discrete_vector, one_guide, r"single numbers.*'kind', whose event has the shape \(3,\)"),
         (discrete_outside_of_minibatches, one_guide, r"'kind' outside of \['rows'\], where 'y'"),
         (one_row_of_many, one_guide, r"at least two rows.*one of \['rows'\] at 'kind'"),
         (support_of_values, one_guide, "support of 'x' that depends on no discrete"),

@@ -85,6 +85,15 @@ def test_a_strategy_of_the_users_is_the_only_one_tried():
         find_prototype(random.key(0), _far_from_zero, (20.0,), {}, strategy, False)
 
 
+def test_a_model_that_is_valid_nowhere_has_the_same_message():
+    def model(y):
+        x = numpyro.sample("x", dist.Normal())
+        numpyro.sample("y", dist.Normal(jnp.log(x - 50.0), 1.0), obs=y)
+
+    with pytest.raises(RuntimeError, match=r"in 100 attempts.*invalid loc.*init_to_value\(values="):
+        _seen(model, 1.0)
+
+
 class _Forgetful(dist.Distribution):
     """A distribution of a user who does not say what it holds."""
 
