@@ -143,8 +143,8 @@ def fit(
             again, or a function that returns an iterator (docs/loader). Each item of it is a call
             of model and guide: a tuple or list of arguments, which ``args`` follow; a dict of
             keyword arguments, with ``kwargs``; or one argument. All have the same shapes, and the
-            model scales its likelihood from a batch to all data. A function with an argument is
-            given the number of the epoch.
+            model scales its likelihood from a batch to all data. A function with an argument that
+            is called ``epoch`` or has no default is given the number of the epoch.
         max_steps: upper limit of the number of steps; whole chunks are taken.
         tol: tolerance, in standard deviations of the posterior: changes of the guide smaller than
             a shift of every mean by ``tol`` do not prolong the search.

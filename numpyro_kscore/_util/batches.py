@@ -55,7 +55,7 @@ class Batches:
 
     Args:
         loader: an iterable of batches, or a function that returns one. A function with an argument
-            is given the number of the epoch.
+            that is called ``epoch`` or has no default is given the number of the epoch.
         args: further arguments, which follow those of a batch.
         kwargs: further keyword arguments.
 

@@ -28,6 +28,9 @@ SINGLE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex12
 def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
     """A function from the number of an epoch to an iterator over it.
 
+    A loader that is a function gets that number as ``epoch``, or as its first argument if that has
+    no default.
+
     Raises:
         TypeError: for anything but an iterable of batches or a function.
     """
@@ -41,8 +44,8 @@ def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
         )
     if is_iterable:
         return lambda epoch: iter(loader)
-    takes_epoch = _takes_argument(loader)
-    return lambda epoch: _iterator(loader(epoch) if takes_epoch else loader())
+    of_epoch = _of_epoch(loader)
+    return lambda epoch: _iterator(of_epoch(epoch))
 
 
 def _iterator(made: Any) -> Iterator[Any]:
@@ -51,17 +54,21 @@ def _iterator(made: Any) -> Iterator[Any]:
     return iter(made)
 
 
-def _takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether a function must be given an argument."""
+def _of_epoch(function: Callable[..., Any]) -> Callable[[int], Any]:
+    """The function, given the number of the epoch where it asks for one."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         # Some functions in C have no signature.
-        return False
-    return any(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-    )
+        parameters = ()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    in_place = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    if any(p.name == "epoch" and p.kind in by_name for p in parameters):
+        return lambda epoch: function(epoch=epoch)
+    # What has a default and another name, such as the size of batches, is no epoch.
+    if any(p.default is p.empty and p.kind in in_place for p in parameters):
+        return function
+    return lambda epoch: function()
 
 
 def as_batch(item: Any, is_double: bool) -> Any:
