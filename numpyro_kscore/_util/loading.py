@@ -137,13 +137,23 @@ class Form:
         found = jax.tree_util.tree_leaves_with_path(batch)
         for (path, leaf), (shape, dtype) in zip(found, self.types, strict=True):
             if (leaf.shape, leaf.dtype) != (shape, dtype):
-                hint = (
-                    "Drop the last short one (drop_last)" if leaf.shape != shape else "Convert it"
-                )
                 raise ValueError(
                     f"loader: expected batches of equal shapes and dtypes, {dtype}{list(shape)} as "
-                    f"{_name_of(path)}; got {leaf.dtype}{list(leaf.shape)} in {where}. {hint}"
+                    f"{_name_of(path)}; got {leaf.dtype}{list(leaf.shape)} in {where}. "
+                    f"{_advice(leaf.shape, shape)}"
                 )
+
+
+def _advice(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What to do about a shape that differs from the first one, or else a dtype."""
+    if shape == expected:
+        return "Convert it"
+    if len(shape) != len(expected):
+        return (
+            "A tuple of arrays of all data is no loader: give them to fit as arguments, or cut "
+            "them into batches"
+        )
+    return "Drop the last short one (drop_last)"
 
 
 def _name_of(path: Any) -> str:

@@ -210,11 +210,15 @@ def test_loaders_that_are_none(loader, message):
         ([()], "expected arrays in every batch"),
         (
             [(np.ones((3, 2)),), (np.ones((3, 2)),), (np.ones((1, 2)),)],
-            r"expected.*float32\[3, 2\] as argument 0; got float32\[1, 2\] in batch 2 of epoch 0",
+            r"expected.*float32\[3, 2\] as argument 0; got float32\[1, 2\] in batch 2 of epoch 0. D",
         ),
         (
             [{"x": np.ones(3)}, {"x": np.arange(3)}],
             r"expected.*float32\[3\] as 'x'; got int32\[3\] in batch 1 of epoch 0. Convert it",
+        ),
+        (
+            (np.ones((400, 2)), np.ones(400)),
+            r"expected.*got float32\[400\] in batch 1.*all data is no loader: give them to fit as",
         ),
         ([np.ones(2), {"x": np.ones(2)}], "expected batches of one structure.*in batch 1 of"),
         ([{"y": np.ones(2)}], r"expected every keyword argument once; got \['y'\] both"),
