@@ -234,6 +234,16 @@ def test_new_rows_are_drawn_from_their_posterior(fitted):
     np.testing.assert_allclose(unit.std(0), 1, atol=4 / 8000**0.5)
 
 
+def test_new_data_that_are_no_call_of_the_model_are_an_error(fitted):
+    guide, _, _, params = fitted
+    with pytest.raises(
+        ValueError, match=r"args: expected data of at least one row; got .*\(0, 3\)"
+    ):
+        guide.sample_posterior(KEY, params, SEEN[:0])
+    with pytest.raises(TypeError, match=r"(?s)'seen'.*after params are those of the model, all"):
+        guide.sample_posterior(KEY, params, batch=4)
+
+
 def test_median_is_in_the_middle(fitted):
     guide, _, _, params = fitted
     middle = guide.median(params)
