@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import warnings
@@ -196,23 +197,24 @@ def fit(
     batches = None if loader is None else Batches(loader, args, kwargs)
     arguments = (lambda batch: (args, kwargs)) if batches is None else batches.arguments
     given = arguments(None if batches is None else batches.first)
-    if batches is not None:
-        _check_batch(svi, given)
-    # SVI.init also tells the SVI what constraints its parameters have.
-    state = initial_state(svi, rng_key, *given, init_params, batches)
-    state = strongly_typed(state if init_state is None else init_state)
-    slots = parameter_slots(svi, state.optim_state)
-    layout = None if criterion == "loss" else inspect_svi(svi, state, given)
-    dim = latent_size(svi, state, given) if layout is None else layout.size
-    _check_parameters(svi, state)
-    rule = settings.rule(dim)
-    take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
-    expander = (
-        make_expander(svi, layout, given, chunk_size)
-        if batches is None
-        else make_loader_expander(svi, layout, batches)
-    )
-    run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
+    with contextlib.nullcontext() if batches is None else batches.explained():
+        if batches is not None:
+            _check_batch(svi, given)
+        # SVI.init also tells the SVI what constraints its parameters have.
+        state = initial_state(svi, rng_key, *given, init_params, batches)
+        state = strongly_typed(state if init_state is None else init_state)
+        slots = parameter_slots(svi, state.optim_state)
+        layout = None if criterion == "loss" else inspect_svi(svi, state, given)
+        dim = latent_size(svi, state, given) if layout is None else layout.size
+        _check_parameters(svi, state)
+        rule = settings.rule(dim)
+        take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
+        expander = (
+            make_expander(svi, layout, given, chunk_size)
+            if batches is None
+            else make_loader_expander(svi, layout, batches)
+        )
+        run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
     return _finish(svi, run, rule, stopped)
 
 

@@ -111,6 +111,11 @@ def as_batch(item: Any, is_double: bool) -> Any:
 class Form:
     """Structure, shapes and dtypes that all batches of a loader have.
 
+    Attributes:
+        structure: of the pair.
+        types: shape and dtype of every leaf.
+        numbers: names of the leaves that are single numbers.
+
     Args:
         example: the first batch.
     """
@@ -119,6 +124,8 @@ class Form:
         leaves, structure = jax.tree.flatten(example)
         self.structure: Any = structure
         self.types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        found = jax.tree_util.tree_leaves_with_path(example)
+        self.numbers = [_name_of(path) for path, leaf in found if not leaf.shape]
 
     @property
     def num_rows(self) -> int:
