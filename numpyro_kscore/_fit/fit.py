@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable
@@ -142,8 +143,8 @@ def fit(
             again, or a function that returns an iterator (docs/loader). Each item of it is a call
             of model and guide: a tuple or list of arguments, which ``args`` follow; a dict of
             keyword arguments, with ``kwargs``; or one argument. All have the same shapes, and the
-            model scales its likelihood from a batch to all data. A function with an argument is
-            given the number of the epoch.
+            model scales its likelihood from a batch to all data. A function with an argument that
+            is called ``epoch`` or has no default is given the number of the epoch.
         max_steps: upper limit of the number of steps; whole chunks are taken.
         tol: tolerance, in standard deviations of the posterior: changes of the guide smaller than
             a shift of every mean by ``tol`` do not prolong the search.
@@ -197,23 +198,24 @@ def fit(
     batches = None if loader is None else Batches(loader, args, kwargs)
     arguments = (lambda batch: (args, kwargs)) if batches is None else batches.arguments
     given = arguments(None if batches is None else batches.first)
-    if batches is not None:
-        check_batch(svi, given)
-    # SVI.init also tells the SVI what constraints its parameters have.
-    state = initial_state(svi, rng_key, *given, init_params, batches)
-    state = strongly_typed(state if init_state is None else init_state)
-    slots = parameter_slots(svi, state.optim_state)
-    layout = None if criterion == "loss" else inspect_svi(svi, state, given)
-    dim = latent_size(svi, state, given) if layout is None else layout.size
-    _check_parameters(svi, state)
-    rule = settings.rule(dim)
-    take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
-    expander = (
-        make_expander(svi, layout, given, chunk_size)
-        if batches is None
-        else make_loader_expander(svi, layout, batches)
-    )
-    run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
+    with contextlib.nullcontext() if batches is None else batches.explained():
+        if batches is not None:
+            check_batch(svi, given)
+        # SVI.init also tells the SVI what constraints its parameters have.
+        state = initial_state(svi, rng_key, *given, init_params, batches)
+        state = strongly_typed(state if init_state is None else init_state)
+        slots = parameter_slots(svi, state.optim_state)
+        layout = None if criterion == "loss" else inspect_svi(svi, state, given)
+        dim = latent_size(svi, state, given) if layout is None else layout.size
+        _check_parameters(svi, state)
+        rule = settings.rule(dim)
+        take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
+        expander = (
+            make_expander(svi, layout, given, chunk_size)
+            if batches is None
+            else make_loader_expander(svi, layout, batches)
+        )
+        run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
     return _finish(svi, run, rule, stopped)
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, export
 from numpyro.infer import SVI
 
+from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._fitted import (
     BATCH,
@@ -64,19 +65,39 @@ class PortableGuide(NamedTuple):
             sample_shape: leading dimensions.
 
         Raises:
-            TypeError: for anything but such a key.
+            TypeError: for anything but such a key, and a tuple of integers.
+            ValueError: for negative dimensions.
 
         Cost: draws are made in batches, so a few take as long as 256.
         """
         check_key(rng_key)
+        _check_shape(sample_shape)
         count = math.prod(sample_shape)
-        words = [_words(key_apart(rng_key, k)) for k in range(-(-count // self.batch))]
+        # For no draws one batch, too, which says what types they have.
+        num_batches = max(1, -(-count // self.batch))
+        words = [_words(key_apart(rng_key, k)) for k in range(num_batches)]
         found = [self.program(two) for two in words]
         joined = jax.tree.map(lambda *parts: jnp.concatenate(parts)[:count], *found)
         return {
             name: joined[name].reshape(*sample_shape, *site.shape)
             for name, site in self.sites.items()
         }
+
+
+def _check_shape(sample_shape: Any) -> None:
+    """Raise unless it is a tuple of counts."""
+    if isinstance(sample_shape, dict):
+        raise TypeError(
+            "sample_shape: expected a tuple of counts; got a dict. A loaded guide has its "
+            "parameters already: sample_posterior(rng_key, sample_shape)"
+        )
+    if not isinstance(sample_shape, tuple | list):
+        raise TypeError(
+            f"sample_shape: expected a tuple of counts; got {sample_shape!r}. For n draws it is "
+            "(n,)"
+        )
+    for count in sample_shape:
+        check_count("sample_shape", count, 0)
 
 
 def _words(key: Array) -> Array:
@@ -105,12 +126,15 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
-        ValueError: see there.
+        ValueError: see there; and for a path that is a folder.
+        FileNotFoundError: if the folder of the file does not exist.
         ImportError: without flatbuffers.
 
     The file has the parameters, and of the data only what draws are computed from, such as the
     bounds of a support or the features behind a deterministic site.
     """
+    target = Path(path)
+    _check_target(target)
     fitted = fitted_guide(svi, result, args, kwargs, jax.random.key(0))
     words = jax.ShapeDtypeStruct((2,), jnp.uint32)
     exported = export.export(jax.jit(partial(_draw, fitted)), platforms=PLATFORMS)(words)
@@ -125,13 +149,22 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
         "batch": BATCH,
         "sites": {name: [site.shape[1:], site.dtype.name] for name, site in drawn.items()},
     }
-    target = Path(path)
     # Written under another name and renamed, so that no half-written file is left.
     part = target.with_name(target.name + ".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(HEADER, json.dumps(header, indent=1))
         archive.writestr(PROGRAM, program)
     return part.replace(target)
+
+
+def _check_target(target: Path) -> None:
+    if target.is_dir():
+        raise ValueError(f"path: expected a file; got {target}, a folder. Add a name to it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"path: expected a file in a folder that exists; got {target}, and no folder "
+            f"{target.parent}. Make it first"
+        )
 
 
 def _draw(fitted: FittedGuide, words: Array) -> dict[str, Array]:
@@ -149,31 +182,66 @@ def load_guide(path: str | Path) -> PortableGuide:
         The guide, which draws by :meth:`PortableGuide.sample_posterior`.
 
     Raises:
-        ValueError: for another file, or one of a version that is not known here.
+        ValueError: for another file, one that is damaged, or one of a version that is not known
+            here.
+        FileNotFoundError: if there is no such file.
         ImportError: without flatbuffers.
     """
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"path: expected a file that save_guide wrote; got {path}")
-    with zipfile.ZipFile(path) as archive:
-        if HEADER not in archive.namelist():
-            raise ValueError(f"path: expected {HEADER} in a file of save_guide; got none in {path}")
-        header = json.loads(archive.read(HEADER))
-        if header["format"] != FORMAT:
-            raise ValueError(
-                f"path: expected format {FORMAT}; got {header['format']} in {path}. Read it with "
-                "the version of numpyro-kscore that wrote it, or save it anew"
-            )
+    header, program = _read(Path(path))
+    try:
+        exported = export.deserialize(bytearray(program))
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    except Exception as error:
+        if header.jax == jax.__version__:
+            raise _damaged(path, error) from error
+        raise ValueError(
+            f"path: expected a program that JAX {jax.__version__} reads; got one by JAX "
+            f"{header.jax} in {path} ({error}). Install that version, or save it anew"
+        ) from error
+    return PortableGuide(header.sites, header.batch, jax.jit(exported.call))
+
+
+class _Header(NamedTuple):
+    """What a file says of its guide, and the version of JAX that wrote its program."""
+
+    jax: str
+    batch: int
+    sites: dict[str, jax.ShapeDtypeStruct]
+
+
+def _read(path: Path) -> tuple[_Header, bytes]:
+    """The header and the program in a file of the format that is known here."""
+    if path.is_dir():
+        raise ValueError(f"path: expected a file that save_guide wrote; got {path}, a folder")
+    # A file that is missing is named by what opens it.
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError(f"path: expected a file that save_guide wrote; got {path}")
         try:
-            exported = export.deserialize(bytearray(archive.read(PROGRAM)))
-        except ImportError as error:
-            raise ImportError(INSTALL) from error
+            with zipfile.ZipFile(file) as archive:
+                held = json.loads(archive.read(HEADER))
+                found = held["format"]
+                if found == FORMAT:
+                    sites = {
+                        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
+                        for name, (shape, dtype) in held["sites"].items()
+                    }
+                    header = _Header(held["jax"], held["batch"], sites)
+                    return header, archive.read(PROGRAM)
+        except OSError:
+            raise
         except Exception as error:
-            raise ValueError(
-                f"path: expected a program that JAX {jax.__version__} reads; got one by JAX "
-                f"{header['jax']} in {path} ({error}). Install that version, or save it anew"
-            ) from error
-    sites = {
-        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
-        for name, (shape, dtype) in header["sites"].items()
-    }
-    return PortableGuide(sites, header["batch"], jax.jit(exported.call))
+            # A damaged archive raises anything from zlib.error to KeyError.
+            raise _damaged(path, error) from error
+    raise ValueError(
+        f"path: expected format {FORMAT}; got {found} in {path}. Read it with "
+        "the version of numpyro-kscore that wrote it, or save it anew"
+    )
+
+
+def _damaged(path: str | Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"path: expected a file that save_guide wrote; got {path}, which is damaged or of another "
+        f"kind ({type(error).__name__}: {error}). Save it anew"
+    )

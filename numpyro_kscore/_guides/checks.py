@@ -93,6 +93,8 @@ def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: 
         raise TypeError(
             f"amortize: expected the name of a plate or a sequence of names; got {amortize!r}"
         )
+    if len(set(names)) < len(names):
+        raise ValueError(f"amortize: expected every plate once; got {amortize!r}")
     if not isinstance(hidden_dims, list | tuple):
         raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
     for width in hidden_dims:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -109,13 +109,29 @@ def find_row_blocks(trace: dict[str, Any], amortized: Sequence[str]) -> tuple[Ro
     for plate in amortized:
         names = [name for name, site in trace.items() if plate_of(site, amortized) == plate]
         if not names:
-            known = [name for name, site in trace.items() if site["type"] == "plate"]
-            raise ValueError(
-                f"amortize: expected plates of the model {known} that have latents in them; got "
-                f"'{plate}'"
-            )
+            _raise_without_latents(plate, trace, amortized)
         blocks.append(_block(plate, names, trace))
     return tuple(blocks)
+
+
+def _raise_without_latents(plate: str, trace: dict[str, Any], amortized: Sequence[str]) -> NoReturn:
+    taken = {
+        name: plate_of(site, amortized)
+        for name, site in trace.items()
+        if plate_of(site, [plate]) is not None
+    }
+    if taken:
+        owners = " and ".join(repr(owner) for owner in dict.fromkeys(taken.values()))
+        rest = tuple(name for name in amortized if name != plate)
+        raise ValueError(
+            f"amortize: expected plates with latents of their own; got '{plate}', whose latents "
+            f"{list(taken)} belong to {owners} already, the first of the plates they are in. Say "
+            f"amortize={(rest[0] if len(rest) == 1 else rest)!r}"
+        )
+    known = [name for name, site in trace.items() if site["type"] == "plate"]
+    raise ValueError(
+        f"amortize: expected plates of the model {known} that have latents in them; got '{plate}'"
+    )
 
 
 def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:

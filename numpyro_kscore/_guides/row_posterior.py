@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -47,8 +48,29 @@ class RowPosterior(NamedTuple):
     forms: Callable[[Params], dict[str, Form]]
 
     def sample(self, key: jax.Array, params: Params, count: int) -> dict[str, jax.Array]:
-        """Values of latent and deterministic sites, leading axis ``count``."""
-        return self._draws(key, params, count)[2]
+        """Values of latent and deterministic sites, leading axis ``count``.
+
+        Raises:
+            ValueError: for data without rows.
+        """
+        try:
+            return self._draws(key, params, count)[2]
+        except Exception as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: Exception) -> None:
+        """Say what is wrong with the arguments, if they are why the model failed."""
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((self.args, self.kwargs))]
+        if any(shape[:1] == (0,) for shape in shapes):
+            raise ValueError(
+                f"args: expected data of at least one row; got arrays of shapes {shapes}"
+            ) from error
+        if not _is_call(self.amortized.model, self.args, self.kwargs):
+            error.add_note(
+                "sample_posterior: the arguments after params are those of the model, all of "
+                "them, for new data; without any it draws for the data of the fit"
+            )
 
     def median(self, params: Params, most: int) -> dict[str, jax.Array]:
         """Values at the medians of all coordinates, from at most so many draws."""
@@ -125,3 +147,16 @@ class RowPosterior(NamedTuple):
             name: jnp.arange(plate.size if is_whole else plate.drawn)
             for name, plate in outline.subsampled.items()
         }
+
+
+def _is_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function has these arguments, as far as its signature is known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

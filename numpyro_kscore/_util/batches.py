@@ -5,6 +5,7 @@ No more than two stacks of batches are in memory, one in use and one that is rea
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import warnings
@@ -29,6 +30,12 @@ MOST_BATCHES = 100_000
 # Rows of the batches that a start is looked for with, about.
 SAMPLE_ROWS = 8192
 END: Any = object()
+# Errors where a traced value is used as a number.
+TRACED = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 class Position(NamedTuple):
@@ -55,7 +62,7 @@ class Batches:
 
     Args:
         loader: an iterable of batches, or a function that returns one. A function with an argument
-            is given the number of the epoch.
+            that is called ``epoch`` or has no default is given the number of the epoch.
         args: further arguments, which follow those of a batch.
         kwargs: further keyword arguments.
 
@@ -123,6 +130,21 @@ class Batches:
             UserWarning,
             stacklevel=4,
         )
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """A context in which errors of JAX about traced values name the numbers in batches."""
+        try:
+            yield
+        except TypeError as error:
+            # That of a shape is a plain TypeError.
+            if self._form.numbers and (isinstance(error, TRACED) or "Tracer" in str(error)):
+                error.add_note(
+                    f"loader: all that is in a batch is traced, and so are its numbers, "
+                    f"{' and '.join(self._form.numbers)}. Give sizes and flags as arguments of "
+                    "fit, next to loader=, or take sizes from the shapes of arrays"
+                )
+            raise
 
     def with_kwargs(self, kwargs: dict[str, Any]) -> Batches:
         """The same batches with more keyword arguments."""

@@ -28,6 +28,9 @@ SINGLE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex12
 def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
     """A function from the number of an epoch to an iterator over it.
 
+    A loader that is a function gets that number as ``epoch``, or as its first argument if that has
+    no default.
+
     Raises:
         TypeError: for anything but an iterable of batches or a function.
     """
@@ -41,8 +44,8 @@ def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
         )
     if is_iterable:
         return lambda epoch: iter(loader)
-    takes_epoch = _takes_argument(loader)
-    return lambda epoch: _iterator(loader(epoch) if takes_epoch else loader())
+    of_epoch = _of_epoch(loader)
+    return lambda epoch: _iterator(of_epoch(epoch))
 
 
 def _iterator(made: Any) -> Iterator[Any]:
@@ -51,17 +54,21 @@ def _iterator(made: Any) -> Iterator[Any]:
     return iter(made)
 
 
-def _takes_argument(function: Callable[..., Any]) -> bool:
-    """Whether a function must be given an argument."""
+def _of_epoch(function: Callable[..., Any]) -> Callable[[int], Any]:
+    """The function, given the number of the epoch where it asks for one."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         # Some functions in C have no signature.
-        return False
-    return any(
-        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        for p in parameters
-    )
+        parameters = ()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    in_place = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    if any(p.name == "epoch" and p.kind in by_name for p in parameters):
+        return lambda epoch: function(epoch=epoch)
+    # What has a default and another name, such as the size of batches, is no epoch.
+    if any(p.default is p.empty and p.kind in in_place for p in parameters):
+        return function
+    return lambda epoch: function()
 
 
 def as_batch(item: Any, is_double: bool) -> Any:
@@ -104,6 +111,11 @@ def as_batch(item: Any, is_double: bool) -> Any:
 class Form:
     """Structure, shapes and dtypes that all batches of a loader have.
 
+    Attributes:
+        structure: of the pair.
+        types: shape and dtype of every leaf.
+        numbers: names of the leaves that are single numbers.
+
     Args:
         example: the first batch.
     """
@@ -112,6 +124,8 @@ class Form:
         leaves, structure = jax.tree.flatten(example)
         self.structure: Any = structure
         self.types = [(leaf.shape, leaf.dtype) for leaf in leaves]
+        found = jax.tree_util.tree_leaves_with_path(example)
+        self.numbers = [_name_of(path) for path, leaf in found if not leaf.shape]
 
     @property
     def num_rows(self) -> int:
@@ -130,13 +144,23 @@ class Form:
         found = jax.tree_util.tree_leaves_with_path(batch)
         for (path, leaf), (shape, dtype) in zip(found, self.types, strict=True):
             if (leaf.shape, leaf.dtype) != (shape, dtype):
-                hint = (
-                    "Drop the last short one (drop_last)" if leaf.shape != shape else "Convert it"
-                )
                 raise ValueError(
                     f"loader: expected batches of equal shapes and dtypes, {dtype}{list(shape)} as "
-                    f"{_name_of(path)}; got {leaf.dtype}{list(leaf.shape)} in {where}. {hint}"
+                    f"{_name_of(path)}; got {leaf.dtype}{list(leaf.shape)} in {where}. "
+                    f"{_advice(leaf.shape, shape)}"
                 )
+
+
+def _advice(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What to do about a shape that differs from the first one, or else a dtype."""
+    if shape == expected:
+        return "Convert it"
+    if len(shape) != len(expected):
+        return (
+            "A tuple of arrays of all data is no loader: give them to fit as arguments, or cut "
+            "them into batches"
+        )
+    return "Drop the last short one (drop_last)"
 
 
 def _name_of(path: Any) -> str:

@@ -46,7 +46,7 @@ def guide(x, y):
     numpyro.sample("weights", dist.Normal(loc, sd).to_event(1))
 
 
-def plain_svi(model=model):
+def plain_svi(model=model, guide=guide):
     return SVI(model, guide, optax.adam(1e-2), ImplicitELBO(16))
 
 
@@ -207,6 +207,36 @@ def test_items_and_arguments_that_are_no_call_of_the_model():
         fit(plain_svi(), KEY, Y, loader=LOADER)
     with pytest.raises(TypeError, match="missing a required argument: 'y'"):
         fit(plain_svi(), KEY, loader=[X])
+
+
+def sized(y, size):
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", size, subsample_size=len(y)):
+        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+
+def shaped(y, size):
+    sized(y, jnp.zeros(size).shape[0])
+
+
+def of_sized(y, size):
+    numpyro.sample("z", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+
+@pytest.mark.parametrize("of", [sized, shaped])
+def test_sizes_in_batches_are_traced(of):
+    with pytest.raises(TypeError, match=r"(?s)loader: .*its numbers, argument 1\. Give sizes"):
+        fit(plain_svi(of, of_sized), KEY, loader=[(Y[:50], 400), (Y[50:100], 400)])
+
+
+def test_other_traced_values_are_none_of_the_numbers_in_batches():
+    def branched(x, y):
+        if y.sum() > 0:
+            model(x, y)
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        fit(plain_svi(branched), KEY, loader=LOADER)
+    assert not any("loader:" in note for note in getattr(caught.value, "__notes__", ()))
 
 
 def test_fixed_arguments_follow_those_of_a_batch(tmp_path):

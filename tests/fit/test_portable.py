@@ -20,6 +20,7 @@ from numpyro_kscore import Implicit, ImplicitELBO, load_guide, save_guide
 
 KEY = random.key(0)
 ROWS = 50_000
+PROGRAM = "guide.stablehlo"
 
 
 def model(x):
@@ -83,24 +84,107 @@ def test_the_data_are_not_in_the_file(path):
     assert path.stat().st_size < ROWS
 
 
-def test_other_files_and_versions_are_refused(path, tmp_path):
+@pytest.fixture
+def changed(path, tmp_path):
+    """A function that writes the file with another header or program, or none at all."""
+
+    def write(**contents):
+        with zipfile.ZipFile(path) as archive:
+            kept = {"header": archive.read("guide.json"), "program": archive.read(PROGRAM)}
+        names = {"header": "guide.json", "program": PROGRAM}
+        with zipfile.ZipFile(tmp_path / "changed", "w") as archive:
+            for part, content in (kept | contents).items():
+                if content is not None:
+                    archive.writestr(names[part], content)
+        return tmp_path / "changed"
+
+    return write
+
+
+def header_of(path):
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("guide.json"))
+
+
+def test_other_files_and_versions_are_refused(path, changed, tmp_path):
     text = tmp_path / "text"
     text.write_text("no guide")
     with pytest.raises(ValueError, match="expected a file that save_guide wrote"):
         load_guide(text)
-    with zipfile.ZipFile(path) as archive:
-        header, program = json.loads(archive.read("guide.json")), archive.read("guide.stablehlo")
-
-    def changed(name, header, program):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr("guide.json", json.dumps(header))
-            archive.writestr("guide.stablehlo", program)
-        return tmp_path / name
-
+    newer = json.dumps({"format": 99})
     with pytest.raises(ValueError, match="expected format 1; got 99.*save it anew"):
-        load_guide(changed("newer", {**header, "format": 99}, program))
-    with pytest.raises(ValueError, match="expected a program that JAX .* reads; got one by JAX"):
-        load_guide(changed("broken", header, program[:100]))
+        load_guide(changed(header=newer))
+    older = json.dumps({**header_of(path), "jax": "0.1.2"})
+    message = r"expected a program that JAX .* reads; got one by JAX 0\.1\.2.*Install that version"
+    with pytest.raises(ValueError, match=message):
+        load_guide(changed(header=older, program=b"no program"))
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        {"header": None},
+        {"header": b"{"},
+        {"header": b"\xff"},
+        {"header": b"[]"},
+        {"header": b"{}"},
+        {"header": b'{"format": 1, "jax": "0.10", "batch": 256}'},
+        {"program": None},
+        {"program": b"no program"},
+    ],
+)
+def test_damaged_contents_are_named(changed, contents):
+    message = r"expected a file that save_guide wrote; got .*, which is damaged.*Save it anew"
+    with pytest.raises(ValueError, match=message):
+        load_guide(changed(**contents))
+
+
+@pytest.mark.parametrize("name", ["guide.json", PROGRAM])
+def test_damaged_bytes_are_named(path, tmp_path, name):
+    """Some of the compressed bytes of each part."""
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo(name).header_offset + 30 + len(name)
+    content = bytearray(path.read_bytes())
+    content[start + 10 : start + 60] = 50 * b"\xff"
+    (tmp_path / "damaged").write_bytes(content)
+    with pytest.raises(ValueError, match=r"got .*, which is damaged"):
+        load_guide(tmp_path / "damaged")
+
+
+def test_paths_without_a_file(path, tmp_path):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        load_guide(tmp_path / "missing")
+    with pytest.raises(ValueError, match="expected a file that save_guide wrote; got .*a folder"):
+        load_guide(tmp_path)
+    # Before anything is looked at, since a program takes long to make.
+    with pytest.raises(FileNotFoundError, match=r"and no folder .*missing\. Make it first"):
+        save_guide(tmp_path / "missing" / "guide.zip", None, None)
+    with pytest.raises(ValueError, match="path: expected a file; got .*a folder"):
+        save_guide(tmp_path, None, None)
+
+
+def test_no_draws_have_shapes_too(path):
+    draws = load_guide(path).sample_posterior(KEY, (2, 0))
+    assert draws["place"].shape == (2, 0, 3)
+    assert draws["place"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("sample_shape", "error", "message"),
+    [
+        (5, TypeError, r"expected a tuple of counts; got 5. For n draws it is \(n,\)"),
+        (
+            {"loc": 3.0},
+            TypeError,
+            "got a dict. A loaded guide has its parameters already: sample_p",
+        ),
+        ((2.5,), TypeError, "expected an integer; got 2.5"),
+        ((-1,), ValueError, "expected an integer of at least 0; got -1"),
+    ],
+)
+def test_shapes_that_are_none(path, sample_shape, error, message):
+    with pytest.raises(error, match="^sample_shape: .*" + message):
+        load_guide(path).sample_posterior(KEY, sample_shape)
 
 
 def test_keys_of_other_kinds_are_refused(path):

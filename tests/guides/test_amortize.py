@@ -234,6 +234,16 @@ def test_new_rows_are_drawn_from_their_posterior(fitted):
     np.testing.assert_allclose(unit.std(0), 1, atol=4 / 8000**0.5)
 
 
+def test_new_data_that_are_no_call_of_the_model_are_an_error(fitted):
+    guide, _, _, params = fitted
+    with pytest.raises(
+        ValueError, match=r"args: expected data of at least one row; got .*\(0, 3\)"
+    ):
+        guide.sample_posterior(KEY, params, SEEN[:0])
+    with pytest.raises(TypeError, match=r"(?s)'seen'.*after params are those of the model, all"):
+        guide.sample_posterior(KEY, params, batch=4)
+
+
 def test_median_is_in_the_middle(fitted):
     guide, _, _, params = fitted
     middle = guide.median(params)
@@ -332,11 +342,26 @@ def observations_drawn(seen):
         numpyro.sample("y", dist.Normal(effect[GROUP[index]], 1.0), obs=seen[index])
 
 
+def nested(seen):
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    with numpyro.plate("g", len(seen), dim=-2):
+        a = numpyro.sample("a", dist.Normal(level, 1.0))
+        with numpyro.plate("h", seen.shape[1], dim=-1):
+            b = numpyro.sample("b", dist.Normal(a, 1.0))
+            numpyro.sample("y", dist.Normal(b, SIGMA), obs=seen)
+
+
 @pytest.mark.parametrize(
     ("model", "amortize", "message"),
     [
         (dense, "groups", r"amortize: expected plates of the model \['rows', 'seen'\].*'groups'"),
         (dense, "seen", r"amortize: expected plates.*that have latents in them; got 'seen'"),
+        (
+            nested,
+            ("g", "h"),
+            r"amortize: expected.*of their own; got 'h', whose latents \['b'\] belong to 'g' "
+            r"already.*Say amortize='g'\n",
+        ),
         (walk, "rows", r"amortize: expected rows of 'rows' that are independent.*depend on each"),
         (crossed, ("rows", "columns"), r"amortize: expected rows of 'rows' that are independent"),
         (discrete, "rows", r"amortize: expected a model without discrete latents; got \['kind'\]"),
@@ -345,7 +370,7 @@ def observations_drawn(seen):
     ],
 )
 def test_what_cannot_be_amortized_is_an_error(model, amortize, message):
-    flat = {observations_drawn: SEEN.ravel(), dense: SEEN, crossed: SEEN}
+    flat = {observations_drawn: SEEN.ravel(), dense: SEEN, crossed: SEEN, nested: SEEN}
     seen = flat.get(model, SEEN[:, 0])
     guide = AutoImplicit(model, amortize=amortize, warm_start=False)
     with pytest.raises(ValueError, match=message):
@@ -355,6 +380,8 @@ def test_what_cannot_be_amortized_is_an_error(model, amortize, message):
 def test_settings():
     with pytest.raises(TypeError, match=r"amortize: expected the name of a plate or a sequence"):
         AutoImplicit(dense, amortize=3)
+    with pytest.raises(ValueError, match=r"amortize: expected every plate once; got \['rows'"):
+        AutoImplicit(dense, amortize=["rows", "rows"])
     assert AutoImplicit(dense, amortize=["rows"]).amortize == ("rows",)
     with pytest.raises(ValueError, match=r"Say amortize='rows'"):
         AutoImplicit(dense, warm_start=False).set_up(KEY, SEEN, 4)

@@ -1,5 +1,6 @@
 """Batches of any loader: what is read, in which order, and what is refused."""
 
+import functools
 import json
 import threading
 import time
@@ -59,9 +60,45 @@ def test_epochs_follow_each_other(loader):
     assert again[0][1] == found[2][1]
 
 
-def test_a_function_may_order_each_epoch():
-    found = taken(lambda epoch: LOADER[epoch:] + LOADER[:epoch], 5, 3)
+def turned(k):
+    return LOADER[k:] + LOADER[:k]
+
+
+def named(size=2, *, epoch):
+    return turned(epoch) if size == 2 else []
+
+
+def in_place(k, /, size=2):
+    return turned(k) if size == 2 else []
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda epoch: turned(epoch),
+        lambda k: turned(k),
+        lambda epoch=0: turned(epoch),
+        named,
+        in_place,
+        functools.partial(named, 2),
+    ],
+)
+def test_a_function_may_order_each_epoch(loader):
+    found = taken(loader, 5, 3)
     assert [firsts(stack)[0] for stack, _ in found] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        lambda size=5: LOADER[:size],
+        lambda *sizes: LOADER if not sizes else [],
+        lambda **epoch: LOADER,
+    ],
+)
+def test_other_arguments_of_a_function_are_no_epoch(loader):
+    found = taken(loader, 5, 3)
+    assert [firsts(stack)[0] for stack, _ in found] == [0, 0, 0]
 
 
 def test_an_iterator_goes_back_to_its_state():
@@ -173,11 +210,15 @@ def test_loaders_that_are_none(loader, message):
         ([()], "expected arrays in every batch"),
         (
             [(np.ones((3, 2)),), (np.ones((3, 2)),), (np.ones((1, 2)),)],
-            r"expected.*float32\[3, 2\] as argument 0; got float32\[1, 2\] in batch 2 of epoch 0",
+            r"expected.*float32\[3, 2\] as argument 0; got float32\[1, 2\] in batch 2 of .*Drop",
         ),
         (
             [{"x": np.ones(3)}, {"x": np.arange(3)}],
             r"expected.*float32\[3\] as 'x'; got int32\[3\] in batch 1 of epoch 0. Convert it",
+        ),
+        (
+            (np.ones((400, 2)), np.ones(400)),
+            r"expected.*got float32\[400\] in batch 1.*all data is no loader: give them to fit as",
         ),
         ([np.ones(2), {"x": np.ones(2)}], "expected batches of one structure.*in batch 1 of"),
         ([{"y": np.ones(2)}], r"expected every keyword argument once; got \['y'\] both"),
