@@ -57,10 +57,10 @@ def _iterator(made: Any) -> Iterator[Any]:
 def _of_epoch(function: Callable[..., Any]) -> Callable[[int], Any]:
     """The function, given the number of the epoch where it asks for one."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         # Some functions in C have no signature.
-        parameters = ()
+        parameters = []
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     in_place = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     if any(p.name == "epoch" and p.kind in by_name for p in parameters):
