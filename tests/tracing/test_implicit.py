@@ -116,9 +116,7 @@ def test_sites_in_plates_and_traces():
 
 
 def test_with_numpyro_validation():
-    numpyro.enable_validation(True)
-    try:
+    # Not enabled and then disabled: it is on by default, and other tests rely on it.
+    with numpyro.validation_enabled(True):
         site = Implicit(VALUE, 1)
         np.testing.assert_array_equal(site(rng_key=KEY), VALUE)
-    finally:
-        numpyro.enable_validation(False)
