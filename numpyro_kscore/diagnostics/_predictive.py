@@ -69,6 +69,7 @@ def at_first(model: Callable[..., Any], samples: dict[str, np.ndarray]) -> Calla
 def sites_at_first(
     key: Array, model: Callable[..., Any], program: Program, samples: dict[str, np.ndarray]
 ) -> dict[str, Any]:
+    """The sites of the model at the first of the samples."""
     given = seed(at_first(model, samples), key)
     return trace(given).get_trace(*program.args, **program.kwargs)
 
