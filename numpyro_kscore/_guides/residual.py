@@ -16,8 +16,8 @@ from numpyro_kscore._util.linalg import log_abs_det
 __all__ = ["local_log_density", "push_residual", "standard_normal"]
 
 
-# A fit traces the guide more than ten times, and the density is most of it: compiled functions
-# are traced once.
+# A fit traces the guide more than ten times, and this once. Most of the time of a first fit goes
+# elsewhere, into the compiler.
 @partial(jax.jit, static_argnames="with_density")
 def push_residual(
     noise: jax.Array,
