@@ -50,13 +50,13 @@ class Marginal:
         outline = self.amortized.outline(args, kwargs)
         plates = draw_plates(outline.subsampled)
         rows = {name: plate._indices for name, plate in plates.items()}
-        found = self.amortized.trace_rows(outline, rows, args, kwargs, self.noise)
+        found = self.amortized.trace_rows(outline, rows, args, kwargs, self.noise, integrate=True)
         model = handlers.substitute(with_rows(self.amortized.model, rows), data=outline.values)
         given = {name: found.trace[name]["value"] for name in found.draws.coordinates}
         with handlers.block(hide=[*outline.values, *rows]):
             handlers.condition(model, data=given)(*args, **kwargs)
         volumes = [_log_prob(found.trace[f"_{name}_log_det"]) for name in given]
-        factor = sum(volumes, jnp.zeros(())) - sum(found.draws.log_density)
+        factor = sum(volumes, jnp.zeros(())) + sum(found.draws.gains)
         numpyro.factor(f"_{self.amortized.prefix}_rows", factor)
 
 

@@ -64,6 +64,12 @@ class RowBlock(NamedTuple):
         flat = jnp.concatenate([jnp.ravel(coordinates[site.name]) for site in self.sites])
         return flat[self.columns]
 
+    def by_row(self, values: jax.Array) -> jax.Array:
+        """Values whose axes on the right are those of plates, as sums by row, (rows,)."""
+        kept = {values.ndim + dim for dim in self.dims}
+        inner = tuple(axis for axis in range(values.ndim) if axis not in kept)
+        return jnp.ravel(jnp.sum(values, axis=inner))
+
     def unravel(self, rows: jax.Array) -> dict[str, jax.Array]:
         """Numbers by row, (rows, k), as unconstrained values by site."""
         flat = jnp.ravel(rows)[np.argsort(self.columns, axis=None)]

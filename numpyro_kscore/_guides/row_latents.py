@@ -22,6 +22,13 @@ from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at
 from numpyro_kscore._guides.perceptron import GATE_RATE
 from numpyro_kscore._guides.residual import local_log_density
 from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks, start_of
+from numpyro_kscore._guides.row_quadrature import (
+    RowSites,
+    find_row_sites,
+    integrate_rows,
+    is_integrable,
+    sum_by_row,
+)
 from numpyro_kscore._tracing.coordinates import evaluate_at
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import with_rows
@@ -92,6 +99,16 @@ class Conditional(NamedTuple):
         """Log density of the rows of a block, (E, k), up to a constant; not scaled."""
         return lambda rows: self.at({**others, **block.unravel(rows)})[0] / block.scale
 
+    def by_row(
+        self, block: RowBlock, others: dict[str, jax.Array], names: tuple[str, ...]
+    ) -> Callable[[jax.Array], jax.Array]:
+        """Log densities of rows, from (E, k) to (E,), up to a constant; not scaled."""
+        return lambda rows: sum_by_row(self.at({**others, **block.unravel(rows)})[1], block, names)
+
+    def row_sites(self, block: RowBlock, others: dict[str, jax.Array]) -> RowSites:
+        """The sites whose densities are computed from the rows of a block."""
+        return find_row_sites(lambda own: self.at({**others, **own})[1], block)
+
 
 def _is_open(site: dict[str, Any]) -> bool:
     return is_latent(site) and site["value"] is None
@@ -103,10 +120,13 @@ class RowDraws(NamedTuple):
     Attributes:
         coordinates: unconstrained values by site.
         log_density: of the rows of each block, in unconstrained coordinates, scaled by plates.
+        gains: of each block, scaled: what makes of the log joint density at the draw that of the
+            global latents alone.
     """
 
     coordinates: dict[str, jax.Array]
     log_density: tuple[jax.Array, ...]
+    gains: tuple[jax.Array, ...]
 
 
 def num_features(dim: int) -> int:
@@ -121,8 +141,10 @@ def draw_rows(
     start: dict[str, jax.Array],
     maps: Sequence[RowMap] | None,
     noise: Sequence[jax.Array],
+    *,
+    integrate: bool = False,
 ) -> RowDraws:
-    """A draw of all rows, differentiable in what is given.
+    """A draw of all rows.
 
     Args:
         conditional: the model at the global latents.
@@ -132,14 +154,19 @@ def draw_rows(
         maps: from noise and features to standardized numbers, by block; without them the draw is
             the modes, and the density that of the Gaussians there.
         noise: standard normal, (E, k) by block.
+        integrate: whether to integrate rows out where that can be done. Their draws are then not
+            differentiable in what is given.
     """
     coordinates = dict(start)
-    densities = []
+    densities, gains = [], []
     for number, block in enumerate(blocks):
         others = {name: u for name, u in coordinates.items() if name not in block.names}
+        sites = fixed.row_sites(block, others) if integrate and is_integrable(block) else None
+        integrates = sites is not None and not sites.outside
         here = conditional.of_block(block, others)
         there = fixed.of_block(block, lax.stop_gradient(others))
-        gaussians = _laplace(here, there, lax.stop_gradient(block.ravel(coordinates)))
+        modes = lax.stop_gradient(block.ravel(coordinates))
+        gaussians = _laplace(there if integrates else here, there, modes)
         eps = noise[number]
         if maps is None:
             x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
@@ -153,7 +180,20 @@ def draw_rows(
         rows = gaussians.push(x)
         coordinates.update(block.unravel(rows))
         densities.append(block.scale * jnp.sum(log_density - gaussians.log_volume))
-    return RowDraws(coordinates, tuple(densities))
+        if sites is None or not integrates:
+            gains.append(-densities[-1])
+            continue
+        by_row = conditional.by_row(block, others, sites.inside)
+        # A start need not be exact, and takes thousands of densities of thousands of rows.
+        integrals = integrate_rows(by_row, gaussians, coarse=maps is None)
+        gain = block.scale * jnp.sum(integrals - by_row(rows))
+        if maps is not None:
+            # A zero whose derivative teaches the network.
+            fixed_by_row = fixed.by_row(block, lax.stop_gradient(others), sites.inside)
+            bound = block.scale * jnp.sum(fixed_by_row(rows)) - densities[-1]
+            gain += bound - lax.stop_gradient(bound)
+        gains.append(gain)
+    return RowDraws(coordinates, tuple(densities), tuple(gains))
 
 
 def residual_map(out: Callable[[jax.Array], jax.Array]) -> RowMap:

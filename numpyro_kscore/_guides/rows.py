@@ -149,6 +149,9 @@ class Amortized(NamedTuple):
     def check(self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise ``ValueError`` where rows depend on each other, by their densities' Hessian.
 
+        The same where a minibatch has some rows, and densities outside of their plate use them:
+        they would look up the wrong rows, and are not scaled.
+
         Args:
             trace: of the global latents; where it is not concrete nothing is checked.
             args: arguments of the model.
@@ -166,6 +169,17 @@ class Amortized(NamedTuple):
             conditional = Conditional.of(self.model, args, kwargs, outline.values, rows)
             blocks = conditional.blocks(self.plates)
             names[:] = [block.plate for block in blocks]
+            start = start_of(blocks)
+            for block in blocks:
+                others = {name: u for name, u in start.items() if name not in block.names}
+                outside = conditional.row_sites(block, others).outside if block.scale > 1 else ()
+                if outside:
+                    raise ValueError(
+                        "amortize: expected sites that use the latents of subsampled "
+                        f"'{block.plate}' to be inside that plate; got {list(outside)} outside. "
+                        "Give each row its data as an array over rows, inside the plate, or take "
+                        "all rows in a step"
+                    )
             return row_couplings(conditional, blocks)
 
         found = quick_jit(couplings)(values)
@@ -184,6 +198,8 @@ class Amortized(NamedTuple):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         noise: Callable[[RowBlock], jax.Array] | None,
+        *,
+        integrate: bool = False,
     ) -> RowTrace:
         """Draw the latents of rows.
 
@@ -193,6 +209,7 @@ class Amortized(NamedTuple):
             args: arguments of the model.
             kwargs: its keyword arguments.
             noise: standard normal noise (E, k) of a block; None takes the modes.
+            integrate: as for :func:`draw_rows`.
         """
         given = (self.model, args, kwargs)
         conditional = Conditional.of(*given, outline.values, rows)
@@ -203,7 +220,7 @@ class Amortized(NamedTuple):
             maps, drawn = None, [jnp.zeros(block.columns.shape) for block in blocks]
         else:
             maps, drawn = self._maps(blocks), [noise(block) for block in blocks]
-        draws = draw_rows(conditional, blocks, fixed, start, maps, drawn)
+        draws = draw_rows(conditional, blocks, fixed, start, maps, drawn, integrate=integrate)
         return RowTrace(blocks, draws, conditional.at(draws.coordinates)[1])
 
     def _maps(self, blocks: tuple[RowBlock, ...]) -> list[RowMap]:

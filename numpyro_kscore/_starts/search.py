@@ -18,7 +18,7 @@ from numpyro_kscore._starts.candidates import AtPoints, Density
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.streamed import find_streamed
-from numpyro_kscore._starts.tall import MOST_ROWS, find_tall
+from numpyro_kscore._starts.tall import MOST_BLOCKS, MOST_ROWS, find_tall
 from numpyro_kscore._tracing.coordinates import (
     evaluate_at,
     hierarchical_sites,
@@ -57,9 +57,10 @@ def find_start(
         forward_mode: differentiate in forward mode.
         plain: stay in unconstrained coordinates, whatever the priors and the scores.
         batches: those whose mean density counts; the arguments are the first of them.
-        in_blocks: whether a pass over all rows of a plate takes some of them at a time.
+        in_blocks: whether rows have latents of their own; a pass over all then takes some of them
+            at a time.
     """
-    whole, few = (model, None) if batches is not None else _rows_of(model, args, kwargs)
+    whole, few = (model, None) if batches is not None else _rows_of(model, args, kwargs, in_blocks)
     given, model = model, whole if few is None else few.model
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
@@ -133,11 +134,12 @@ def _in_precision(density: Density, is_double: bool) -> Density:
 
 
 def _rows_of(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_blocks: bool
 ) -> tuple[Callable[..., Any], FewRows | None]:
     """The model of all rows of its subsampled plates, and that of some where they are many."""
     whole = whole_plates(model, args, kwargs)
-    return whole, None if whole is model else few_rows(model, args, kwargs, MOST_ROWS)
+    most = MOST_BLOCKS if in_blocks else MOST_ROWS
+    return whole, None if whole is model else few_rows(model, args, kwargs, most)
 
 
 def _prior_draws(

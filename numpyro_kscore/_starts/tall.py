@@ -16,10 +16,10 @@ from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.quasi_newton import quasi_newton_paths
 from numpyro_kscore._starts.refinement import FEWEST_PAIRS
 
-__all__ = ["MOST_ROWS", "find_tall"]
+__all__ = ["MOST_BLOCKS", "MOST_ROWS", "find_tall"]
 
-# Rows that the search looks at.
-MOST_ROWS = 8192
+# Rows that the search looks at; fewer where each has latents of its own, which are integrated out.
+MOST_ROWS, MOST_BLOCKS = 8192, 2048
 # Most passes of a quasi-Newton path that takes the covariance of some rows for a metric.
 PATH_LENGTH = 40
 # Steps of batch and match in a round, most rounds, and draws for a bound after each.

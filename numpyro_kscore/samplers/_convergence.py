@@ -43,6 +43,8 @@ class Moments(NamedTuple):
         sd_error: the same of the standard deviation, relative to it, (d,).
         trend: change of the mean or the mean square from the earlier to the later half of the
             draws, in standard errors, whichever is larger, (d,).
+        influence: largest relative change of the standard deviation without one superchain, of
+            draws that are not cut off, (d,).
     """
 
     mean: np.ndarray
@@ -51,6 +53,7 @@ class Moments(NamedTuple):
     mean_error: np.ndarray
     sd_error: np.ndarray
     trend: np.ndarray
+    influence: np.ndarray
 
 
 def scale_of(draws: np.ndarray) -> Scale:
@@ -98,7 +101,18 @@ def summarize(draws: np.ndarray, num_superchains: int) -> Moments:
         _error(u.mean((1, 2))) / sd,
         _error(square.mean((1, 2))) / (2 * variance),
         np.maximum(_trend(u), _trend(square)),
+        _influence((draws.reshape(u.shape) - scale.center) / scale.width),
     )
+
+
+def _influence(values: np.ndarray) -> np.ndarray:
+    """Largest relative change of standard deviations without one of the superchains, (d,)."""
+    mean, square = values.mean((1, 2)), (values**2).mean((1, 2))
+    rest = len(values) - 1
+    means, squares = (mean.sum(0) - mean) / rest, (square.sum(0) - square) / rest
+    without = np.maximum(squares - means**2, TINY)
+    variance = np.maximum(square.mean(0) - mean.mean(0) ** 2, TINY)
+    return np.abs(np.sqrt(without / variance) - 1).max(0)
 
 
 def _error(values: np.ndarray) -> np.ndarray:

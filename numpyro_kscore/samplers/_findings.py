@@ -19,12 +19,17 @@ Code = Literal[
     "chains apart",
     "chains moving",
     "too few draws",
+    "few far draws",
     "chains stuck",
     "divergences",
     "draws lost",
 ]
 # A chain that accepts less is stuck.
 STUCK = 0.05
+# A standard deviation that changes by more without one superchain rests on it. Where all visit the
+# same regions, the change is about the Monte Carlo error, of up to 3.5 %, over the root of their
+# number, twice as much for the one with the largest.
+LARGEST_INFLUENCE = 0.05
 
 ANOTHER_FORM = (
     "another parameterization of the model (numpyro.infer.reparam), or AutoImplicit, which finds "
@@ -56,6 +61,12 @@ WORDS: dict[Code, tuple[str, str]] = {
         "the standard deviation of {where} has a Monte Carlo error of {value:.1%} at the limit of "
         "gradients",
         "a larger max_gradients, or a larger tol",
+    ),
+    "few far draws": (
+        "the standard deviation of {where} changes by {value:.0%} without one group of chains: a "
+        "region far from the others has draws of few chains, and its weight is not known",
+        "quantiles of it in place of its standard deviation; a larger max_gradients and a smaller "
+        "tol",
     ),
     "chains stuck": (
         "{value:.0%} of the chains hardly moved: they are where the posterior is far narrower than "
@@ -97,6 +108,9 @@ def find(
     stuck = float(np.mean(chains.acceptance < STUCK))
     if stuck > 0:
         troubles.append(Finding("chains stuck", stuck))
+    far = int(np.argmax(moments.influence))
+    if chains.has_settled and moments.influence[far] > LARGEST_INFLUENCE:
+        troubles.append(Finding("few far draws", float(moments.influence[far]), names[far]))
     divergent = chains.num_divergent / chains.draws[..., 0].size
     if divergent > MOST_DIVERGENT:
         troubles.append(Finding("divergences", divergent))

@@ -67,3 +67,17 @@ def test_heavy_tails_have_moments_and_constants_do_no_harm():
     assert found.mean_error[0] < 0.1
     assert found.mean[1] == 3.0
     assert scale_of(draws[0]).width[1] == 1.0
+
+
+def test_a_standard_deviation_that_rests_on_one_chain_shows():
+    draws = RNG.normal(size=(64, 500, 2))
+    # As a distant mode of which one chain has 30 draws, and others one each.
+    draws[9, :30, 0] = 15.0
+    draws[20:30, 0, 0] = 15.0
+    found = summarize(draws, 16)
+    without = draws[:, :, 0].reshape(16, -1)
+    expected = abs(np.delete(without, 2, axis=0).std() / without.std() - 1)
+    assert found.influence[0] == pytest.approx(expected, rel=1e-9)
+    assert found.influence[0] > 0.05
+    # Of 32000 independent draws without one sixteenth: four standard errors of 0.1 %.
+    assert found.influence[1] < 4 * 0.001
