@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kscore.diagnostics._codes import Verdict
 from numpyro_kscore.diagnostics._modes import Modes
-from numpyro_kscore.samplers._outcome import MOST_DIVERGENT, TREND, Chains
+from numpyro_kscore.samplers._outcome import LARGEST_INFLUENCE, MOST_DIVERGENT, TREND, Chains
 
 __all__ = ["Code", "Finding", "advise", "describe", "find"]
 
@@ -26,10 +26,6 @@ Code = Literal[
 ]
 # A chain that accepts less is stuck.
 STUCK = 0.05
-# A standard deviation that changes by more without one superchain rests on it. Where all visit the
-# same regions, the change is about the Monte Carlo error, of up to 3.5 %, over the root of their
-# number, twice as much for the one with the largest.
-LARGEST_INFLUENCE = 0.05
 
 ANOTHER_FORM = (
     "another parameterization of the model (numpyro.infer.reparam), or AutoImplicit, which finds "
@@ -63,10 +59,10 @@ WORDS: dict[Code, tuple[str, str]] = {
         "a larger max_gradients, or a larger tol",
     ),
     "few far draws": (
-        "the standard deviation of {where} changes by {value:.0%} without one group of chains: a "
-        "region far from the others has draws of few chains, and its weight is not known",
-        "quantiles of it in place of its standard deviation; a larger max_gradients and a smaller "
-        "tol",
+        "the standard deviation of {where} changes by {value:.0%} without one group of chains at "
+        "the limit of gradients: its tails are heavy, or a region far from the others has draws of "
+        "few chains",
+        "quantiles of it in place of its standard deviation; a larger max_gradients",
     ),
     "chains stuck": (
         "{value:.0%} of the chains hardly moved: they are where the posterior is far narrower than "
@@ -108,9 +104,6 @@ def find(
     stuck = float(np.mean(chains.acceptance < STUCK))
     if stuck > 0:
         troubles.append(Finding("chains stuck", stuck))
-    far = int(np.argmax(moments.influence))
-    if chains.has_settled and moments.influence[far] > LARGEST_INFLUENCE:
-        troubles.append(Finding("few far draws", float(moments.influence[far]), names[far]))
     divergent = chains.num_divergent / chains.draws[..., 0].size
     if divergent > MOST_DIVERGENT:
         troubles.append(Finding("divergences", divergent))
@@ -124,6 +117,9 @@ def find(
         findings.append(Finding("chains moving", float(moments.trend[moving]), names[moving]))
     elif moments.rhat[worst] >= 1 + tol:
         findings.append(Finding("chains apart", float(moments.rhat[worst]), names[worst]))
+    elif np.max(moments.influence) > LARGEST_INFLUENCE:
+        far = int(np.argmax(moments.influence))
+        findings.append(Finding("few far draws", float(moments.influence[far]), names[far]))
     else:
         unsure = int(np.argmax(moments.sd_error))
         findings.append(Finding("too few draws", float(moments.sd_error[unsure]), names[unsure]))

@@ -15,7 +15,7 @@ from numpyro_kscore.diagnostics._movement import make_frame
 from numpyro_kscore.estimators._coordinates import LARGEST_WHITENED
 from numpyro_kscore.samplers._convergence import Moments, scale_of, summarize
 from numpyro_kscore.samplers._guide import Guide
-from numpyro_kscore.samplers._outcome import MOST_DIVERGENT, TREND, Chains
+from numpyro_kscore.samplers._outcome import LARGEST_INFLUENCE, MOST_DIVERGENT, TREND, Chains
 from numpyro_kscore.samplers._windows import Window, advance
 
 __all__ = ["Settings", "run_chains"]
@@ -75,11 +75,15 @@ def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
 
 
 def _is_at_rest(moments: Moments, settings: Settings) -> bool:
-    """Whether superchains agree, nothing changes, and errors of spreads are those of means."""
+    """Whether superchains agree, nothing changes, and errors of spreads are those of means.
+
+    No spread may rest on one superchain: those errors are of values that are cut off.
+    """
     # Nested R-hat bounds errors of means so, but those of spreads less: squares vary more.
     largest = np.sqrt(2 * settings.tol / settings.num_superchains)
     agree = np.all(moments.rhat < 1 + settings.tol)
-    return bool(agree and np.all(moments.trend < TREND) and np.all(moments.sd_error < largest))
+    is_known = np.all(moments.sd_error < largest) and np.all(moments.influence < LARGEST_INFLUENCE)
+    return bool(agree and is_known and np.all(moments.trend < TREND))
 
 
 class _Run:
