@@ -65,7 +65,7 @@ def fit_density(
     placed = [h, *jax.tree.leaves(centers)]
     info = KernelDensityInfo(
         bandwidth=h,
-        floor=jnp.asarray(floor, z.dtype) / n**2,
+        floor=jnp.asarray(floor, z.dtype) / float(n) ** 2,
         finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in placed])),
         bandwidths=bandwidths,
         losses=losses,
