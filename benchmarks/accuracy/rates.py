@@ -7,9 +7,9 @@ Scores: the mean squared error per dimension of ``KernelDensity`` with the bandw
 density with a Lipschitz score. The worst one depends on n: "ripples" are normal coordinates whose
 score has waves as long as the bandwidth, of amplitude proportional to it, so that its Lipschitz
 constant is the same for all n; bias and variance are then both as the theorem has them. "kinks" is
-one fixed density, flat with normal tails, whose score has two kinks in each coordinate, and "normal"
-has a smooth score. Errors are averaged where the density is not small, over the middle 90 % of each
-coordinate: the theorem is up to logarithms, and those come from the tails.
+one fixed density, flat with normal tails, whose score has two kinks in each coordinate, and the
+score of "normal" is smooth. Errors are averaged where the density is not small, over the middle
+90 % of each coordinate: the theorem is up to logarithms, and those come from the tails.
 
 Densities: the mean integrated squared error on normal samples, with the reference bandwidths, of
 the plain estimate, n^(-4/(d+4)), and of those with a correction of fourth order, n^(-8/(d+8)).

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 
 from numpyro_kscore._util.checks import as_points, check_count
@@ -82,7 +83,7 @@ def entropy(samples: Any, *, key: Any = None, num_draws: int = 4096) -> Informat
         ValueError: for a wrong shape, too few samples, or samples that are not finite.
         TypeError: for integer samples.
 
-    Cost: six fits of a ``KernelExponentialFamily``, O(n² d) each. Not meant for use under ``jit``.
+    Cost: six fits of a ``KernelExponentialFamily``, O(n² d) each. Not for use under ``jit``.
     """
     x, key = _checked("samples", samples, key, num_draws)
     fitted = _cross_fit(x, x[:0], key, num_draws)
@@ -142,13 +143,14 @@ def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: in
     """Fits to three quarters and to halves, their log densities at the other samples and others."""
     order_key, *keys = random.split(key, 1 + FOLDS + 2)
     # Random parts: draws may come in an order.
-    x = x[random.permutation(order_key, x.shape[0])]
+    order = np.asarray(random.permutation(order_key, x.shape[0]))
+    x = x[order]
     whole = [
         _of_folds(x, elsewhere, fold_keys, num_draws) for fold_keys in (keys[:FOLDS], keys[FOLDS:])
     ]
     held_out, away, fit_variance, constant_variance, effective = zip(*whole, strict=True)
     return _Fitted(
-        jnp.stack(held_out),
+        jnp.stack(held_out)[:, np.argsort(order)],
         jnp.stack(away),
         fit_variance[0],
         # Of three times the first less two times the second: see _extrapolated.
@@ -162,13 +164,13 @@ def _of_folds(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     n, count = x.shape[0], len(keys)
     size = -(-n // count)
-    rows = jnp.array_split(jnp.arange(n), count)
+    rows = np.array_split(np.arange(n), count)
     held_out, away, errors, effective = [], [], [], []
     for own, key in zip(rows, keys, strict=True):
         # Of equal sizes, so that all fits are one program; where count does not divide n, some
         # fits do without one more sample, and values at copies are dropped.
-        train = jnp.setdiff1d(jnp.arange(n), own)[: n - size]
-        points = jnp.concatenate([x[jnp.resize(own, size)], elsewhere])
+        train = np.setdiff1d(np.arange(n), own)[: n - size]
+        points = jnp.concatenate([x[np.resize(own, size)], elsewhere])
         values, normalization = log_densities(x[train], points, key, num_draws)
         held_out.append(values[: own.shape[0]])
         away.append(values[size:])

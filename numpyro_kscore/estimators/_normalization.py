@@ -1,9 +1,9 @@
 """The normalizing constant of a density that is known up to one, by importance sampling.
 
 Half of the draws come from the Gaussian (or other distribution) that the density is a perturbation
-of, and half from a kernel density estimate of the samples, which is close to it wherever the samples
-are. The weights are the ratios to the mixture of both (Owen and Zhou 2000), so that none is more than
-twice what it would be with draws from either alone.
+of, and half from a kernel density estimate of the samples, which is close to it wherever the
+samples are. The weights are the ratios to the mixture of both (Owen and Zhou 2000), so that none is
+more than twice what it would be with draws from either alone.
 """
 
 from __future__ import annotations

@@ -45,9 +45,8 @@ def log_densities(
     """Log densities at points by every estimate, (m, k), and the constant one of them needed."""
     n = samples.shape[0]
     subset = Subset(SUBSET_POINTS, key=random.fold_in(key, 1)) if n > WHOLE_POINTS else None
-    family = KernelExponentialFamily(samples, ScoreEstimator(subset=subset)).normalize(
-        key, num_draws
-    )
+    estimator = ScoreEstimator(bandwidth="auto", subset=subset)
+    family = KernelExponentialFamily(samples, estimator).normalize(key, num_draws)
     smoothed: list[jax.Array] = []
     for correction in ("debiased", "adaptive"):
 
