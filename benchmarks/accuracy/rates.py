@@ -14,7 +14,9 @@ score of "normal" is smooth. Errors are averaged where the density is not small,
 Densities: the mean integrated squared error on normal samples, with the reference bandwidths, of
 the plain estimate, n^(-4/(d+4)), and of those with a correction of fourth order, n^(-8/(d+8)).
 
-Slopes are fitted to logarithms for every seed alone; the table has their mean and standard error.
+Slopes are fitted to logarithms of means over the seeds; their standard errors are the jackknife's.
+For the plain estimate and the one shifted by the exact score the mean integrated squared error is
+known at every n, and "exact" is the slope of that.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ import numpy as np
 from scipy import stats
 
 from numpyro_kscore.estimators import KernelDensity
+from numpyro_kscore.estimators._reference import reference_bandwidth
 
-TEST_POINTS = 2000
-# Least and largest number of samples; estimates with a pilot take all pairs of them.
-SCORE_SIZES, DENSITY_SIZES = (2000, 64_000), (500, 16_000)
-NUM_SIZES = 6
+TEST_POINTS = 1000
+# Least and largest number of samples; estimates with a pilot of their own take all pairs of them.
+SIZES, PAIRED_SIZES = (4000, 256_000), (1000, 16_000)
+NUM_SIZES = 5
 # Of the bandwidth, over n^(-1/(d+4)). The normal reference is about one in units of the spread.
 CONSTANT = {"ripples": 0.5, "kinks": 0.5, "normal": 0.5}
 MIDDLE = 0.9
@@ -141,9 +144,31 @@ def density_errors(name: str, dim: int, sizes: np.ndarray, seeds: int) -> np.nda
 
 
 def slope(sizes: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
-    """Mean over seeds of the slope of log error in log n, and its standard error."""
-    slopes = np.polyfit(np.log(sizes), np.log(errors).T, 1)[0]
-    return float(np.mean(slopes)), float(np.std(slopes, ddof=1) / len(slopes) ** 0.5)
+    """The slope of the log mean error in log n, and its jackknife standard error over the seeds."""
+
+    def fitted(rows: np.ndarray) -> float:
+        return np.polyfit(np.log(sizes), np.log(np.mean(rows, axis=0)), 1)[0]
+
+    count = len(errors)
+    left_out = [fitted(np.delete(errors, k, axis=0)) for k in range(count)]
+    return float(fitted(errors)), float(np.std(left_out) * (count - 1) ** 0.5)
+
+
+def exact_slope(name: str, dim: int, sizes: np.ndarray) -> float:
+    """The slope of the mean integrated squared error on normal samples; NaN where unknown."""
+    n, centers = sizes.astype(float), np.ones(len(sizes))
+    h = np.array([reference_bandwidth(size, dim, None, False) for size in sizes])
+    if name == "debiased, exact score":
+        h = np.array([reference_bandwidth(size, dim, "debiased", True) for size in sizes])
+        # The variance of x + (h²/2) s(x).
+        centers = (1 - h**2 / 2) ** 2
+    elif name != "plain":
+        return float("nan")
+    smoothed = centers + h**2
+    # Integrals of products of normal densities, over (4π)^(-d/2).
+    squares = 1 / (n * h**dim) + (1 - 1 / n) * smoothed ** (-dim / 2)
+    cross = ((1 + smoothed) / 2) ** (-dim / 2)
+    return float(np.polyfit(np.log(n), np.log(squares - 2 * cross + 1), 1)[0])
 
 
 def rate_of(name: str, dim: int) -> float:
@@ -164,20 +189,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.dims, options.seeds = [1], 2
 
     rows: list[tuple[object, ...]] = []
-    print("| error of | case | d | least n | largest n | theorem | slope | ± |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| error of | case | d | n | theorem | exact | slope | ± |\n|---|---|---|---|---|---|---|---|"
+    )
     for dim in options.dims:
-        cases = [("score", score_errors, SCORE_SIZES, name) for name in SCORE_TARGETS]
-        cases += [("density", density_errors, DENSITY_SIZES, name) for name in DENSITY_ESTIMATORS]
-        for kind, errors_of, of, name in cases:
-            sizes = np.array([200, 400, 800]) if options.quick else sizes_of(of)
-            # In one dimension an integrated error has few degrees of freedom.
-            seeds = 4 * options.seeds if kind == "density" and dim == 1 else options.seeds
-            errors = errors_of(name, dim, sizes, seeds)
+        cases = [("score", score_errors, name) for name in SCORE_TARGETS]
+        cases += [("density", density_errors, name) for name in DENSITY_ESTIMATORS]
+        for kind, errors_of, name in cases:
+            span = PAIRED_SIZES if name in ("debiased, own score", "adaptive") else SIZES
+            sizes = np.array([200, 400, 800]) if options.quick else sizes_of(span)
+            errors = errors_of(name, dim, sizes, options.seeds)
             mean, error = slope(sizes, errors)
-            span = f"{sizes[0]} | {sizes[-1]}"
-            figures = f"{rate_of(name, dim):.3f} | {mean:.3f} | {error:.3f}"
-            print(f"| {kind} | {name} | {dim} | {span} | {figures} |", flush=True)
+            exact = exact_slope(name, dim, sizes)
+            known = "" if np.isnan(exact) else f"{exact:.3f}"
+            figures = f"{rate_of(name, dim):.3f} | {known} | {mean:.3f} | {error:.3f}"
+            print(f"| {kind} | {name} | {dim} | {sizes[0]}-{sizes[-1]} | {figures} |", flush=True)
             for n, values in zip(sizes, errors.T, strict=True):
                 mean_error = f"{np.mean(values):.4g}"
                 rows.append((kind, name, dim, n, len(values), mean_error))
