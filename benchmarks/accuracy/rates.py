@@ -189,9 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.dims, options.seeds = [1], 2
 
     rows: list[tuple[object, ...]] = []
-    print(
-        "| error of | case | d | n | theorem | exact | slope | ± |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| error of | case | d | n | theorem | exact | slope | ± |")
+    print("|---|---|---|---|---|---|---|---|")
     for dim in options.dims:
         cases = [("score", score_errors, name) for name in SCORE_TARGETS]
         cases += [("density", density_errors, name) for name in DENSITY_ESTIMATORS]

@@ -20,7 +20,11 @@ from numpyro_kscore.estimators._coordinates import standardize_samples
 from numpyro_kscore.estimators._density import KernelExponentialFamily
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._kernel_density import KernelDensity
-from numpyro_kscore.estimators._normalization import Normalization
+from numpyro_kscore.estimators._normalization import (
+    Normalization,
+    draw_proposal,
+    importance_sampled,
+)
 from numpyro_kscore.estimators._reference import NormalReference
 from numpyro_kscore.estimators._row_selection import Subset
 from numpyro_kscore.estimators._student import student_log_density
@@ -46,7 +50,10 @@ def log_densities(
     n = samples.shape[0]
     subset = Subset(SUBSET_POINTS, key=random.fold_in(key, 1)) if n > WHOLE_POINTS else None
     estimator = ScoreEstimator(bandwidth="auto", subset=subset)
-    family = KernelExponentialFamily(samples, estimator).normalize(key, num_draws)
+    family = KernelExponentialFamily(samples, estimator)
+    proposal = draw_proposal(family.score.base, samples, key, num_draws)
+    normalization = importance_sampled(family.log_prob(proposal.draws), proposal)
+    exponential = family.log_prob(points) - normalization.log_constant
     smoothed: list[jax.Array] = []
     for correction in ("debiased", "adaptive"):
 
@@ -58,8 +65,7 @@ def log_densities(
     coordinates = standardize_samples(samples, "full")
     z, y = coordinates.to_kernel(samples), coordinates.to_kernel(points)
     heavy = [student_log_density(z, y, nu) - coordinates.log_det() for nu in DEGREES]
-    values = jnp.stack([family.log_prob(points), *smoothed, *heavy], axis=1)
-    return values, family.normalization
+    return jnp.stack([exponential, *smoothed, *heavy], axis=1), normalization
 
 
 @jax.jit

@@ -38,7 +38,9 @@ def student_log_density(z: jax.Array, points: jax.Array, degrees: float) -> jax.
     def distances(x: jax.Array, mean: jax.Array, root: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(solve_triangular(root, (x - mean).T, lower=True)), axis=0)
 
-    def step(state: tuple[jax.Array, jax.Array], _: None) -> tuple[tuple[jax.Array, ...], None]:
+    def step(
+        state: tuple[jax.Array, jax.Array], _: None
+    ) -> tuple[tuple[jax.Array, jax.Array], None]:
         mean, root = state
         weights = (degrees + dim) / (degrees + distances(z, mean, root))
         mean = weights @ z / jnp.sum(weights)
