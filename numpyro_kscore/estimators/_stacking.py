@@ -17,7 +17,6 @@ from jax import lax, random
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import standardize_samples
-from numpyro_kscore.estimators._density import KernelExponentialFamily
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._kernel_density import KernelDensity
 from numpyro_kscore.estimators._normalization import (
@@ -50,10 +49,10 @@ def log_densities(
     n = samples.shape[0]
     subset = Subset(SUBSET_POINTS, key=random.fold_in(key, 1)) if n > WHOLE_POINTS else None
     estimator = ScoreEstimator(bandwidth="auto", subset=subset)
-    family = KernelExponentialFamily(samples, estimator)
-    proposal = draw_proposal(family.score.base, samples, key, num_draws)
-    normalization = importance_sampled(family.log_prob(proposal.draws), proposal)
-    exponential = family.log_prob(points) - normalization.log_constant
+    score = estimator.fit(samples)
+    proposal = draw_proposal(score.base, samples, key, num_draws)
+    normalization = importance_sampled(score.log_density(proposal.draws), proposal)
+    exponential = score.log_density(points) - normalization.log_constant
     smoothed: list[jax.Array] = []
     for correction in ("debiased", "adaptive"):
 
