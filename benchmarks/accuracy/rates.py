@@ -182,13 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--dims", type=int, nargs="+", default=[1, 2, 3], choices=(1, 2, 3))
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--csv", type=Path, help="errors of every size, means over the seeds")
+    parser.add_argument("--csv", type=Path, help="the table, as a file")
     parser.add_argument("--quick", action="store_true", help="one dimension, small sizes")
     options = parser.parse_args(arguments)
     if options.quick:
         options.dims, options.seeds = [1], 2
 
-    rows: list[tuple[object, ...]] = []
+    rows: list[list[str]] = []
     print("| error of | case | d | n | theorem | exact | slope | ± |")
     print("|---|---|---|---|---|---|---|---|")
     for dim in options.dims:
@@ -201,15 +201,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             mean, error = slope(sizes, errors)
             exact = exact_slope(name, dim, sizes)
             known = "" if np.isnan(exact) else f"{exact:.3f}"
-            figures = f"{rate_of(name, dim):.3f} | {known} | {mean:.3f} | {error:.3f}"
-            print(f"| {kind} | {name} | {dim} | {sizes[0]}-{sizes[-1]} | {figures} |", flush=True)
-            for n, values in zip(sizes, errors.T, strict=True):
-                mean_error = f"{np.mean(values):.4g}"
-                rows.append((kind, name, dim, n, len(values), mean_error))
+            numbers = [f"{rate_of(name, dim):.3f}", known, f"{mean:.3f}", f"{error:.3f}"]
+            rows.append([kind, name, str(dim), f"{sizes[0]}-{sizes[-1]}", *numbers])
+            print(f"| {' | '.join(rows[-1])} |", flush=True)
     if options.csv is not None:
         with options.csv.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["error_of", "case", "dim", "samples", "seeds", "mean_error"])
+            columns = ["error_of", "case", "dim", "samples", "theorem", "exact", "slope"]
+            writer.writerow([*columns, "standard_error"])
             writer.writerows(rows)
 
 
