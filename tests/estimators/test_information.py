@@ -106,6 +106,7 @@ def test_entropy_and_divergence_are_extrapolated_from_parts(gaussians, x64):
     assert found.standard_error == pytest.approx(np.sqrt(variance), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_numbers_of_samples_that_parts_do_not_divide(gaussians):
     x = np.float32(RNG.normal(size=(403, 1)))
     found = entropy(x)

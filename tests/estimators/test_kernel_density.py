@@ -230,6 +230,7 @@ def test_a_fitted_score_is_a_pilot():
     np.testing.assert_allclose(by_score.centers.points, by_function.centers.points, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_copies_and_two_samples_give_finite_values():
     def values(x):
         bandwidths = [("auto", None)] + [
