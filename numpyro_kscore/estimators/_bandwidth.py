@@ -28,7 +28,10 @@ class Median:
 
 @pytree
 class AutoBandwidth:
-    """A bandwidth rule: the multiple of the median distance with the least held-out loss.
+    """A bandwidth rule: the multiple of a reference with the least held-out loss.
+
+    The reference is the median distance for a :class:`~numpyro_kscore.ScoreEstimator`, and the
+    normal-reference bandwidth for a :class:`~numpyro_kscore.estimators.KernelDensity`.
 
     Args:
         factors: positive multiples that are tried; each costs as much as the fit itself.

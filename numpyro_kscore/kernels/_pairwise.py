@@ -28,6 +28,7 @@ __all__ = [
     "along_differences",
     "cancels",
     "divergence",
+    "even_size",
     "field",
     "nearest_squared",
     "potential",
@@ -247,7 +248,7 @@ def _sum_over_points(
     if n * m <= CACHED_PAIRS:
         return summand(y, whole, squared_distances(y, points, direct))
 
-    rows, columns = _even_size(m, TILE_ROWS), _even_size(n, TILE_COLUMNS)
+    rows, columns = even_size(m, TILE_ROWS), even_size(n, TILE_COLUMNS)
     tiles: _Tile = jax.tree.map(lambda a: split_rows(a, columns), whole)
 
     def row_block(block: jax.Array) -> jax.Array:
@@ -262,7 +263,7 @@ def _sum_over_points(
     return blocks.reshape(-1, *trailing)[:m]
 
 
-def _even_size(count: int, most: int) -> int:
+def even_size(count: int, most: int) -> int:
     """Size of tiles as equal as possible: 2800 is two of 1400, not 2048 and 752 with padding."""
     return -(-count // -(-count // most))
 

@@ -39,6 +39,7 @@ from .filters import (
 from .kernels import Kernel
 from .landmarks import nystrom
 from .profiles import gaussian, imq, matern, mixture, rational_quadratic, shifted_exponential
+from .smoothing import kernel_density
 
 __all__ = [
     "Filter",
@@ -50,6 +51,7 @@ __all__ = [
     "held_out_gaussian",
     "held_out_parameters",
     "imq",
+    "kernel_density",
     "landweber",
     "left_out_gaussian_scores",
     "literal_nu_steps",
