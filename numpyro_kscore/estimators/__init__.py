@@ -16,8 +16,10 @@ from numpyro_kscore.estimators._presets import (
     stein,
     truncated_tikhonov,
 )
+from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._score import Score
+from numpyro_kscore.estimators._streaming import StreamState
 
 __all__ = [
     "AtSamples",
@@ -25,10 +27,12 @@ __all__ = [
     "KernelExponentialFamily",
     "Landmarks",
     "Median",
+    "RandomFeatures",
     "Score",
     "ScoreEstimator",
     "ScoreInfo",
     "Selection",
+    "StreamState",
     "Subset",
     "kef",
     "kef_cg",

@@ -7,6 +7,7 @@ path of filters.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from numpyro_kscore._util.sharding import by_rows
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
-from numpyro_kscore.regularizers._filters import Filter, Regularizer
+from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
 __all__ = ["HeldOutProblem", "PathMember", "held_out_losses"]
@@ -54,11 +55,14 @@ class PathMember(Regularizer):
         family: the regularizer whose path it is.
         index: position on the path, an integer; 0 is the zero filter.
         bound: as for :meth:`Regularizer.path`.
+        weaker: number of members beyond those of that path, each with half of λ; fewer where an
+            iteration allows for no more steps.
     """
 
     family: Regularizer
     index: jax.Array
     bound: float | None = static(default=None)
+    weaker: int = static(default=0)
 
     @property
     def spectral_bound(self) -> Any:
@@ -75,9 +79,33 @@ class PathMember(Regularizer):
         g, g0, r = self._path(sigma / rho)
         return Filter(g / rho, g0 / rho, r / rho**2)
 
+    def at(self, index: jax.Array) -> PathMember:
+        """The member at a position."""
+        return dataclasses.replace(self, index=index)
+
+    def strengths(self, dtype: Any) -> jax.Array:
+        """λ or the number of steps of all members, (p,)."""
+        members = self.family.path(self.bound)
+        if self._weaker_bound is not None:
+            members += self.family.path(self._weaker_bound)[: self.weaker]
+        nothing = jnp.inf if isinstance(self.family, Tikhonov) else 0.0
+        values = (nothing, *(member.strength() for member in members))
+        return jnp.stack([jnp.asarray(value, dtype) for value in values])
+
+    @property
+    def _weaker_bound(self) -> float | None:
+        """A bound whose path goes on where that of ``bound`` ends; None without such members."""
+        if not self.weaker or self.bound is None or not self.family.is_auto:
+            return None
+        return self.bound / 2 ** len(DEGREES)
+
     def _path(self, sigma: jax.Array) -> Filter:
-        path = self.family.evaluate_path(sigma, self.bound)
-        return jax.tree.map(lambda rows: jnp.concatenate([0.0 * rows[:1], rows]), path)
+        paths = [self.family.evaluate_path(sigma, self.bound)]
+        paths = [jax.tree.map(lambda rows: jnp.concatenate([0.0 * rows[:1], rows]), paths[0])]
+        if self._weaker_bound is not None:
+            further = self.family.evaluate_path(sigma, self._weaker_bound)
+            paths.append(jax.tree.map(lambda rows: rows[: self.weaker], further))
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *paths)
 
 
 def held_out_losses(
