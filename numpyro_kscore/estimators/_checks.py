@@ -28,6 +28,9 @@ from numpyro_kscore.solvers._spectrum import Solver
 
 __all__ = ["check_context", "check_settings"]
 
+# Dimension of the Krylov space where none is given: products with a matrix of features are cheap,
+# and very many samples allow for weak regularization, which needs a large space.
+KRYLOV_STEPS_OF_FEATURES = 128
 PARTS = (
     ("kernel", Kernel, "kernel: expected a kernel such as CurlFree(IMQ()) or Diagonal(Gaussian())"),
     ("regularizer", Regularizer, "regularizer: expected a filter such as NuMethod('auto')"),
@@ -51,6 +54,8 @@ def check_settings(settings: FitSettings, num_samples: int) -> FitSettings:
     _check_features(settings)
     if settings.landmarks is not None:
         settings = dataclasses.replace(settings, regularizer=settings.regularizer.on_range())
+    if settings.features is not None and settings.solver == Krylov():
+        settings = dataclasses.replace(settings, solver=Krylov(KRYLOV_STEPS_OF_FEATURES))
     settings.solver.check(settings.regularizer)
     if settings.is_auto and not isinstance(settings.solver, Krylov):
         raise TypeError(

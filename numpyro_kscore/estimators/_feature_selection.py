@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore.estimators._feature_span import FeatureSpan, make_span, solver_of_matrix
-from numpyro_kscore.estimators._heldout import HeldOutProblem, PathMember
+from numpyro_kscore.estimators._feature_span import FeatureSpan, draw_features, make_span
+from numpyro_kscore.estimators._features import Features, Moments, Rows
+from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
-from numpyro_kscore.estimators._moments import Moments, Rows
-from numpyro_kscore.estimators._random_features import Features, RandomFeatures
-from numpyro_kscore.estimators._selection import FEWEST_POINTS, SELECTION_POINTS, pick
+from numpyro_kscore.estimators._path import FEWEST_POINTS, SELECTION_POINTS, PathMember, pick
+from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, Solver, spectral_scale
@@ -48,7 +48,7 @@ def span_features(
         scale = 1.0 / kernel.trace(dim).astype(bandwidth.dtype)
         if not normalized:
             scale = bandwidth ** -kernel.scale_exponent()
-        features = options.draw(kernel, scale, dim)
+        features = draw_features(options, kernel, scale, dim)
         base = problem.base_scores
         rows = Rows(
             problem.points / bandwidth,
@@ -130,7 +130,7 @@ def _judge(span: FeatureSpan, path: PathMember, solver: Solver, some: Rows) -> _
         solver: finds eigenpairs.
         some: samples for the spread of the losses, even and odd ones in turn.
     """
-    decomposer: Decomposer = solver_of_matrix(solver)  # type: ignore[assignment]
+    decomposer: Decomposer = solver  # type: ignore[assignment]
     # An even number, so that halves are of one length.
     even = 2 * (some.points.shape[0] // 2)
     parts = jax.tree.map(lambda a: jnp.stack([a[1:even:2], a[0:even:2]]), some)

@@ -14,25 +14,26 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import random
 
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._moments import Moments, Rows, add_rows, no_moments
-from numpyro_kscore.estimators._random_features import (
+from numpyro_kscore.estimators._features import (
     FeatureExpansion,
     Features,
-    RandomFeatures,
+    Moments,
+    Rows,
+    add_rows,
     in_tiles,
+    no_moments,
 )
+from numpyro_kscore.estimators._random_features import RandomFeatures
+from numpyro_kscore.kernels._contract import Kernel
+from numpyro_kscore.kernels._spectral import draw_frequencies
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
-from numpyro_kscore.solvers._solvers import Krylov
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["FeatureSpan", "MatrixOperator", "make_span", "solver_of_matrix"]
-
-# Dimension of the Krylov space where none is given: products with the matrix are cheap, and many
-# samples allow for weak regularization, which needs a large space.
-KRYLOV_STEPS = 128
+__all__ = ["FeatureSpan", "MatrixOperator", "draw_features", "make_span"]
 
 
 @pytree
@@ -65,13 +66,6 @@ class MatrixOperator:
     def dense(self) -> jax.Array:
         """A, (m, m)."""
         return self.matrix
-
-
-def solver_of_matrix(solver: Solver) -> Solver:
-    """The solver with the size of Krylov space that suits a matrix, where none was given."""
-    if isinstance(solver, Krylov) and solver.num_steps is None:
-        return Krylov(KRYLOV_STEPS)
-    return solver
 
 
 @pytree
@@ -114,7 +108,7 @@ class FeatureSpan:
         """The filter applied to h: ``values`` are w, (1, m)."""
         whole = self.halves.over_both()
         operator, target = self.operator(whole), whole.targets.values.own
-        return solver_of_matrix(solver).solve(operator, target.reshape(1, -1), regularizer)
+        return solver.solve(operator, target.reshape(1, -1), regularizer)
 
     def solve(
         self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
@@ -148,6 +142,15 @@ class FeatureSpan:
         some = Rows(points[rows], None if base_scores is None else base_scores[rows], None)
         halves = moments_of(self.features, some, self.operator_samples)
         return FeatureSpan(self.features, some, halves, self.operator_samples, self.normalized)
+
+
+def draw_features(options: RandomFeatures, kernel: Kernel, scale: jax.Array, dim: int) -> Features:
+    """Features of ``scale`` times a curl-free kernel in d dimensions."""
+    key = random.key(0) if options.key is None else options.key
+    count = options.num_features // 2
+    directions, lengths = draw_frequencies(kernel.profile, key, count, dim, scale.dtype)
+    amplitude = jnp.sqrt(scale * kernel.trace(dim).astype(scale.dtype) / count)
+    return Features(directions, lengths, amplitude)
 
 
 def moments_of(features: Features, rows: Rows, operator_samples: int | None) -> Moments:

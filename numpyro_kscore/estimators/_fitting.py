@@ -15,9 +15,9 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._contract import AtSamples
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.estimators._problem import Problem, make_problem
-from numpyro_kscore.estimators._random_features import FeatureExpansion
 from numpyro_kscore.estimators._score import Score
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.estimators._subset import field_by_rows

@@ -7,7 +7,6 @@ path of filters.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -15,15 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows
+from numpyro_kscore.estimators._path import PathMember
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
-from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
-__all__ = ["HeldOutProblem", "PathMember", "held_out_losses"]
+__all__ = ["HeldOutProblem", "held_out_losses"]
 
 # Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
@@ -45,67 +43,6 @@ class HeldOutProblem(NamedTuple):
     base_scores: jax.Array | None
     factors: jax.Array | None
     dim: int
-
-
-@pytree
-class PathMember(Regularizer):
-    """One filter of the path an automatic selection tries; the first is zero, the base alone.
-
-    Attributes:
-        family: the regularizer whose path it is.
-        index: position on the path, an integer; 0 is the zero filter.
-        bound: as for :meth:`Regularizer.path`.
-        weaker: number of members beyond those of that path, each with half of λ; fewer where an
-            iteration allows for no more steps.
-    """
-
-    family: Regularizer
-    index: jax.Array
-    bound: float | None = static(default=None)
-    weaker: int = static(default=0)
-
-    @property
-    def spectral_bound(self) -> Any:
-        return self.family.spectral_bound
-
-    def krylov_steps(self, bound: float | None) -> int:
-        return self.family.krylov_steps(bound)
-
-    def evaluate(self, sigma: jax.Array) -> Filter:
-        return jax.tree.map(lambda rows: rows[self.index], self._path(sigma))
-
-    def rescaled_path(self, sigma: jax.Array, rho: jax.Array) -> Filter:
-        """All members, the filters ``g(σ/ρ)/ρ``: (p, k), g0 (p,)."""
-        g, g0, r = self._path(sigma / rho)
-        return Filter(g / rho, g0 / rho, r / rho**2)
-
-    def at(self, index: jax.Array) -> PathMember:
-        """The member at a position."""
-        return dataclasses.replace(self, index=index)
-
-    def strengths(self, dtype: Any) -> jax.Array:
-        """λ or the number of steps of all members, (p,)."""
-        members = self.family.path(self.bound)
-        if self._weaker_bound is not None:
-            members += self.family.path(self._weaker_bound)[: self.weaker]
-        nothing = jnp.inf if isinstance(self.family, Tikhonov) else 0.0
-        values = (nothing, *(member.strength() for member in members))
-        return jnp.stack([jnp.asarray(value, dtype) for value in values])
-
-    @property
-    def _weaker_bound(self) -> float | None:
-        """A bound whose path goes on where that of ``bound`` ends; None without such members."""
-        if not self.weaker or self.bound is None or not self.family.is_auto:
-            return None
-        return self.bound / 2 ** len(DEGREES)
-
-    def _path(self, sigma: jax.Array) -> Filter:
-        paths = [self.family.evaluate_path(sigma, self.bound)]
-        paths = [jax.tree.map(lambda rows: jnp.concatenate([0.0 * rows[:1], rows]), paths[0])]
-        if self._weaker_bound is not None:
-            further = self.family.evaluate_path(sigma, self._weaker_bound)
-            paths.append(jax.tree.map(lambda rows: rows[: self.weaker], further))
-        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *paths)
 
 
 def held_out_losses(

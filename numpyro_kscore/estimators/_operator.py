@@ -8,7 +8,7 @@ from typing import Protocol, Self
 import jax
 
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._random_features import FeatureExpansion
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.kernels._gram import Gram
 from numpyro_kscore.kernels._pairwise import Expansion
 from numpyro_kscore.regularizers._filters import Regularizer

@@ -12,25 +12,19 @@ is selected: held-out losses are noisy, and too little regularization costs far 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore.estimators._heldout import HeldOutProblem, PathMember, held_out_losses
+from numpyro_kscore.estimators._heldout import HeldOutProblem, held_out_losses
 from numpyro_kscore.estimators._info import Selection
+from numpyro_kscore.estimators._path import FEWEST_POINTS, SELECTION_POINTS, PathMember, pick
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer
 
-__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "choose", "pick"]
-
-# Largest number of samples the selection uses; each of its fits is to half of them.
-SELECTION_POINTS = 2048
-# Samples below which none can be held out.
-FEWEST_POINTS = 4
+__all__ = ["choose"]
 
 
 def choose(
@@ -91,36 +85,3 @@ def choose(
         return jnp.std(values - best, axis=2) / values.shape[2] ** 0.5
 
     return pick(unchosen, jnp.mean(values, axis=2), error, tried)
-
-
-def pick(
-    path: PathMember,
-    loss: jax.Array,
-    error: Callable[[jax.Array], jax.Array],
-    bandwidths: jax.Array,
-) -> tuple[Selection, PathMember]:
-    """The bandwidth with the least loss, and the strongest member within one error of the least.
-
-    Args:
-        path: the path; its strength is given if its family's is.
-        loss: of b bandwidths by p members, in units of the first bandwidth, (b, p).
-        error: standard error of the difference from the members with the least loss at each
-            bandwidth: (b,) -> (b, p).
-        bandwidths: (b,), in standardized units.
-    """
-    loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
-    is_auto = path.family.is_auto
-    # The base alone is a member of the path only where its strength is open.
-    admissible = loss if is_auto else loss.at[:, 0].set(jnp.inf)
-    row = jnp.argmin(jnp.min(admissible, axis=1))
-    least = jnp.argmin(admissible, axis=1)
-    errors = error(least)
-    errors = jnp.where(jnp.isfinite(errors), errors, jnp.inf)
-    within = admissible[row] - admissible[row, least[row]] <= errors[row]
-    within = within & jnp.isfinite(admissible[row])
-    # Where nothing is finite, the strongest member.
-    index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if is_auto else 1)
-    unit = lax.stop_gradient(bandwidths[0]) ** 2
-    strengths = path.strengths(loss.dtype)
-    selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
-    return selection, path.at(index)

@@ -21,10 +21,15 @@ from numpyro_kscore.estimators._base import Base, ZeroBase
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._feature_selection import choose_for_span, some_rows
 from numpyro_kscore.estimators._feature_span import FeatureSpan
+from numpyro_kscore.estimators._features import (
+    FeatureExpansion,
+    Features,
+    Moments,
+    Rows,
+    add_rows,
+)
 from numpyro_kscore.estimators._info import ScoreInfo
-from numpyro_kscore.estimators._moments import Moments, Rows, add_rows
 from numpyro_kscore.estimators._problem import make_problem
-from numpyro_kscore.estimators._random_features import FeatureExpansion, Features
 from numpyro_kscore.estimators._score import Score
 from numpyro_kscore.estimators._settings import FitSettings
 

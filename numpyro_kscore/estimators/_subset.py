@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import by_rows, divides
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._operator import OverAllSamples
-from numpyro_kscore.estimators._random_features import FeatureExpansion
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, is_cached, make_gram

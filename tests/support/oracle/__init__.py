@@ -39,12 +39,15 @@ from .filters import (
 from .kernels import Kernel
 from .landmarks import nystrom
 from .profiles import gaussian, imq, matern, mixture, rational_quadratic, shifted_exponential
+from .random_features import FeatureFields, filtered
 
 __all__ = [
+    "FeatureFields",
     "Filter",
     "Kernel",
     "cutoff_for_share",
     "estimate",
+    "filtered",
     "gaussian",
     "gaussian_score",
     "held_out_gaussian",

@@ -1,8 +1,9 @@
-"""One pass over samples: the moments of random features that a fit needs.
+"""Random features as functions, and their moments over samples.
 
-With ``J(x)`` the m fields of the features at x, one a row, these are ``E J(x) J(x)ᵀ`` and
-``E [div J(x) + J(x) s0(x)]``. They are held as means, which rounding does not let drift however
-many samples there are, for even and odd samples apart: one half judges fits to the other.
+With ``J(x)`` the m fields of the features at x, one a row, a fit needs ``E J(x) J(x)ᵀ`` and
+``E [div J(x) + J(x) s0(x)]``, which one pass over the samples gives. They are held as means, which
+rounding does not let drift however many samples there are, for even and odd samples apart: one half
+judges fits to the other.
 """
 
 from __future__ import annotations
@@ -15,11 +16,88 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators import _random_features as tiling
-from numpyro_kscore.estimators._random_features import Features
+from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._pairwise import split_rows
 
-__all__ = ["Mean", "Moments", "Rows", "add_rows", "no_moments"]
+__all__ = ["FeatureExpansion", "Features", "Moments", "Rows", "add_rows", "in_tiles", "no_moments"]
+
+# Rows whose features are formed at once.
+TILE_ROWS = 2048
+
+
+@pytree
+class Features:
+    """Fields ``a u sin(ω·z)`` and ``a u cos(ω·z)`` with u = ω/|ω|.
+
+    They are the gradients of ``a (1 - cos(ω·z))/|ω|`` and ``a sin(ω·z)/|ω|``. Combinations have
+    coefficients (2, k): first those of the sines.
+
+    Attributes:
+        directions: the unit vectors u, (k, d).
+        lengths: |ω|, (k,), in 1/bandwidth.
+        amplitude: a, with ``k a²`` the trace of the kernel.
+    """
+
+    directions: jax.Array
+    lengths: jax.Array
+    amplitude: jax.Array
+
+    def waves(self, z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """``sin(ω·z)`` and ``cos(ω·z)`` at points (m, d) in units of the bandwidth: (m, k)."""
+        phases = z @ (self.lengths[:, None] * self.directions).T
+        return jnp.sin(phases), jnp.cos(phases)
+
+    def field(self, w: jax.Array, z: jax.Array) -> jax.Array:
+        """The combination at z: coefficients (2, k), (m, d) -> (m, d)."""
+        sines, cosines = self.waves(z)
+        return self.amplitude * ((sines * w[0] + cosines * w[1]) @ self.directions)
+
+    def potential(self, w: jax.Array, z: jax.Array) -> jax.Array:
+        """A function with that gradient, (m, d) -> (m,)."""
+        phases = z @ (self.lengths[:, None] * self.directions).T
+        # 1 - cos as the square of a sine: at low frequencies the difference would cancel.
+        half = jnp.sin(0.5 * phases)
+        scaled = self.amplitude / self.lengths
+        return (2.0 * half * half) @ (scaled * w[0]) + jnp.sin(phases) @ (scaled * w[1])
+
+    def divergence(self, w: jax.Array, z: jax.Array, factor: jax.Array) -> jax.Array:
+        """``tr(F Fᵀ ∇f)`` of the combination f, (m, d) -> (m,); F is (d, d)."""
+        sines, cosines = self.waves(z)
+        scaled = self.amplitude * self.lengths * jnp.sum((self.directions @ factor) ** 2, axis=1)
+        return cosines @ (scaled * w[0]) - sines @ (scaled * w[1])
+
+
+@pytree
+class FeatureExpansion:
+    """A combination of features as a function, in the coordinates of the kernel.
+
+    Attributes:
+        features: what is combined.
+        coefficients: (2, k).
+    """
+
+    features: Features
+    coefficients: jax.Array
+
+    def field(self, kernel: Kernel, y: jax.Array) -> jax.Array:
+        """The combination at ``y``: (m, d) -> (m, d)."""
+        return in_tiles(lambda rows: self.features.field(self.coefficients, rows), y)
+
+    def potential(self, kernel: Kernel, y: jax.Array) -> jax.Array:
+        """A function whose gradient is :meth:`field`: (m, d) -> (m,)."""
+        return in_tiles(lambda rows: self.features.potential(self.coefficients, rows), y)
+
+    def divergence(self, kernel: Kernel, y: jax.Array, factor: jax.Array) -> jax.Array:
+        """``tr(F Fᵀ ∇f)``: (m, d) -> (m,)."""
+        return in_tiles(lambda rows: self.features.divergence(self.coefficients, rows, factor), y)
+
+
+def in_tiles(fn: Any, y: jax.Array) -> jax.Array:
+    """A function of rows applied to some rows after the others."""
+    if y.shape[0] <= TILE_ROWS:
+        return fn(y)
+    blocks = lax.map(fn, split_rows(y, TILE_ROWS))
+    return blocks.reshape(-1, *blocks.shape[2:])[: y.shape[0]]
 
 
 class Rows(NamedTuple):
@@ -158,7 +236,7 @@ def _add(
         order = [jnp.where(starts_odd, x, y) for x, y in ((second, first), (first, second))]
         return jnp.stack(order)
 
-    size = min(tiling.TILE_ROWS, masks.shape[0])
+    size = min(TILE_ROWS, masks.shape[0])
 
     def one(half: tuple[Mean, Rows, jax.Array]) -> Mean:
         mean, *dealt = half
@@ -179,18 +257,25 @@ def _product_sums(features: Features, rows: Rows, mask: jax.Array) -> _Products:
 
 
 def _target_sums(features: Features, rows: Rows, mask: jax.Array) -> _Targets:
-    sines, cosines = (mask[:, None] * wave for wave in features.waves(rows.points))
-    stretch = features.amplitude * features.lengths
-    own = jnp.stack([stretch * jnp.sum(cosines, axis=0), -stretch * jnp.sum(sines, axis=0)])
+    sines, cosines = features.waves(rows.points)
+    columns = [mask[:, None]]
+    if rows.base_scores is not None:
+        columns.append(rows.base_scores)
+        if rows.left_out is not None:
+            columns.append(rows.left_out[:, None] * rows.base_scores)
+    # All sums as two products: reductions would compute the waves again, each for itself. Base
+    # scores of the padding are zero.
+    left = jnp.concatenate(columns, axis=1).T
+    of_sines, of_cosines = left @ sines, left @ cosines
+    stretch = features.lengths
+    own = jnp.stack([stretch * of_cosines[0], -stretch * of_sines[0]])
+    dim = rows.points.shape[1]
+
+    def with_base(first: int) -> jax.Array:
+        part = slice(first, first + dim)
+        along = [jnp.sum(features.directions.T * s[part], axis=0) for s in (of_sines, of_cosines)]
+        return features.amplitude * (own + jnp.stack(along))
+
     if rows.base_scores is None:
-        return _Targets(own, own)
-    along = features.amplitude * (rows.base_scores @ features.directions.T)
-    if rows.left_out is None:
-        base = jnp.stack([jnp.sum(sines * along, axis=0), jnp.sum(cosines * along, axis=0)])
-        return _Targets(own + base, own + base)
-    both = jnp.stack([jnp.ones_like(rows.left_out), rows.left_out])
-    of_sines, of_cosines = both @ (sines * along), both @ (cosines * along)
-    return _Targets(
-        own + jnp.stack([of_sines[0], of_cosines[0]]),
-        own + jnp.stack([of_sines[1], of_cosines[1]]),
-    )
+        return _Targets(features.amplitude * own, features.amplitude * own)
+    return _Targets(with_base(1), with_base(1 if rows.left_out is None else 1 + dim))
