@@ -200,6 +200,7 @@ def test_frequencies_have_the_spectral_measure_of_the_profile():
         np.testing.assert_allclose(values[0], np.eye(3) / 3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_error_against_the_kernel_falls_with_the_root_of_the_number_of_features(x64):
     """The Monte-Carlo error of the kernel is that of a mean: 16 times the features, a quarter.
 
@@ -248,6 +249,7 @@ def test_the_operator_of_some_samples():
     assert oracle.relative_error(found.ravel() * signs, expected) < 1e-4
 
 
+@pytest.mark.slow
 def test_features_serve_objectives_and_densities():
     """A guide's estimator, a density made of draws, and gradients in λ: one program each."""
     estimator = ScoreEstimator(regularizer=NuMethod(5), features=FEATURES)

@@ -15,7 +15,6 @@ from numpyro_kscore.estimators._features import Features, Rows, add_rows, no_mom
 from numpyro_kscore.kernels import CurlFree
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
 from numpyro_kscore.solvers import Krylov
-from support import oracle
 from support.compiling import quick_jit
 from support.samples import make_data
 
@@ -43,15 +42,24 @@ def test_batches_are_one_fit(x64, monkeypatch):
     monkeypatch.setattr(feature_module, "TILE_ROWS", 4)
     samples = SAMPLES.copy()
     samples[16:] += samples[:16].mean(axis=0) - samples[16:].mean(axis=0)
-    state, stream = run(FIXED, samples[:16], samples[16:21], samples[21:26], samples[26:])
-    assert int(state.num_samples) == 47
-    whole = FIXED.fit(samples)
-    pairs = zip(jax.tree.leaves(stream.expansion), jax.tree.leaves(whole.expansion), strict=True)
-    assert all(oracle.relative_error(a, b) < 1e-9 for a, b in pairs)
-    assert oracle.relative_error(stream.info.selection.loss, whole.info.selection.loss) < 1e-9
-    assert stream.info.selection.column == whole.info.selection.column
-    assert oracle.relative_error(stream(POINTS), whole(POINTS)) < 1e-9
+
+    @quick_jit
+    def fit(samples, points):
+        state, _ = run(FIXED, samples[:16], samples[16:21], samples[21:26], samples[26:])
+        at_once = FIXED.init_stream(samples)
+        # Errors of the losses come from the first batch: here the same for both.
+        stream = FIXED.finish(dataclasses.replace(state, some=at_once.some))
+        whole = FIXED.fit(samples)
+        values = [(s.expansion, s.info.selection, s(points)) for s in (stream, whole)]
+        return state.num_samples, state.halves, at_once.halves, stream, *values
+
+    number, some, every, stream, *values = fit(samples, POINTS)
+    assert int(number) == 47
+    for pair in ((some, every), values):
+        for a, b in zip(*map(jax.tree.leaves, pair), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
     assert bool(stream.info.converged)
+    assert 0 < int(stream.info.selection.column)
     with pytest.raises(ValueError, match="at_samples: expected a fit that keeps its samples"):
         _ = stream.at_samples
 
@@ -114,10 +122,10 @@ def test_bad_batches_are_refused():
         plain.init_stream(batch)
     with pytest.raises(ValueError, match="samples: expected at least 2 rows"):
         estimator.init_stream(batch[:1])
-    state = jax.eval_shape(estimator.init_stream, batch)
+    state = quick_jit(estimator.init_stream)(batch)
     with pytest.raises(ValueError, match=r"batch: expected 2 column\(s\)"):
         estimator.partial_fit(state, batch[:, :1])
-    with pytest.raises(TypeError, match="batch: expected float32, as the first batch has"):
+    with jax.enable_x64(True), pytest.raises(TypeError, match="batch: expected float32, as the"):
         estimator.partial_fit(state, np.float64(batch))
     with pytest.raises(ValueError, match="batch: expected finite values"):
         estimator.partial_fit(state, np.full_like(batch, np.nan))
