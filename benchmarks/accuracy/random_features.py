@@ -25,10 +25,10 @@ from numpyro_kscore.estimators import Landmarks, RandomFeatures
 from numpyro_kscore.regularizers import Tikhonov
 from numpyro_kscore.solvers import Krylov
 
-SAMPLES, QUICK_SAMPLES = 2_500, 400
+SAMPLES, QUICK_SAMPLES = 2_000, 400
 # λ over the bound 1/d of the spectrum.
 RELATIVE_STRENGTH = 2.0**-8
-FEATURES = (64, 256, 1024, 4096)
+FEATURES = (64, 256, 1024)
 LANDMARKS = {2: (16, 64, 256), 8: (16, 64), 16: (16, 64)}
 
 
