@@ -89,6 +89,13 @@ def error_rows(n: int, dim: int, num_steps: int) -> Iterator[Row]:
         }
 
 
+def peak_megabytes() -> float:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Bytes on macOS, kibibytes elsewhere.
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
 def resident(part: str, n: int) -> Row:
     """Fit in this process; its seconds and peak memory."""
     x = bananas(random.key(0), n, RESIDENT_DIM)
@@ -97,15 +104,12 @@ def resident(part: str, n: int) -> Row:
     jax.block_until_ready(score.expansion.coefficients)
     seconds = time.perf_counter() - start
     score.info.raise_if_failed()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Bytes on macOS, kibibytes elsewhere.
-    megabytes = peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
     return {
         "what": part,
         "n": n,
         "d": RESIDENT_DIM,
         "seconds": seconds,
-        "resident MB": megabytes,
+        "resident MB": peak_megabytes(),
     }
 
 

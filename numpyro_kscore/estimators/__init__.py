@@ -20,9 +20,11 @@ from numpyro_kscore.estimators._presets import (
     stein,
     truncated_tikhonov,
 )
+from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._reference import NormalReference
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._score import Score
+from numpyro_kscore.estimators._streaming import StreamState
 
 __all__ = [
     "AtSamples",
@@ -36,10 +38,12 @@ __all__ = [
     "Median",
     "NormalReference",
     "Normalization",
+    "RandomFeatures",
     "Score",
     "ScoreEstimator",
     "ScoreInfo",
     "Selection",
+    "StreamState",
     "Subset",
     "entropy",
     "kef",

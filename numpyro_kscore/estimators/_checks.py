@@ -14,17 +14,23 @@ import jax.numpy as jnp
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
 from numpyro_kscore._util.sharding import divides, num_shards
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
+from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import is_cached
+from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.kernels._profiles import RadialProfile
+from numpyro_kscore.kernels._spectral import check_spectral
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._solvers import Krylov
 from numpyro_kscore.solvers._spectrum import Solver
 
 __all__ = ["check_context", "check_settings"]
 
+# Dimension of the Krylov space where none is given: products with a matrix of features are cheap,
+# and very many samples allow for weak regularization, which needs a large space.
+KRYLOV_STEPS_OF_FEATURES = 128
 PARTS = (
     ("kernel", Kernel, "kernel: expected a kernel such as CurlFree(IMQ()) or Diagonal(Gaussian())"),
     ("regularizer", Regularizer, "regularizer: expected a filter such as NuMethod('auto')"),
@@ -36,16 +42,20 @@ def check_settings(settings: FitSettings, num_samples: int) -> FitSettings:
     """The settings as they are compiled for so many samples.
 
     Raises:
-        ValueError: for a profile too rough for the kernel, numbers that are arrays, or rows that do
-            not suit the samples.
-        TypeError: for a part of another class, or a regularizer the solver cannot apply.
+        ValueError: for a profile too rough for the kernel, numbers that are arrays, rows that do
+            not suit the samples, or options that exclude each other.
+        TypeError: for a part of another class, a regularizer the solver cannot apply, or a kernel
+            that has no random features.
     """
     _check_parts(settings)
     _check_numbers(settings)
     settings.kernel.check()
     _check_rows(settings, num_samples)
+    _check_features(settings)
     if settings.landmarks is not None:
         settings = dataclasses.replace(settings, regularizer=settings.regularizer.on_range())
+    if settings.features is not None and settings.solver == Krylov():
+        settings = dataclasses.replace(settings, solver=Krylov(KRYLOV_STEPS_OF_FEATURES))
     settings.solver.check(settings.regularizer)
     if settings.is_auto and not isinstance(settings.solver, Krylov):
         raise TypeError(
@@ -105,6 +115,25 @@ def _check_rows(settings: FitSettings, num_samples: int) -> None:
         )
 
 
+def _check_features(settings: FitSettings) -> None:
+    """Raise for random features with another span, or of a kernel that has none."""
+    features = settings.features
+    if features is None:
+        return
+    if not isinstance(features, RandomFeatures):
+        raise TypeError(
+            f"features: expected None or RandomFeatures(num_features); got {features!r}"
+        )
+    for name in ("landmarks", "subset", "sharding"):
+        if getattr(settings, name) is not None:
+            raise ValueError(f"features: expected None with {name}; got both. Drop one of the two")
+    if not isinstance(settings.kernel, CurlFree):
+        raise TypeError(
+            f"kernel: expected CurlFree(profile) with features; got {settings.kernel!r}"
+        )
+    check_spectral(settings.kernel.profile)
+
+
 def check_context(context: Any, num_samples: int, settings: FitSettings, base: Any) -> jax.Array:
     """The context as an array, (n, c).
 
@@ -130,7 +159,12 @@ def check_context(context: Any, num_samples: int, settings: FitSettings, base: A
             "as numbers, e.g. NuMethod(45) and Median(0.8)"
         )
     fitted_base = base if isinstance(base, str) else None
-    others = {"landmarks": settings.landmarks, "subset": settings.subset, "base": fitted_base}
+    others = {
+        "landmarks": settings.landmarks,
+        "subset": settings.subset,
+        "features": settings.features,
+        "base": fitted_base,
+    }
     for name, value in others.items():
         if value is not None:
             raise ValueError(

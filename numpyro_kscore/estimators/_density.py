@@ -112,10 +112,10 @@ class KernelExponentialFamily(Distribution):
                 f"off; got base={base!r}. Fit with base='gaussian' or a NumPyro distribution"
             )
         score = estimator if isinstance(estimator, Score) else estimator.fit(self.samples)
-        if score.at_samples.shape[1] != dim:
+        if score.coordinates.mean.shape[0] != dim:
             raise ValueError(
                 f"estimator: expected a score in {dim} dimension(s), as the samples have; got "
-                f"{score.at_samples.shape[1]}"
+                f"{score.coordinates.mean.shape[0]}"
             )
         self.score = score
         self.normalization: Normalization | None = None

@@ -23,9 +23,16 @@ from numpyro_kscore.estimators._checks import check_context, check_settings
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._fitting import fit_at_samples, fit_score
+from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.estimators._score import Score
 from numpyro_kscore.estimators._settings import FitSettings
+from numpyro_kscore.estimators._streaming import (
+    StreamState,
+    add_batch,
+    finish_stream,
+    start_stream,
+)
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._filters import Regularizer
@@ -67,6 +74,9 @@ class ScoreEstimator(GuideEstimator):
             O(n m d) a solver step and O(m d) an evaluated point; None is all samples.
         subset: :class:`Subset`, samples that the Gram operator is averaged over: for very many
             samples, at O(n b d) once, O(b² d) a solver step and O(n d) an evaluated point.
+        features: :class:`RandomFeatures` in place of a curl-free kernel: for the most samples and
+            for streams, at O(n m d) and O(m²) for each sample of the operator once, O(m²) a solver
+            step and O(m d) an evaluated point. At most one of landmarks, subset and features.
         sharding: how samples are divided over devices, ``NamedSharding(mesh, P("samples"))``:
             each works on the pairs of its own samples with all (docs/scaling). None keeps the
             layout that the samples have.
@@ -89,6 +99,7 @@ class ScoreEstimator(GuideEstimator):
     normalize: bool = static(default=True)
     landmarks: Landmarks | None = None
     subset: Subset | None = None
+    features: RandomFeatures | None = None
     sharding: NamedSharding | None = static(default=None, kw_only=True)
     precision: str = static(default="tensorfloat32", kw_only=True)
 
@@ -152,7 +163,8 @@ class ScoreEstimator(GuideEstimator):
 
         Raises:
             ValueError: as :meth:`fit`; for ``debias`` with a subset; with a context, for landmarks,
-                a subset, a base fitted to the samples and more samples than all pairs are kept of.
+                a subset, features, a base fitted to the samples and more samples than all pairs
+                are kept of.
             TypeError: as :meth:`fit`; with a context, for an automatic strength or bandwidth.
         """
         check_choice("debias", debias, (None, "jackknife"))
@@ -164,10 +176,65 @@ class ScoreEstimator(GuideEstimator):
             context = place(context, settings.sharding)
         return fit_at_samples(settings, samples, base, context, jackknife)
 
+    def init_stream(self, batch: Any) -> StreamState:
+        """Start a fit to samples that come in batches and need not fit into memory.
+
+        Coordinates, bandwidth, base score and frequencies are determined by this first batch, so
+        let it be a few thousand draws in random order. All batches then count alike::
+
+            state = estimator.init_stream(next(batches))
+            for batch in batches:
+                state = estimator.partial_fit(state, batch)
+            score = estimator.finish(state)
+
+        Args:
+            batch: i.i.d. draws, shape (n, d), n ≥ 2, in any units.
+
+        Raises:
+            ValueError: without ``features``; otherwise as :meth:`fit`.
+            TypeError: as :meth:`fit`.
+        """
+        self._features_of_stream()
+        return start_stream(*self._checked(batch, None))
+
+    def partial_fit(self, state: StreamState, batch: Any) -> StreamState:
+        """The state with one more batch in it; batches of one shape share a program.
+
+        Args:
+            state: as :meth:`init_stream` or this method returned it.
+            batch: i.i.d. draws, shape (n, d), n ≥ 1.
+
+        Raises:
+            ValueError: for a batch of another dimension than the first, or that is not finite.
+            TypeError: for a batch of another dtype than the first.
+
+        Cost: O(n m d), and O(n m²) until the operator has its samples.
+        """
+        return add_batch(state, batch, self._features_of_stream().operator_samples)
+
+    def finish(self, state: StreamState) -> Score:
+        """The estimate from all batches so far; more may follow.
+
+        It is :meth:`fit` to all samples, up to rounding, in the coordinates of the first batch, if
+        ``operator_samples`` are no fewer than the samples; otherwise the operator is averaged over
+        the first of them. An automatic strength is chosen here, from all samples.
+
+        Cost: O(m²) a solver step.
+        """
+        self._features_of_stream()
+        return finish_stream(self._settings(None, 2), state)
+
     def _checked(self, samples: Any, base_scores: Any) -> tuple[FitSettings, jax.Array, Base]:
         """The input of a fit, checked."""
         sharding = self.sharding or sharding_of(samples)
         samples = place(as_points("samples", samples, minimum=2), sharding)
+        settings = self._settings(sharding, samples.shape[0])
+        if base_scores is not None:
+            base_scores = place(as_points("base_scores", base_scores), sharding)
+        return settings, samples, make_base(self.base, samples, base_scores)
+
+    def _settings(self, sharding: NamedSharding | None, num_samples: int) -> FitSettings:
+        """What a fit to so many samples is compiled for."""
         settings = FitSettings(
             self.kernel,
             self.regularizer,
@@ -175,15 +242,21 @@ class ScoreEstimator(GuideEstimator):
             self.bandwidth,
             self.landmarks,
             self.subset,
+            self.features,
             self.standardize,
             self.normalize,
             sharding,
             self.precision,
         )
-        settings = check_settings(settings, samples.shape[0])
-        if base_scores is not None:
-            base_scores = place(as_points("base_scores", base_scores), sharding)
-        return settings, samples, make_base(self.base, samples, base_scores)
+        return check_settings(settings, num_samples)
+
+    def _features_of_stream(self) -> RandomFeatures:
+        if self.features is None:
+            raise ValueError(
+                "features: expected RandomFeatures(num_features) for a stream, whose samples are "
+                "not kept; got None"
+            )
+        return self.features
 
     # What an objective asks: GuideEstimator.
 

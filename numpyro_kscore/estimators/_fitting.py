@@ -15,6 +15,7 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._contract import AtSamples
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.estimators._problem import Problem, make_problem
 from numpyro_kscore.estimators._score import Score
@@ -64,20 +65,23 @@ def fit_at_samples(
     values = solution.values
     if problem.operator.solved_rows is not None:
         whole = _expansion(problem, solution)
-        values = field_by_rows(settings.kernel, whole, whole.points, settings.sharding).T
+        values = field_by_rows(settings.kernel, whole, problem.points, settings.sharding).T
     if jackknife:
         values = _jackknife(problem, values)
     return _in_original_units(problem, solution, values, base.at_samples)
 
 
-def _expansion(problem: Problem, solution: Solution) -> Expansion:
+def _expansion(problem: Problem, solution: Solution) -> Expansion | FeatureExpansion:
     """The residual as a function, in the kernel's coordinates."""
-    points, coefficients, zeta_weight = problem.operator.expansion(
+    expansion = problem.operator.expansion(
         problem.points,
         problem.base_scores,
         problem.reduction.expand(solution.coefficients),
         solution.zeta_weight,
     )
+    if isinstance(expansion, FeatureExpansion):
+        return expansion
+    points, coefficients, zeta_weight = expansion
     points, coefficients = constrain_rows((points, coefficients), problem.settings.sharding)
     return Expansion(points, coefficients, zeta_weight)
 

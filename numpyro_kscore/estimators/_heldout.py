@@ -14,15 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows
+from numpyro_kscore.estimators._path import PathMember
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
-from numpyro_kscore.regularizers._filters import Filter, Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
-__all__ = ["HeldOutProblem", "PathMember", "held_out_losses"]
+__all__ = ["HeldOutProblem", "held_out_losses"]
 
 # Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
@@ -44,40 +43,6 @@ class HeldOutProblem(NamedTuple):
     base_scores: jax.Array | None
     factors: jax.Array | None
     dim: int
-
-
-@pytree
-class PathMember(Regularizer):
-    """One filter of the path an automatic selection tries; the first is zero, the base alone.
-
-    Attributes:
-        family: the regularizer whose path it is.
-        index: position on the path, an integer; 0 is the zero filter.
-        bound: as for :meth:`Regularizer.path`.
-    """
-
-    family: Regularizer
-    index: jax.Array
-    bound: float | None = static(default=None)
-
-    @property
-    def spectral_bound(self) -> Any:
-        return self.family.spectral_bound
-
-    def krylov_steps(self, bound: float | None) -> int:
-        return self.family.krylov_steps(bound)
-
-    def evaluate(self, sigma: jax.Array) -> Filter:
-        return jax.tree.map(lambda rows: rows[self.index], self._path(sigma))
-
-    def rescaled_path(self, sigma: jax.Array, rho: jax.Array) -> Filter:
-        """All members, the filters ``g(σ/ρ)/ρ``: (p, k), g0 (p,)."""
-        g, g0, r = self._path(sigma / rho)
-        return Filter(g / rho, g0 / rho, r / rho**2)
-
-    def _path(self, sigma: jax.Array) -> Filter:
-        path = self.family.evaluate_path(sigma, self.bound)
-        return jax.tree.map(lambda rows: jnp.concatenate([0.0 * rows[:1], rows]), path)
 
 
 def held_out_losses(

@@ -8,6 +8,7 @@ from typing import Protocol, Self
 import jax
 
 from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.kernels._gram import Gram
 from numpyro_kscore.kernels._pairwise import Expansion
 from numpyro_kscore.regularizers._filters import Regularizer
@@ -18,7 +19,9 @@ __all__ = ["FitOperator", "Full", "OverAllSamples"]
 
 
 class FitOperator(Protocol):
-    """An operator with the samples it belongs to: :class:`Full`, ``Compression``, ``Subsampled``.
+    """An operator with the samples it belongs to.
+
+    These are :class:`Full`, ``Compression``, ``Subsampled`` and ``FeatureSpan``.
 
     Arrays over samples are in the kernel's coordinates.
     """
@@ -42,7 +45,7 @@ class FitOperator(Protocol):
         base_scores: jax.Array | None,
         coefficients: jax.Array,
         zeta_weight: jax.Array,
-    ) -> Expansion:
+    ) -> Expansion | FeatureExpansion:
         """The estimate less its base as a function.
 
         Args:

@@ -17,6 +17,7 @@ from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base, GaussianBase
 from numpyro_kscore.estimators._coordinates import Coordinates, regress_out, standardize_samples
+from numpyro_kscore.estimators._feature_selection import span_features
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._landmarks import compress
@@ -114,15 +115,22 @@ def make_problem(
     standardized = _standardize(settings, samples, base, context)
     _, z, base_scores, context = standardized
     reduction = Reduction(None, z, base_scores)
-    if is_cached(n) and settings.subset is None and not isinstance(settings.solver, Dense):
+    keeps_space = settings.subset is not None or settings.features is not None
+    if is_cached(n) and not keeps_space and not isinstance(settings.solver, Dense):
         reduction = reduce_dimension(z, base_scores)
     distances = _measure(z, context, settings.sharding)
+    bandwidths = _bandwidths(settings, distances.joint)
     held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
-    bandwidth, regularizer, selection = _choose(settings, held_out, distances.joint)
-    gram = _make_gram(settings, reduction.points, dim, distances, bandwidth)
-    in_bandwidths = Reduction(
-        reduction.basis, gram.points, _times(reduction.base_scores, bandwidth)
-    )
+    operator: FitOperator
+    if settings.features is not None:
+        chosen, operator = span_features(settings, held_out, bandwidths)
+        bandwidth, regularizer, selection = chosen
+        points = operator.rows.points
+    else:
+        bandwidth, regularizer, selection = _choose(settings, held_out, bandwidths)
+        gram = _make_gram(settings, reduction.points, dim, distances, bandwidth)
+        operator, points = _make_operator(settings, gram), gram.points
+    in_bandwidths = Reduction(reduction.basis, points, _times(reduction.base_scores, bandwidth))
     return Problem(
         settings,
         regularizer,
@@ -131,7 +139,7 @@ def make_problem(
         z / bandwidth,
         _times(base_scores, bandwidth),
         in_bandwidths,
-        _make_operator(settings, gram),
+        operator,
         nearest_squared(distances.joint),
         distances.nearest_context,
     )
@@ -177,24 +185,28 @@ def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) ->
     return by_rows(own, sharding, points, (points, cancels(points)))
 
 
-def _choose(
-    settings: FitSettings, problem: HeldOutProblem, squared: jax.Array
-) -> tuple[jax.Array, Regularizer, Selection | None]:
-    """Bandwidth and regularizer, and how they were selected if they were."""
-    bandwidth, dtype = settings.bandwidth, problem.points.dtype
+def _bandwidths(settings: FitSettings, squared: jax.Array) -> jax.Array:
+    """The candidates for the bandwidth, (b,), from squared distances."""
+    bandwidth, dtype = settings.bandwidth, squared.dtype
     if isinstance(bandwidth, Median):
         bandwidth = bandwidth.factor * median_distance(squared)
     elif isinstance(bandwidth, AutoBandwidth):
         bandwidth = jnp.asarray(bandwidth.factors, dtype) * median_distance(squared)
-    bandwidth = jnp.asarray(bandwidth, dtype)
+    return jnp.atleast_1d(jnp.asarray(bandwidth, dtype))
+
+
+def _choose(
+    settings: FitSettings, problem: HeldOutProblem, bandwidths: jax.Array
+) -> tuple[jax.Array, Regularizer, Selection | None]:
+    """Bandwidth and regularizer, and how they were selected if they were."""
     if not settings.is_auto:
-        return bandwidth, settings.regularizer, None
+        return bandwidths[0], settings.regularizer, None
     selection, regularizer = choose(
         settings.kernel,
         settings.regularizer,
         settings.solver,  # type: ignore[arg-type]
         problem,
-        jnp.atleast_1d(bandwidth),
+        bandwidths,
         settings.normalize,
         settings.sharding,
     )

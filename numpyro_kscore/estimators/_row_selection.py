@@ -12,7 +12,6 @@ import numpy as np
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.kernels import _pairwise as pairwise
-from numpyro_kscore.kernels._gram import is_cached
 
 __all__ = ["Landmarks", "RowSelection", "Subset"]
 
@@ -128,7 +127,7 @@ class Landmarks(RowSelection):
     def check(self, num_samples: int) -> int:
         """As for any rows; a ``ValueError`` also for more than a dense matrix allows."""
         size = super().check(num_samples)
-        if not is_cached(size):
+        if size**2 > pairwise.CACHED_PAIRS:
             raise ValueError(
                 f"landmarks: expected at most {int(pairwise.CACHED_PAIRS**0.5)}, whose matrix is "
                 f"factorized; got {size}"

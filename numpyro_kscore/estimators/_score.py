@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,8 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows, constrain_rows, place
 from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._info import ScoreInfo
-from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._pairwise import Expansion
 
@@ -31,7 +30,7 @@ class Score:
     """An estimate of ``∇ log q``, callable at any points.
 
     Attributes:
-        stored: the estimate at the samples, or None after a fit with ``subset``.
+        stored: the estimate at the samples, or None after a fit with ``subset`` or of a stream.
         info: how the fit went.
         kernel: the kernel.
         coordinates: the map to the kernel's coordinates.
@@ -42,7 +41,7 @@ class Score:
 
     kernel: Kernel
     coordinates: Coordinates
-    expansion: Expansion
+    expansion: Expansion | FeatureExpansion
     base: Base
     stored: jax.Array | None
     info: ScoreInfo
@@ -52,16 +51,25 @@ class Score:
     def at_samples(self) -> jax.Array:
         """The estimate at the samples, (n, d), in 1/units of the samples.
 
-        Stored by the fit; with ``subset`` it is computed on access, at O(n² d).
+        Stored by the fit; with ``subset`` it is computed on access, at O(n² d). A stream keeps no
+        samples, and has none.
+
+        Raises:
+            ValueError: for the score of a stream.
         """
         if self.stored is not None:
             return self.stored
-        field = self._over_pairs(pairwise.field, self.expansion.points)
+        if isinstance(self.expansion, FeatureExpansion):
+            raise ValueError(
+                "at_samples: expected a fit that keeps its samples; got that of a stream, which "
+                "keeps none. Use score(samples)"
+            )
+        field = self._evaluate("field", self.expansion.points)
         residual = self.coordinates.scores_from_kernel(field)
         return residual if self.base.at_samples is None else self.base.at_samples + residual
 
     def __call__(self, x: Any) -> jax.Array:
-        """The estimate at ``x``: (m, d) -> (m, d). Cost: O(m n d).
+        """The estimate at ``x``: (m, d) -> (m, d). Cost: O(m n d), n the size of the expansion.
 
         Raises:
             ValueError: if the base score is known at the samples only, or for a wrong shape.
@@ -72,7 +80,7 @@ class Score:
     def residual(self, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
         z = self.coordinates.to_kernel(self._points(x))
-        field = self._over_pairs(pairwise.field, z)
+        field = self._evaluate("field", z)
         return self.coordinates.scores_from_kernel(field)
 
     def log_density(self, x: Any) -> jax.Array:
@@ -89,7 +97,7 @@ class Score:
     def residual_potential(self, x: Any) -> jax.Array:
         """A function whose gradient is :meth:`residual`, (m, d) -> (m,). Curl-free only."""
         z = self.coordinates.to_kernel(self._points(x))
-        return self._over_pairs(pairwise.potential, z)
+        return self._evaluate("potential", z)
 
     def divergence(self, x: Any) -> jax.Array:
         """``div ŝ`` at ``x``: (m, d) -> (m,)."""
@@ -99,31 +107,32 @@ class Score:
     def residual_divergence(self, x: Any) -> jax.Array:
         """``div (ŝ - s0)`` at ``x``: (m, d) -> (m,)."""
         z = self.coordinates.to_kernel(self._points(x))
-        return self._over_pairs(pairwise.divergence, z, self.coordinates.factor())
+        return self._evaluate("divergence", z, self.coordinates.factor())
 
     @full_precision
-    def _over_pairs(self, total: Callable[..., jax.Array], z: jax.Array, *more: Any) -> jax.Array:
-        arguments = (self.kernel, self.expansion, z, *more)
+    def _evaluate(self, what: str, z: jax.Array, *more: Any) -> jax.Array:
+        """The expansion's method of that name, on each device at its own points."""
         if self.sharding is None:
-            return total(*arguments)
-        return _by_rows(total, self.sharding, *arguments)
+            return getattr(self.expansion, what)(self.kernel, z, *more)
+        return _by_rows(what, self.sharding, self.kernel, self.expansion, z, *more)
 
     def _points(self, x: Any) -> jax.Array:
-        points = as_points("x", x, dim=self.expansion.points.shape[1])
-        return place(jnp.asarray(points, self.expansion.points.dtype), self.sharding)
+        mean = self.coordinates.mean
+        points = as_points("x", x, dim=mean.shape[0])
+        return place(jnp.asarray(points, mean.dtype), self.sharding)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _by_rows(
-    total: Callable[..., jax.Array],
+    what: str,
     sharding: NamedSharding,
     kernel: Kernel,
-    expansion: Expansion,
+    expansion: Expansion | FeatureExpansion,
     z: jax.Array,
     *more: Any,
 ) -> jax.Array:
     def own(rows: jax.Array, whole: Any) -> jax.Array:
         kernel, expansion, more = whole
-        return total(kernel, expansion, rows, *more)
+        return getattr(expansion, what)(kernel, rows, *more)
 
     return constrain_rows(by_rows(own, sharding, z, (kernel, expansion, more)), sharding)

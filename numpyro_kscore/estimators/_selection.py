@@ -12,26 +12,19 @@ is selected: held-out losses are noisy, and too little regularization costs far 
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore.estimators._heldout import HeldOutProblem, PathMember, held_out_losses
+from numpyro_kscore.estimators._heldout import HeldOutProblem, held_out_losses
 from numpyro_kscore.estimators._info import Selection
+from numpyro_kscore.estimators._path import FEWEST_POINTS, SELECTION_POINTS, PathMember, pick
 from numpyro_kscore.kernels._contract import Kernel
-from numpyro_kscore.regularizers._filters import Regularizer, Tikhonov
+from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer
 
 __all__ = ["choose"]
-
-# Largest number of samples the selection uses; each of its fits is to half of them.
-SELECTION_POINTS = 2048
-# Samples below which none can be held out.
-FEWEST_POINTS = 4
 
 
 def choose(
@@ -60,18 +53,18 @@ def choose(
     bound = 1.0 / problem.dim if normalize else None
     unchosen = PathMember(family, jnp.asarray(0), bound)
     dtype = problem.points.dtype
-    strengths = _strengths(family, bound, dtype)
     n = problem.points.shape[0]
     stride, tried = -(-n // SELECTION_POINTS), bandwidths
     problem = jax.tree.map(lambda a: a[::stride] if jnp.ndim(a) else a, problem)
 
     if problem.points.shape[0] < FEWEST_POINTS:
         # Nothing can be held out: the strongest member that is not zero.
+        strengths = unchosen.strengths(dtype)
         shape = (bandwidths.shape[0], strengths.shape[0])
         unknown = jnp.full(shape, jnp.nan, dtype)
         index = jnp.asarray(1)
         selection = Selection(strengths, tried, unknown, unknown, jnp.asarray(0), index)
-        return selection, dataclasses.replace(unchosen, index=index)
+        return selection, unchosen.at(index)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
         values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
@@ -86,24 +79,9 @@ def choose(
     values = lax.map(losses, bandwidths)
     # Losses that are not finite are never selected.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
-    loss = jnp.mean(values, axis=2)
-    # The base alone is a member of the path only where its strength is open.
-    admissible = loss if family.is_auto else loss.at[:, 0].set(jnp.inf)
-    row = jnp.argmin(jnp.min(admissible, axis=1))
-    least = jnp.argmin(admissible, axis=1)
-    best = jnp.take_along_axis(values, least[:, None, None], axis=1)
-    error = jnp.std(values - best, axis=2) / values.shape[2] ** 0.5
-    error = jnp.where(jnp.isfinite(error), error, jnp.inf)
-    within = admissible[row] - admissible[row, least[row]] <= error[row]
-    within = within & jnp.isfinite(admissible[row])
-    # Where nothing is finite, the strongest member.
-    index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if family.is_auto else 1)
-    unit = bandwidths[0] ** 2
-    selection = Selection(strengths, tried, loss / unit, error / unit, row, index)
-    return selection, dataclasses.replace(unchosen, index=index)
 
+    def error(least: jax.Array) -> jax.Array:
+        best = jnp.take_along_axis(values, least[:, None, None], axis=1)
+        return jnp.std(values - best, axis=2) / values.shape[2] ** 0.5
 
-def _strengths(family: Regularizer, bound: float | None, dtype: Any) -> jax.Array:
-    path = [member.strength() for member in family.path(bound)]
-    nothing = jnp.inf if isinstance(family, Tikhonov) else 0.0
-    return jnp.stack([jnp.asarray(value, dtype) for value in (nothing, *path)])
+    return pick(unchosen, jnp.mean(values, axis=2), error, tried)

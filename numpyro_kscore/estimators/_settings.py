@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
+from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.regularizers._filters import Regularizer
@@ -27,6 +28,7 @@ class FitSettings:
         bandwidth: a number in standardized units, or a rule: ``Median`` or ``AutoBandwidth``.
         landmarks: samples whose span the estimate lies in, or None.
         subset: samples the operator is averaged over, or None.
+        features: random features in whose span the estimate lies, or None.
         standardize: ``"full"``, ``"diagonal"`` or ``"none"``.
         normalize: whether the kernel is divided by its trace.
         sharding: how samples are divided over devices, or None.
@@ -39,6 +41,7 @@ class FitSettings:
     bandwidth: Any
     landmarks: Landmarks | None
     subset: Subset | None
+    features: RandomFeatures | None
     standardize: str = static()
     normalize: bool = static()
     sharding: NamedSharding | None = static()

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import by_rows, divides
+from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._operator import OverAllSamples
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
@@ -76,12 +77,15 @@ class Subsampled(OverAllSamples):
 
 
 def field_by_rows(
-    kernel: Kernel, expansion: Expansion, y: jax.Array, sharding: NamedSharding | None
+    kernel: Kernel,
+    expansion: Expansion | FeatureExpansion,
+    y: jax.Array,
+    sharding: NamedSharding | None,
 ) -> jax.Array:
     """The expansion at ``y``, (m, d) -> (m, d), each device at its own rows."""
 
-    def own(rows: jax.Array, whole: Expansion) -> jax.Array:
-        return pairwise.field(kernel, whole, rows)
+    def own(rows: jax.Array, whole: Expansion | FeatureExpansion) -> jax.Array:
+        return whole.field(kernel, rows)
 
     return by_rows(own, sharding, y, expansion)
 

@@ -67,6 +67,18 @@ class Expansion(NamedTuple):
         """The weight of each point in a ζ: a/n."""
         return None if self.zeta_weight is None else self.zeta_weight / self.points.shape[0]
 
+    def field(self, kernel: Kernel, y: jax.Array) -> jax.Array:
+        """:func:`field` of this expansion."""
+        return field(kernel, self, y)
+
+    def potential(self, kernel: Kernel, y: jax.Array) -> jax.Array:
+        """:func:`potential` of this expansion."""
+        return potential(kernel, self, y)
+
+    def divergence(self, kernel: Kernel, y: jax.Array, factor: jax.Array) -> jax.Array:
+        """:func:`divergence` of this expansion."""
+        return divergence(kernel, self, y, factor)
+
 
 def cancels(points: jax.Array) -> jax.Array:
     """Whether ``|x|² + |y|² - 2 x·y`` would lose too much to rounding at these points.

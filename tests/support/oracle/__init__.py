@@ -39,13 +39,16 @@ from .filters import (
 from .kernels import Kernel
 from .landmarks import nystrom
 from .profiles import gaussian, imq, matern, mixture, rational_quadratic, shifted_exponential
+from .random_features import FeatureFields, filtered
 from .smoothing import kernel_density
 
 __all__ = [
+    "FeatureFields",
     "Filter",
     "Kernel",
     "cutoff_for_share",
     "estimate",
+    "filtered",
     "gaussian",
     "gaussian_score",
     "held_out_gaussian",

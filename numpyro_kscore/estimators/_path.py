@@ -1,0 +1,116 @@
+"""The path of strengths an automatic selection tries, and which member of it is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._info import Selection
+from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
+
+__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "PathMember", "pick"]
+
+# Largest number of samples the selection uses; each of its fits is to half of them.
+SELECTION_POINTS = 2048
+# Samples below which none can be held out.
+FEWEST_POINTS = 4
+
+
+@pytree
+class PathMember(Regularizer):
+    """One filter of the path an automatic selection tries; the first is zero, the base alone.
+
+    Attributes:
+        family: the regularizer whose path it is.
+        index: position on the path, an integer; 0 is the zero filter.
+        bound: as for :meth:`Regularizer.path`.
+        weaker: number of members beyond those of that path, each with half of λ; fewer where an
+            iteration allows for no more steps.
+    """
+
+    family: Regularizer
+    index: jax.Array
+    bound: float | None = static(default=None)
+    weaker: int = static(default=0)
+
+    @property
+    def spectral_bound(self) -> Any:
+        return self.family.spectral_bound
+
+    def krylov_steps(self, bound: float | None) -> int:
+        return self.family.krylov_steps(bound)
+
+    def evaluate(self, sigma: jax.Array) -> Filter:
+        return jax.tree.map(lambda rows: rows[self.index], self._path(sigma))
+
+    def rescaled_path(self, sigma: jax.Array, rho: jax.Array) -> Filter:
+        """All members, the filters ``g(σ/ρ)/ρ``: (p, k), g0 (p,)."""
+        g, g0, r = self._path(sigma / rho)
+        return Filter(g / rho, g0 / rho, r / rho**2)
+
+    def at(self, index: jax.Array) -> PathMember:
+        """The member at a position."""
+        return dataclasses.replace(self, index=index)
+
+    def strengths(self, dtype: Any) -> jax.Array:
+        """λ or the number of steps of all members, (p,)."""
+        members = self.family.path(self.bound)
+        if self._weaker_bound is not None:
+            members += self.family.path(self._weaker_bound)[: self.weaker]
+        nothing = jnp.inf if isinstance(self.family, Tikhonov) else 0.0
+        values = (nothing, *(member.strength() for member in members))
+        return jnp.stack([jnp.asarray(value, dtype) for value in values])
+
+    @property
+    def _weaker_bound(self) -> float | None:
+        """A bound whose path goes on where that of ``bound`` ends; None without such members."""
+        if not self.weaker or self.bound is None or not self.family.is_auto:
+            return None
+        return self.bound / 2 ** len(DEGREES)
+
+    def _path(self, sigma: jax.Array) -> Filter:
+        paths = [self.family.evaluate_path(sigma, self.bound)]
+        paths = [jax.tree.map(lambda rows: jnp.concatenate([0.0 * rows[:1], rows]), paths[0])]
+        if self._weaker_bound is not None:
+            further = self.family.evaluate_path(sigma, self._weaker_bound)
+            paths.append(jax.tree.map(lambda rows: rows[: self.weaker], further))
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *paths)
+
+
+def pick(
+    path: PathMember,
+    loss: jax.Array,
+    error: Callable[[jax.Array], jax.Array],
+    bandwidths: jax.Array,
+) -> tuple[Selection, PathMember]:
+    """The bandwidth with the least loss, and the strongest member within one error of the least.
+
+    Args:
+        path: the path; its strength is given if its family's is.
+        loss: of b bandwidths by p members, in units of the first bandwidth, (b, p).
+        error: standard error of the difference from the members with the least loss at each
+            bandwidth: (b,) -> (b, p).
+        bandwidths: (b,), in standardized units.
+    """
+    loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
+    is_auto = path.family.is_auto
+    # The base alone is a member of the path only where its strength is open.
+    admissible = loss if is_auto else loss.at[:, 0].set(jnp.inf)
+    row = jnp.argmin(jnp.min(admissible, axis=1))
+    least = jnp.argmin(admissible, axis=1)
+    errors = error(least)
+    errors = jnp.where(jnp.isfinite(errors), errors, jnp.inf)
+    within = admissible[row] - admissible[row, least[row]] <= errors[row]
+    within = within & jnp.isfinite(admissible[row])
+    # Where nothing is finite, the strongest member.
+    index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if is_auto else 1)
+    unit = lax.stop_gradient(bandwidths[0]) ** 2
+    strengths = path.strengths(loss.dtype)
+    selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
+    return selection, path.at(index)
