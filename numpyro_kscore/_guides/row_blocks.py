@@ -1,29 +1,45 @@
-"""The latents of a model that are in the rows of a plate, a block of numbers for each row."""
+"""The latents of a model that are in the rows of a plate, a block of numbers for each row.
+
+And the sites of the model whose densities are computed from them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
+from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.dependencies import is_latent, sources_of
 from numpyro_kscore._tracing.layout import Frame, Site
 from numpyro_kscore._tracing.supports import free_axes
 from numpyro_kscore._tracing.validation import num_rows
 
-__all__ = ["RowBlock", "feasible", "find_row_blocks", "plate_of", "start_of"]
+__all__ = [
+    "RowBlock",
+    "RowSites",
+    "feasible",
+    "find_row_blocks",
+    "find_row_sites",
+    "plate_of",
+    "start_of",
+    "sum_by_row",
+]
 
 # Most latent numbers of a row: each takes a pass over the data for a column of its Hessian.
 LARGEST_ROW = 32
 # Where modes are looked for from, unconstrained. Zero may make logits of zero, where the derivative
 # of NumPyro's binomial distribution is wrong, since its log density is written with |logits|.
 START = 0.05
+
+# From unconstrained values of the latents in rows to the trace of a model.
+TraceAt = Callable[[dict[str, jax.Array]], dict[str, Any]]
 
 
 class RowBlock(NamedTuple):
@@ -178,3 +194,56 @@ def _frames(trace: dict[str, Any], site: dict[str, Any]) -> tuple[Frame, ...]:
         Frame(frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame))
         for frame in site["cond_indep_stack"]
     )
+
+
+class RowSites(NamedTuple):
+    """The sites whose densities are computed from the latents in rows, by name.
+
+    Attributes:
+        inside: those in the plates of the rows, whose densities tell rows apart.
+        outside: others, such as observations in a long table.
+    """
+
+    inside: tuple[str, ...]
+    outside: tuple[str, ...]
+
+
+def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
+    """The sites that depend on rows.
+
+    Args:
+        trace_at: from the latents of the block to the trace of the model there.
+        block: the rows.
+    """
+    in_plates: set[str] = set()
+
+    def densities(latents: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        found = {}
+        for name, site in trace_at(latents).items():
+            if site["type"] == "sample":
+                plates = {frame.name for frame in site["cond_indep_stack"]}
+                if plates.issuperset(block.plates):
+                    in_plates.add(name)
+                found[name] = _log_prob(site)
+        return found
+
+    shapes = jax.eval_shape(block.unravel, jnp.zeros(block.columns.shape))
+    names = [name for name, found in sources_of(densities, shapes).items() if found]
+    inside = tuple(name for name in names if name in in_plates)
+    return RowSites(inside, tuple(name for name in names if name not in in_plates))
+
+
+def sum_by_row(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
+    """The log density of each row, (E,), up to a constant, from a trace; not scaled.
+
+    Args:
+        trace: of the model.
+        block: the rows.
+        names: of the sites that depend on rows, all in their plates.
+    """
+    found = (block.by_row(_log_prob(trace[name])) for name in names)
+    return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale
+
+
+def _log_prob(site: dict[str, Any]) -> jax.Array:
+    return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"])

@@ -21,14 +21,16 @@ from numpyro import handlers
 from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at, hessian_blocks
 from numpyro_kscore._guides.perceptron import GATE_RATE
 from numpyro_kscore._guides.residual import local_log_density
-from numpyro_kscore._guides.row_blocks import RowBlock, feasible, find_row_blocks, start_of
-from numpyro_kscore._guides.row_quadrature import (
+from numpyro_kscore._guides.row_blocks import (
+    RowBlock,
     RowSites,
+    feasible,
+    find_row_blocks,
     find_row_sites,
-    integrate_rows,
-    is_integrable,
+    start_of,
     sum_by_row,
 )
+from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
 from numpyro_kscore._tracing.coordinates import evaluate_at
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import with_rows
@@ -161,7 +163,11 @@ def draw_rows(
     densities, gains = [], []
     for number, block in enumerate(blocks):
         others = {name: u for name, u in coordinates.items() if name not in block.names}
-        sites = fixed.row_sites(block, others) if integrate and is_integrable(block) else None
+        sites = (
+            fixed.row_sites(block, others)
+            if integrate and is_integrable(block.columns.shape[1])
+            else None
+        )
         integrates = sites is not None and not sites.outside
         here = conditional.of_block(block, others)
         there = fixed.of_block(block, lax.stop_gradient(others))

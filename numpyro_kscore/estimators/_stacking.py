@@ -9,12 +9,14 @@ draws that none of them has seen (Smyth and Wolpert 1999).
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import standardize_samples
 from numpyro_kscore.estimators._estimator import ScoreEstimator
@@ -40,12 +42,22 @@ DEGREES = (2.0, 5.0, 20.0)
 STEPS = 200
 
 
-@partial(jax.jit, static_argnums=3)
-@full_precision
 def log_densities(
     samples: jax.Array, points: jax.Array, key: jax.Array, num_draws: int
 ) -> tuple[jax.Array, Normalization]:
     """Log densities at points by every estimate, (m, k), and the constant one of them needed."""
+    return _compiled(num_draws)(samples, points, key)
+
+
+@cache
+def _compiled(num_draws: int) -> Callable[..., tuple[jax.Array, Normalization]]:
+    return quick_jit(partial(_log_densities, num_draws=num_draws))
+
+
+@full_precision
+def _log_densities(
+    samples: jax.Array, points: jax.Array, key: jax.Array, *, num_draws: int
+) -> tuple[jax.Array, Normalization]:
     n = samples.shape[0]
     subset = Subset(SUBSET_POINTS, key=random.fold_in(key, 1)) if n > WHOLE_POINTS else None
     estimator = ScoreEstimator(bandwidth="auto", subset=subset)
