@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from benchmarks.speed.measuring import Row, make_parser, write_table
+from benchmarks.speed.measuring import Row, make_parser, row_of_a_process, write_table
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import Landmarks, Subset
 from numpyro_kscore.regularizers import NuMethod
@@ -113,14 +112,6 @@ def resident(part: str, n: int) -> Row:
     }
 
 
-def resident_row(part: str, n: int) -> Row:
-    """The same in a new process."""
-    command = [sys.executable, "-m", __spec__.name, "--part", part, "--resident", str(n)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    names, values = (line.split(" | ") for line in found.stdout.splitlines()[-2:])
-    return dict(zip(names, values, strict=True))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark, print the rows and write them."""
     parser = make_parser(__doc__)
@@ -142,9 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             table += found
             write_table(options.csv, table, shown=found)
     memory: list[Row] = []
+    size = str(options.resident)
     path = options.csv and options.csv.with_stem(options.csv.stem + "_resident")
     for part in parts:
-        memory.append(resident_row(part, options.resident))
+        memory.append(row_of_a_process(__spec__.name, "--part", part, "--resident", size))
         write_table(path, memory, shown=memory[-1:])
 
 

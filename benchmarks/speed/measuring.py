@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +134,19 @@ def run_table(
     parser = make_parser(description)
     options = parser.parse_args(arguments)
     write_table(options.csv, list(rows(options.quick)))
+
+
+def row_of_a_process(module: str, *options: str) -> Row:
+    """The only row that a benchmark prints, run in a process of its own.
+
+    Args:
+        module: its full name.
+        *options: what it is called with.
+    """
+    command = [sys.executable, "-m", module, *options]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    names, values = (line.split(" | ") for line in found.stdout.splitlines()[-2:])
+    return dict(zip(names, values, strict=True))
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:

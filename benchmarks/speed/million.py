@@ -12,8 +12,6 @@ time.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -22,7 +20,7 @@ import jax.numpy as jnp
 from jax import random
 
 from benchmarks.speed.large_n import TEST_POINTS, bananas, peak_megabytes, score_of_bananas
-from benchmarks.speed.measuring import Row, make_parser, write_table
+from benchmarks.speed.measuring import Row, make_parser, row_of_a_process, write_table
 from numpyro_kscore import Score, ScoreEstimator
 from numpyro_kscore.estimators import Median, RandomFeatures, Subset
 from numpyro_kscore.regularizers import NuMethod
@@ -92,14 +90,6 @@ def row(name: str, n: int) -> Row:
     }
 
 
-def row_of_a_process(name: str, n: int) -> Row:
-    """The same in a new process."""
-    command = [sys.executable, "-m", __spec__.name, "--part", name, "--samples", str(n)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    names, values = (line.split(" | ") for line in found.stdout.splitlines()[-2:])
-    return dict(zip(names, values, strict=True))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark, print the rows and write them."""
     parser = make_parser(__doc__)
@@ -112,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     table: list[Row] = []
     for name in QUICK if options.quick else FITS:
-        table.append(row_of_a_process(name, n))
+        table.append(row_of_a_process(__spec__.name, "--part", name, "--samples", str(n)))
         write_table(options.csv, table, shown=table[-1:])
 
 

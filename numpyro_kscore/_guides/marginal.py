@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpyro
 from jax import random
 from numpyro import handlers
-from numpyro.distributions.util import scale_and_mask
 
 from numpyro_kscore._guides.row_blocks import RowBlock
 from numpyro_kscore._guides.rows import Amortized, draw_plates
 from numpyro_kscore._tracing.joint import own_key
+from numpyro_kscore._tracing.site_density import site_log_prob
 from numpyro_kscore._tracing.subsampling import with_rows
 
 __all__ = ["Marginal", "no_noise", "normal_noise"]
@@ -55,7 +55,7 @@ class Marginal:
         given = {name: found.trace[name]["value"] for name in found.draws.coordinates}
         with handlers.block(hide=[*outline.values, *rows]):
             handlers.condition(model, data=given)(*args, **kwargs)
-        volumes = [_log_prob(found.trace[f"_{name}_log_det"]) for name in given]
+        volumes = [jnp.sum(site_log_prob(found.trace[f"_{name}_log_det"])) for name in given]
         factor = sum(volumes, jnp.zeros(())) + sum(found.draws.gains)
         numpyro.factor(f"_{self.amortized.prefix}_rows", factor)
 
@@ -68,7 +68,3 @@ def no_noise(block: RowBlock) -> jax.Array:
 def normal_noise(block: RowBlock) -> jax.Array:
     """Standard normal numbers for each particle."""
     return random.normal(own_key(), block.columns.shape)
-
-
-def _log_prob(site: dict[str, Any]) -> jax.Array:
-    return jnp.sum(scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"]))

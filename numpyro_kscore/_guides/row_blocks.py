@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.distributions.util import scale_and_mask
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.dependencies import is_latent, sources_of
 from numpyro_kscore._tracing.layout import Frame, Site
+from numpyro_kscore._tracing.site_density import site_log_prob, sum_by_row
 from numpyro_kscore._tracing.supports import free_axes
 from numpyro_kscore._tracing.validation import num_rows
 
@@ -28,8 +28,8 @@ __all__ = [
     "find_row_blocks",
     "find_row_sites",
     "plate_of",
+    "row_densities",
     "start_of",
-    "sum_by_row",
 ]
 
 # Most latent numbers of a row: each takes a pass over the data for a column of its Hessian.
@@ -80,11 +80,9 @@ class RowBlock(NamedTuple):
         flat = jnp.concatenate([jnp.ravel(coordinates[site.name]) for site in self.sites])
         return flat[self.columns]
 
-    def by_row(self, values: jax.Array) -> jax.Array:
-        """Values whose axes on the right are those of plates, as sums by row, (rows,)."""
-        kept = {values.ndim + dim for dim in self.dims}
-        inner = tuple(axis for axis in range(values.ndim) if axis not in kept)
-        return jnp.ravel(jnp.sum(values, axis=inner))
+    def others(self, coordinates: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """The coordinates of the latents of other blocks."""
+        return {name: u for name, u in coordinates.items() if name not in self.names}
 
     def unravel(self, rows: jax.Array) -> dict[str, jax.Array]:
         """Numbers by row, (rows, k), as unconstrained values by site."""
@@ -224,7 +222,7 @@ def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
                 plates = {frame.name for frame in site["cond_indep_stack"]}
                 if plates.issuperset(block.plates):
                     in_plates.add(name)
-                found[name] = _log_prob(site)
+                found[name] = site_log_prob(site)
         return found
 
     shapes = jax.eval_shape(block.unravel, jnp.zeros(block.columns.shape))
@@ -233,7 +231,7 @@ def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
     return RowSites(inside, tuple(name for name in names if name not in in_plates))
 
 
-def sum_by_row(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
+def row_densities(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
     """The log density of each row, (E,), up to a constant, from a trace; not scaled.
 
     Args:
@@ -241,9 +239,5 @@ def sum_by_row(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -
         block: the rows.
         names: of the sites that depend on rows, all in their plates.
     """
-    found = (block.by_row(_log_prob(trace[name])) for name in names)
+    found = (sum_by_row(site_log_prob(trace[name]), block.dims) for name in names)
     return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale
-
-
-def _log_prob(site: dict[str, Any]) -> jax.Array:
-    return scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"])

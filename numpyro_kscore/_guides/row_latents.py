@@ -27,8 +27,8 @@ from numpyro_kscore._guides.row_blocks import (
     feasible,
     find_row_blocks,
     find_row_sites,
+    row_densities,
     start_of,
-    sum_by_row,
 )
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
 from numpyro_kscore._tracing.coordinates import evaluate_at
@@ -105,7 +105,9 @@ class Conditional(NamedTuple):
         self, block: RowBlock, others: dict[str, jax.Array], names: tuple[str, ...]
     ) -> Callable[[jax.Array], jax.Array]:
         """Log densities of rows, from (E, k) to (E,), up to a constant; not scaled."""
-        return lambda rows: sum_by_row(self.at({**others, **block.unravel(rows)})[1], block, names)
+        return lambda rows: row_densities(
+            self.at({**others, **block.unravel(rows)})[1], block, names
+        )
 
     def row_sites(self, block: RowBlock, others: dict[str, jax.Array]) -> RowSites:
         """The sites whose densities are computed from the rows of a block."""
@@ -162,17 +164,12 @@ def draw_rows(
     coordinates = dict(start)
     densities, gains = [], []
     for number, block in enumerate(blocks):
-        others = {name: u for name, u in coordinates.items() if name not in block.names}
-        sites = (
-            fixed.row_sites(block, others)
-            if integrate and is_integrable(block.columns.shape[1])
-            else None
-        )
-        integrates = sites is not None and not sites.outside
+        others = block.others(coordinates)
+        sites = _integrable_sites(fixed, block, others) if integrate else None
         here = conditional.of_block(block, others)
         there = fixed.of_block(block, lax.stop_gradient(others))
         modes = lax.stop_gradient(block.ravel(coordinates))
-        gaussians = _laplace(there if integrates else here, there, modes)
+        gaussians = _laplace(here if sites is None else there, there, modes)
         eps = noise[number]
         if maps is None:
             x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
@@ -186,20 +183,30 @@ def draw_rows(
         rows = gaussians.push(x)
         coordinates.update(block.unravel(rows))
         densities.append(block.scale * jnp.sum(log_density - gaussians.log_volume))
-        if sites is None or not integrates:
+        if sites is None:
             gains.append(-densities[-1])
             continue
-        by_row = conditional.by_row(block, others, sites.inside)
+        by_row = conditional.by_row(block, others, sites)
         # A start need not be exact, and takes thousands of densities of thousands of rows.
         integrals = integrate_rows(by_row, gaussians, coarse=maps is None)
         gain = block.scale * jnp.sum(integrals - by_row(rows))
         if maps is not None:
             # A zero whose derivative teaches the network.
-            fixed_by_row = fixed.by_row(block, lax.stop_gradient(others), sites.inside)
+            fixed_by_row = fixed.by_row(block, lax.stop_gradient(others), sites)
             bound = block.scale * jnp.sum(fixed_by_row(rows)) - densities[-1]
             gain += bound - lax.stop_gradient(bound)
         gains.append(gain)
     return RowDraws(coordinates, tuple(densities), tuple(gains))
+
+
+def _integrable_sites(
+    conditional: Conditional, block: RowBlock, others: dict[str, jax.Array]
+) -> tuple[str, ...] | None:
+    """The sites whose densities are integrated over rows; None where quadrature cannot do that."""
+    if not is_integrable(block.columns.shape[1]):
+        return None
+    sites = conditional.row_sites(block, others)
+    return None if sites.outside else sites.inside
 
 
 def residual_map(out: Callable[[jax.Array], jax.Array]) -> RowMap:
@@ -260,7 +267,7 @@ def row_couplings(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> lis
     gradient = jax.grad(lambda coordinates: conditional.at(coordinates)[0])
     found = []
     for number, block in enumerate(blocks):
-        others = {name: u for name, u in start.items() if name not in block.names}
+        others = block.others(start)
         log_density = conditional.of_block(block, others)
         weights = random.normal(random.key(number), (len(block.columns),))
         rows = block.ravel(start)

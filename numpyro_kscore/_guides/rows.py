@@ -169,17 +169,7 @@ class Amortized(NamedTuple):
             conditional = Conditional.of(self.model, args, kwargs, outline.values, rows)
             blocks = conditional.blocks(self.plates)
             names[:] = [block.plate for block in blocks]
-            start = start_of(blocks)
-            for block in blocks:
-                others = {name: u for name, u in start.items() if name not in block.names}
-                outside = conditional.row_sites(block, others).outside if block.scale > 1 else ()
-                if outside:
-                    raise ValueError(
-                        "amortize: expected sites that use the latents of subsampled "
-                        f"'{block.plate}' to be inside that plate; got {list(outside)} outside. "
-                        "Give each row its data as an array over rows, inside the plate, or take "
-                        "all rows in a step"
-                    )
+            _check_places(conditional, blocks)
             return row_couplings(conditional, blocks)
 
         found = quick_jit(couplings)(values)
@@ -232,6 +222,21 @@ class Amortized(NamedTuple):
             network = perceptron(name, dim + num_features(dim), WIDTHS, 2 * dim)
             found.append(residual_map(network))
         return found
+
+
+def _check_places(conditional: Conditional, blocks: Sequence[RowBlock]) -> None:
+    """Raise for sites that use the latents of some of the rows outside of their plate."""
+    start = start_of(blocks)
+    for block in blocks:
+        if block.scale <= 1:
+            continue
+        outside = conditional.row_sites(block, block.others(start)).outside
+        if outside:
+            raise ValueError(
+                f"amortize: expected sites that use the latents of subsampled '{block.plate}' to "
+                f"be inside that plate; got {list(outside)} outside. Give each row its data as an "
+                "array over rows, inside the plate, or take all rows in a step"
+            )
 
 
 def draw_plates(plates: dict[str, Plate]) -> dict[str, numpyro.plate]:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._tracing.program import is_subsampled
+from numpyro_kscore._tracing.site_density import site_log_prob, sum_by_row
 from numpyro_kscore._tracing.subsampling import with_rows
 
 __all__ = [
@@ -92,11 +92,7 @@ def row_log_likelihoods(trace: dict[str, Any], plate: str) -> Array:
         if site["type"] != "sample" or not _is_in(site, [plate]):
             continue
         frame = next(f for f in site["cond_indep_stack"] if f.name == plate)
-        value = scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"])
-        # All axes but the plate's are summed.
-        axis = jnp.ndim(value) + frame.dim
-        rest = tuple(k for k in range(jnp.ndim(value)) if k != axis)
-        total = total + jnp.sum(value, axis=rest)
+        total = total + sum_by_row(site_log_prob(site), [frame.dim])
     return total
 
 

@@ -19,7 +19,13 @@ from numpyro_kscore.estimators._feature_span import FeatureSpan, draw_features, 
 from numpyro_kscore.estimators._features import Features, Moments, Rows
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
-from numpyro_kscore.estimators._path import FEWEST_POINTS, SELECTION_POINTS, PathMember, pick
+from numpyro_kscore.estimators._path import (
+    FEWEST_POINTS,
+    SELECTION_POINTS,
+    PathMember,
+    pick,
+    pick_unseen,
+)
 from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.regularizers._filters import Regularizer
@@ -193,11 +199,7 @@ def _choose(
     quadratic, linear = (factors[..., None] * a for a in (judged.quadratic, judged.linear))
     num_some = quadratic.shape[2]
     if num_some < FEWEST_POINTS:
-        loss = jnp.full(judged.loss.shape, jnp.nan, judged.loss.dtype)
-        index = jnp.asarray(1)
-        row = jnp.asarray(0)
-        selection = Selection(path.strengths(loss.dtype), bandwidths, loss, loss, row, index)
-        return selection, path.at(index)
+        return pick_unseen(path, bandwidths, judged.loss.dtype)
     loss = factors * judged.loss
 
     def error(least: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from numpyro_kscore.estimators._kernel_density_score import (
     divisor,
     log_norm,
 )
+from numpyro_kscore.estimators._path import FEWEST_POINTS
 from numpyro_kscore.estimators._reference import NormalReference, reference_bandwidth
 from numpyro_kscore.kernels._smoothing import Centers, smooth
 
@@ -28,8 +29,6 @@ __all__ = ["fit_density"]
 
 # Largest number of samples the selection uses; each of its fits is to half of them.
 SELECTION_POINTS = 4096
-# Samples below which none can be held out.
-FEWEST_POINTS = 4
 
 
 @partial(jax.jit, static_argnames=("correction", "loss", "standardize"))

@@ -14,7 +14,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 
-__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "PathMember", "pick"]
+__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "PathMember", "pick", "pick_unseen"]
 
 # Largest number of samples the selection uses; each of its fits is to half of them.
 SELECTION_POINTS = 2048
@@ -113,4 +113,21 @@ def pick(
     unit = lax.stop_gradient(bandwidths[0]) ** 2
     strengths = path.strengths(loss.dtype)
     selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
+    return selection, path.at(index)
+
+
+def pick_unseen(
+    path: PathMember, bandwidths: jax.Array, dtype: Any
+) -> tuple[Selection, PathMember]:
+    """The first bandwidth and the strongest member that is not zero: nothing can be held out.
+
+    Args:
+        path: the path.
+        bandwidths: (b,), in standardized units.
+        dtype: of the losses, which are not known.
+    """
+    strengths = path.strengths(dtype)
+    unknown = jnp.full((bandwidths.shape[0], strengths.shape[0]), jnp.nan, dtype)
+    index = jnp.asarray(1)
+    selection = Selection(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index)
     return selection, path.at(index)

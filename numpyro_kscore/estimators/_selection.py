@@ -19,7 +19,13 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore.estimators._heldout import HeldOutProblem, held_out_losses
 from numpyro_kscore.estimators._info import Selection
-from numpyro_kscore.estimators._path import FEWEST_POINTS, SELECTION_POINTS, PathMember, pick
+from numpyro_kscore.estimators._path import (
+    FEWEST_POINTS,
+    SELECTION_POINTS,
+    PathMember,
+    pick,
+    pick_unseen,
+)
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer
@@ -58,13 +64,7 @@ def choose(
     problem = jax.tree.map(lambda a: a[::stride] if jnp.ndim(a) else a, problem)
 
     if problem.points.shape[0] < FEWEST_POINTS:
-        # Nothing can be held out: the strongest member that is not zero.
-        strengths = unchosen.strengths(dtype)
-        shape = (bandwidths.shape[0], strengths.shape[0])
-        unknown = jnp.full(shape, jnp.nan, dtype)
-        index = jnp.asarray(1)
-        selection = Selection(strengths, tried, unknown, unknown, jnp.asarray(0), index)
-        return selection, unchosen.at(index)
+        return pick_unseen(unchosen, tried, dtype)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
         values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
