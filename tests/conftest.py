@@ -1,5 +1,6 @@
 """Settings of the whole run: the CPU, how programs are compiled, fixtures several files use."""
 
+import gc
 import os
 
 from support.flags import older_emitter
@@ -19,18 +20,33 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+# Programs need not know the lines that they come from: to find them takes time at every operation.
+# What fails says so by Python's own traceback.
+jax.config.update("jax_traceback_in_locations_limit", 0)
+
+
+def pytest_collection_finish():
+    """Look for garbage seldom, and not among modules: tracing makes many objects, few in cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
     """Programs compiled more than once in a run, by new SVI objects or cleared caches, are kept.
 
-    The folder is this run's own: a cache that outlives it could hide a change of compiler. Runs
-    that belong together may share one (``benchmarks/mutation.py``).
+    All of them: to look a program up takes a few milliseconds, to compile the smallest ten. The
+    folder is this run's own, all processes of it share it: a cache that outlives it could hide a
+    change of compiler. Runs that belong together may share one (``benchmarks/mutation.py``).
     """
-    folder = os.environ.get("NUMPYRO_KSCORE_TEST_CACHE") or tmp_path_factory.mktemp("compilations")
+    base = tmp_path_factory.getbasetemp()
+    # A process of a parallel run has its own folder in that of the run.
+    run = base.parent if WORKER else base
+    folder = os.environ.get("NUMPYRO_KSCORE_TEST_CACHE") or run / "compilations"
     settings = {
         "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.3,
+        "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
     before = {name: getattr(jax.config, name) for name in settings}
