@@ -20,6 +20,13 @@ if WORKER and hasattr(os, "sched_setaffinity"):
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from numpyro_kscore._util import compiling  # noqa: E402
+
+# Those of the package's own programs, which come before the settings below, and what they are in
+# tests.
+OPTIONS = compiling.OPTIONS
+UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
 # Programs need not know the lines that they come from: to find them takes time at every operation.
 # What fails says so by Python's own traceback.
 jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -65,6 +72,12 @@ def pytest_runtest_protocol(item):
     """
     optimized = item.get_closest_marker("optimized") is not None
     jax.config.update("jax_disable_most_optimizations", not optimized)
+    options = OPTIONS if optimized else OPTIONS | UNOPTIMIZED
+    if compiling.OPTIONS != options:
+        compiling.OPTIONS = options
+        compiling._known_options.cache_clear()
+        # Programs are kept by their text, whatever the options.
+        compiling._kept.clear()
     return (yield)
 
 

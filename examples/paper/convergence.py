@@ -99,6 +99,7 @@ class Problem(NamedTuple):
         return jnp.sqrt(squares)
 
 
+@jax.jit
 def kernel_matrix(x: Array, y: Array) -> Array:
     """K of all pairs, (m, 1), (k, 1) -> (m, k)."""
     one = lambda a, b: KERNEL(a / BANDWIDTH, b / BANDWIDTH)[0, 0] / BANDWIDTH**2  # noqa: E731

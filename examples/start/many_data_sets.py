@@ -16,6 +16,7 @@ draws (Talts et al. 2018); NUTS, subject by subject, tells errors of means and s
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def guide(levels: Array, correct: Array, total: int | None = None) -> None:
         numpyro.sample("lapse", Implicit(jax.nn.sigmoid(lapse), unconstrained=lapse))
 
 
+@partial(jax.jit, static_argnums=1)
 def simulate(key: Array, num_subjects: int) -> tuple[Array, Array, dict[str, Array]]:
     """Levels, answers and latents of subjects from the prior."""
     levels = random.uniform(key, (num_subjects, NUM_TRIALS), minval=-3.0, maxval=3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import jax
@@ -159,12 +160,8 @@ class KernelExponentialFamily(Distribution):
         Cost: O(n d) a draw, and the memory of two numbers for each.
         """
         check_count("num_draws", num_draws, minimum=4)
-        score = jax.lax.stop_gradient(self.score)
-        proposal = draw_proposal(score.base, self.samples, key, num_draws)
         normalized = copy.copy(self)
-        normalized.normalization = jax.lax.stop_gradient(
-            importance_sampled(_log_density(score, proposal.draws), proposal)
-        )
+        normalized.normalization = _normalization(self.score, self.samples, key, num_draws)
         return normalized
 
     @property
@@ -176,6 +173,13 @@ class KernelExponentialFamily(Distribution):
     def variance(self) -> jax.Array:
         """Variances of the draws, (d,)."""
         return jnp.var(self.samples, axis=0)
+
+
+@partial(jax.jit, static_argnums=3)
+def _normalization(score: Score, samples: jax.Array, key: Any, num_draws: int) -> Normalization:
+    score, samples = jax.lax.stop_gradient((score, samples))
+    proposal = draw_proposal(score.base, samples, key, num_draws)
+    return importance_sampled(_log_density(score, proposal.draws), proposal)
 
 
 @jax.custom_jvp

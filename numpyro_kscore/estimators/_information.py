@@ -10,6 +10,7 @@ import numpy as np
 from jax import random
 
 from numpyro_kscore._util.checks import as_points, check_count
+from numpyro_kscore.estimators._normalization import Normalization
 from numpyro_kscore.estimators._stacking import log_densities, stacked, stacking_weights
 
 __all__ = ["InformationEstimate", "entropy", "kl_divergence"]
@@ -146,13 +147,44 @@ def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: in
     order_key, *keys = random.split(key, 1 + FOLDS + 2)
     # Random parts: draws may come in an order.
     order = np.asarray(random.permutation(order_key, x.shape[0]))
-    x = x[order]
-    whole = [
-        _of_folds(x, elsewhere, fold_keys, num_draws) for fold_keys in (keys[:FOLDS], keys[FOLDS:])
+    shuffled, others = np.asarray(x)[order], np.asarray(elsewhere)
+    parts = [
+        _fit_folds(shuffled, others, fold_keys, num_draws)
+        for fold_keys in (keys[:FOLDS], keys[FOLDS:])
     ]
-    held_out, away, fit_variance, constant_variance, effective = zip(*whole, strict=True)
+    return _fitted(parts, np.argsort(order))
+
+
+def _fit_folds(
+    x: np.ndarray, elsewhere: np.ndarray, keys: list[jax.Array], num_draws: int
+) -> tuple[tuple[jax.Array, ...], tuple[Normalization, ...]]:
+    """Fits to all but each of as many parts as keys: values at its own part, (size, k), and then
+    elsewhere.
+    """
+    n, count = x.shape[0], len(keys)
+    size = -(-n // count)
+    found = []
+    for own, key in zip(np.array_split(np.arange(n), count), keys, strict=True):
+        # Of equal sizes, so that all fits are one program; where count does not divide n, some
+        # fits do without one more sample, and values at copies are dropped.
+        train = np.setdiff1d(np.arange(n), own)[: n - size]
+        points = np.concatenate([x[np.resize(own, size)], elsewhere])
+        found.append(log_densities(x[train], points, key, num_draws))
+    values, constants = zip(*found, strict=True)
+    return values, constants
+
+
+@jax.jit
+def _fitted(
+    parts: list[tuple[tuple[jax.Array, ...], tuple[Normalization, ...]]], inverse: jax.Array
+) -> _Fitted:
+    """What :func:`_fit_folds` found for two numbers of parts, put together in the first order."""
+    n = inverse.shape[0]
+    held_out, away, fit_variance, constant_variance, effective = zip(
+        *(_mixed(n, *found) for found in parts), strict=True
+    )
     return _Fitted(
-        jnp.stack(held_out)[:, np.argsort(order)],
+        jnp.stack(held_out)[:, inverse],
         jnp.stack(away),
         fit_variance[0],
         # Of three times the first less two times the second: see _extrapolated.
@@ -161,41 +193,33 @@ def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: in
     )
 
 
-def _of_folds(
-    x: jax.Array, elsewhere: jax.Array, keys: list[jax.Array], num_draws: int
+def _mixed(
+    n: int, fits: tuple[jax.Array, ...], constants: tuple[Normalization, ...]
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    n, count = x.shape[0], len(keys)
+    count = len(fits)
     size = -(-n // count)
     rows = np.array_split(np.arange(n), count)
-    held_out, away, errors, effective = [], [], [], []
-    for own, key in zip(rows, keys, strict=True):
-        # Of equal sizes, so that all fits are one program; where count does not divide n, some
-        # fits do without one more sample, and values at copies are dropped.
-        train = np.setdiff1d(np.arange(n), own)[: n - size]
-        points = jnp.concatenate([x[np.resize(own, size)], elsewhere])
-        values, normalization = log_densities(x[train], points, key, num_draws)
-        held_out.append(values[: own.shape[0]])
-        away.append(values[size:])
-        errors.append(normalization.standard_error)
-        effective.append(normalization.effective_sample_size)
-    together = jnp.concatenate(held_out)
+    together = jnp.concatenate(
+        [values[: own.shape[0]] for values, own in zip(fits, rows, strict=True)]
+    )
     log_weights = stacking_weights(together)
-    others = jnp.stack([stacked(values, log_weights) for values in away])
-    means = jnp.mean(others, axis=1) if elsewhere.shape[0] else jnp.zeros(count)
+    others = jnp.stack([stacked(values[size:], log_weights) for values in fits])
+    means = jnp.mean(others, axis=1) if others.shape[1] else jnp.zeros(count)
     # The jackknife over parts.
     fit_variance = (count - 1) * jnp.var(means)
     # Of the estimates in the mixture one has such a constant.
     share = jnp.mean(jax.nn.softmax(together + log_weights, axis=1)[:, 0])
-    constant_variance = jnp.square(share) * jnp.mean(jnp.square(jnp.stack(errors))) / count
+    errors = jnp.stack([constant.standard_error for constant in constants])
     return (
         stacked(together, log_weights),
         jnp.mean(others, axis=0),
         fit_variance,
-        constant_variance,
-        jnp.min(jnp.stack(effective)),
+        jnp.square(share) * jnp.mean(jnp.square(errors)) / count,
+        jnp.min(jnp.stack([constant.effective_sample_size for constant in constants])),
     )
 
 
+@jax.jit
 def _extrapolated(pair: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Values at each point extrapolated from two sizes of fits, (2, n) -> (n,), and their gain.
 
@@ -206,6 +230,7 @@ def _extrapolated(pair: jax.Array) -> tuple[jax.Array, jax.Array]:
     return each, jnp.mean(each) - jnp.mean(pair[0])
 
 
+@jax.jit
 def _estimate(
     each: jax.Array, gains: tuple[jax.Array, ...], variance: jax.Array, effective: jax.Array
 ) -> InformationEstimate:

@@ -7,6 +7,7 @@ from numpyro.infer.util import log_density
 
 from examples.start import bend, many_data_sets, random_function, tall
 from examples.start.methods import HEADER, Result, table_row
+from support.compiling import quick_jit
 
 
 def test_stored_draws_of_nuts_are_of_the_model():
@@ -22,15 +23,22 @@ def test_stored_draws_of_nuts_are_of_the_model():
 def test_the_tall_model_sees_its_batch():
     visits = tall.simulate(2_000)
     latents = {
-        "mean": jnp.array(-3.0),
-        "spread": jnp.array(0.5),
-        "weights": jnp.zeros(tall.NUM_FEATURES),
-        "effects": jnp.full(tall.NUM_CLINICS, -3.0),
+        "mean": np.float32(-3.0),
+        "spread": np.float32(0.5),
+        "weights": np.zeros(tall.NUM_FEATURES, np.float32),
+        "effects": np.full(tall.NUM_CLINICS, -3.0, np.float32),
     }
-    value, trace = log_density(tall.model, (visits,), {}, latents)
-    assert jnp.isfinite(value)
+    shapes = []
+
+    @quick_jit
+    def density(latents, *visits):
+        value, trace = log_density(tall.model, (tall.Visits(*visits),), {}, latents)
+        shapes.append(trace["missed"]["fn"].shape())
+        return value
+
+    assert np.isfinite(density(latents, *visits))
     assert tall.flatten({k: v[None] for k, v in latents.items()}).shape == (1, 30)
-    assert trace["missed"]["fn"].shape() == (2_000,)
+    assert shapes == [(2_000,)]
 
 
 def test_rows_of_the_table():
@@ -52,9 +60,11 @@ def test_subjects_of_an_epoch_are_new_in_every_epoch():
 def test_the_encoder_does_not_see_the_order_of_trials():
     trials = random.normal(random.key(0), (2, 5, 2))
     encoder = many_data_sets.Encoder()
-    params = encoder.init(random.key(1), trials)
-    found = encoder.apply(params, trials)
-    np.testing.assert_allclose(encoder.apply(params, trials[:, ::-1]), found, atol=1e-5)
+    params = quick_jit(encoder.init)(random.key(1), trials)
+    apply = quick_jit(encoder.apply)
+    np.testing.assert_allclose(
+        apply(params, trials[:, ::-1]), apply(params, trials), atol=1e-5
+    )
 
 
 def test_ranks_are_uniform_where_draws_are_those_of_the_truth():
@@ -71,8 +81,9 @@ def test_the_random_function_is_one_at_all_times():
     assert counts.shape == random_function.TIMES.shape
     for model in (random_function.model, random_function.whitened):
         name = "log_rate" if model is random_function.model else "noise"
-        value = jnp.zeros(random_function.NUM_TIMES)
-        assert jnp.isfinite(log_density(model, (counts,), {}, {name: value})[0])
+        value = np.zeros(random_function.NUM_TIMES, np.float32)
+        density = quick_jit(lambda u, model=model, name=name: log_density(model, (counts,), {}, {name: u})[0])
+        assert np.isfinite(density(value))
     assert bend.flatten(
         {"mu": jnp.zeros(2), "tau": jnp.ones(2), "theta": jnp.zeros((2, 8))}
     ).shape == (2, 10)

@@ -119,7 +119,8 @@ def test_scaled_factors_are_scaled_before_values_are_summed_over(scale):
             with handlers.scale(scale=scale):
                 numpyro.sample("y", dist.Normal(x + 2.0 * kind, 1.0), obs=y)
 
-    found = log_density_at(handlers.seed(model, KEY), (), {}, {"x": jnp.array(x)}, {})
+    seeded = handlers.seed(model, KEY)
+    found = quick_jit(lambda x: log_density_at(seeded, (), {}, {"x": x}, {}))(x)
     of_each = [
         np.log(share) + scale * (-0.5 * (y - x - 2 * kind) ** 2 - 0.5 * np.log(2 * np.pi))
         for kind, share in ((0, 0.7), (1, 0.3))
