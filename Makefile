@@ -37,8 +37,11 @@ help:
 demo: $(VENV)/.stamp-examples
 	$(BIN)/python -m examples.start.quickstart $(ARGS)
 
+# Bytecode of what is imported is kept, in the environment, whatever the caller's settings: both
+# processes of a run, and those that tests start, would else compile every module themselves.
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(abspath $(VENV))/bytecode" \
+		$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/python -m ruff check .

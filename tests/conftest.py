@@ -27,9 +27,30 @@ from numpyro_kscore._util import compiling  # noqa: E402
 OPTIONS = compiling.OPTIONS
 UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
+# Fifteen seconds and more.
+LONGEST = (
+    "test_amortize",
+    "test_loader",
+    "test_fit",
+    "test_enumeration",
+    "test_subsampling",
+    "test_centering",
+    "test_blocks",
+    "test_docs",
+)
+
 # Programs need not know the lines that they come from: to find them takes time at every operation.
 # What fails says so by Python's own traceback.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+
+
+def pytest_collection_modifyitems(items):
+    """Files that take longest come first, so that no process of a run has one of them at its end.
+
+    Within a file the order stays.
+    """
+    place = {name: k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
 def pytest_collection_finish():

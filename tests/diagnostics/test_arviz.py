@@ -1,7 +1,9 @@
 """``to_arviz``: groups, names and numbers, on whichever ArviZ is installed."""
 
+import importlib
 import sys
 import warnings
+from importlib.metadata import version
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +21,7 @@ from scipy import stats
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide, khat, to_arviz
 from numpyro_kscore.diagnostics._energy import FAMILIES
 
-with warnings.catch_warnings():
-    # Some versions announce their successor, or name a dependency's, when imported.
-    warnings.simplefilter("ignore")
-    import arviz as az
-
-IS_OLD = int(az.__version__.split(".")[0]) < 1
+IS_OLD = int(version("arviz").split(".")[0]) < 1
 SCHOOLS = list("ABCD")
 Y, SIGMA = jnp.array([1.0, -1.0, 0.5, 2.0]), jnp.array([1.0, 1.5, 1.0, 2.0])
 NUM = 60
@@ -69,6 +66,13 @@ def quiet(call, *args, **kwargs):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def az():
+    """ArviZ: imported where a test takes it, since that takes a second."""
+    # Some versions announce their successor, or name a dependency's.
+    return quiet(importlib.import_module, "arviz")
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +158,7 @@ def test_numbers_belong_to_the_draws(tree):
     assert float(stats_["khat_low"]) <= float(stats_["khat"]) <= float(stats_["khat_high"])
 
 
-def test_statistics_work_on_it(tree):
+def test_statistics_work_on_it(az, tree):
     summary = quiet(az.summary, tree, var_names=["mu", "theta"])
     assert "theta[A]" in summary.index
     loo = quiet(az.loo, tree)
@@ -223,7 +227,7 @@ def test_state_space_models():
 
 
 @pytest.mark.parametrize("kind", ["netcdf", "zarr"])
-def test_round_trip(tree, kind, tmp_path):
+def test_round_trip(az, tree, kind, tmp_path):
     path = str(tmp_path / "fit")
     import xarray
 
@@ -247,7 +251,7 @@ def test_round_trip(tree, kind, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["forest", "trace"])
-def test_plots_work_on_it(tree, name):
+def test_plots_work_on_it(az, tree, name):
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -34,7 +34,7 @@ def explicit_guide(data, sd=0.5):
     numpyro.sample("z", dist.Normal(loc, scale).to_event(1))
 
 
-DATA = jnp.array([1.0, -1.0])
+DATA = np.array([1.0, -1.0], np.float32)
 # Mean and standard deviation of the posterior, which is Gaussian.
 MEAN, SD = 0.8 * DATA, 0.2**0.5
 

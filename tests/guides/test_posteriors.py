@@ -19,11 +19,11 @@ from support.compiling import quick_jit
 
 KEY = random.key(0)
 
-REGRESSORS = jnp.array([[1.0, 0.2], [1.0, 0.9], [1.0, 1.4], [1.0, 2.5]])
-RESPONSES = jnp.array([0.3, 1.4, 1.1, 2.6])
-PRECISION = np.asarray(REGRESSORS.T @ REGRESSORS / 0.25 + jnp.eye(2) / 4.0)
+REGRESSORS = np.array([[1.0, 0.2], [1.0, 0.9], [1.0, 1.4], [1.0, 2.5]])
+RESPONSES = np.array([0.3, 1.4, 1.1, 2.6])
+PRECISION = REGRESSORS.T @ REGRESSORS / 0.25 + np.eye(2) / 4.0
 COVARIANCE = np.linalg.inv(PRECISION)
-MEAN = COVARIANCE @ np.asarray(REGRESSORS.T @ RESPONSES / 0.25)
+MEAN = COVARIANCE @ REGRESSORS.T @ RESPONSES / 0.25
 
 
 def draw_noise(dim, name="noise"):

@@ -74,10 +74,15 @@ def exact_log_density(level):
 def test_the_density_of_globals_needs_no_network_and_the_network_still_learns():
     """Value, score and curvature are exact at any parameters of the guide of rows."""
     marginal = Marginal(Amortized(poisson, ("rows",), "auto"), normal_noise)
-    with handlers.seed(rng_seed=0), handlers.trace() as trace:
-        handlers.condition(marginal, {"level": jnp.zeros(())})()
     name = "auto_rows_layers"
-    start = trace[name]["value"]
+
+    @quick_jit
+    def layers_at_first():
+        with handlers.seed(rng_seed=0), handlers.trace() as trace:
+            handlers.condition(marginal, {"level": jnp.zeros(())})()
+        return trace[name]["value"]
+
+    start = layers_at_first()
     wrong = start + 0.2 * random.normal(random.key(1), start.shape)
 
     @quick_jit

@@ -1,6 +1,7 @@
 """A prior of functions that are linear in four features, and a guide that can be its posterior."""
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
@@ -10,9 +11,9 @@ from numpyro_kscore.functions import measure
 from numpyro_kscore.regularizers import NuMethod
 
 AUXILIARY = {"is_auxiliary": True}
-X = jnp.linspace(-1.0, 1.0, 6)[:, None]
-Y = jnp.sin(3 * X[:, 0])
-POOL = jnp.linspace(-2.0, 2.0, 200)[:, None]
+X = jnp.asarray(np.linspace(-1.0, 1.0, 6)[:, None], jnp.float32)
+Y = jnp.asarray(np.sin(3 * np.linspace(-1.0, 1.0, 6)), jnp.float32)
+POOL = jnp.asarray(np.linspace(-2.0, 2.0, 200)[:, None], jnp.float32)
 NOISE, JITTER = 0.3, 0.05
 # The least that an estimate of a score costs, where it is not what is tested.
 CHEAP = ScoreEstimator(regularizer=NuMethod(1), bandwidth=Median(1e3))

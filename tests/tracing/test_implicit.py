@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 from numpyro_kscore import Implicit
 
 KEY = random.key(0)
-VALUE = jnp.arange(24.0).reshape(2, 3, 4)
+VALUE = jnp.asarray(np.arange(24.0, dtype=np.float32).reshape(2, 3, 4))
 
 
 @pytest.mark.parametrize("event_dim", [0, 1, 2, 3])
