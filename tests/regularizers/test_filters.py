@@ -227,7 +227,7 @@ def test_a_rescaled_filter_is_the_filter_of_a_rescaled_operator(regularizer, x64
 @pytest.mark.parametrize("family", [Tikhonov("auto"), NuMethod("auto")])
 def test_all_members_of_a_path_at_once(family):
     sigma = jnp.asarray([0.0, 1e-3, 0.07])
-    rows = family.evaluate_path(sigma, 0.1)
+    rows = quick_jit(lambda sigma: family.evaluate_path(sigma, 0.1))(sigma)
     members = family.path(0.1)
     assert rows.g.shape == rows.r.shape == (len(members), 3)
     for k in (0, 7, len(members) - 1):
