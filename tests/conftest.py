@@ -29,6 +29,7 @@ UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_
 
 # Fifteen seconds and more.
 LONGEST = (
+    "test_sharding",
     "test_amortize",
     "test_loader",
     "test_fit",

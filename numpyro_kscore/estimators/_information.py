@@ -158,9 +158,7 @@ def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: in
 def _fit_folds(
     x: np.ndarray, elsewhere: np.ndarray, keys: list[jax.Array], num_draws: int
 ) -> tuple[tuple[jax.Array, ...], tuple[Normalization, ...]]:
-    """Fits to all but each of as many parts as keys: values at its own part, (size, k), and then
-    elsewhere.
-    """
+    """Fits to all but each of as many parts as keys: values at that part, and elsewhere."""
     n, count = x.shape[0], len(keys)
     size = -(-n // count)
     found = []
@@ -169,7 +167,7 @@ def _fit_folds(
         # fits do without one more sample, and values at copies are dropped.
         train = np.setdiff1d(np.arange(n), own)[: n - size]
         points = np.concatenate([x[np.resize(own, size)], elsewhere])
-        found.append(log_densities(x[train], points, key, num_draws))
+        found.append(log_densities(jnp.asarray(x[train]), jnp.asarray(points), key, num_draws))
     values, constants = zip(*found, strict=True)
     return values, constants
 

@@ -116,20 +116,20 @@ def warm_start(
         raise ValueError(
             f"num_chains: expected at most {len(positions)}, the valid draws; got {num_chains}"
         )
-    samples = guide.unconstrained(jnp.asarray(guide.draws))
-    finite = np.isfinite(np.asarray(samples)).all(axis=1)
+    samples = np.asarray(guide.unconstrained(jnp.asarray(guide.draws)))
+    finite = np.isfinite(samples).all(axis=1)
     columns = [
         np.arange(site.start, site.start + site.size)
         for site in sorted(layout.sites, key=lambda site: site.name)
     ]
     covariance = _covariance(samples[finite][:, np.concatenate(columns)])
-    return WarmStart(model, log_density, jax.vmap(layout.unravel)(positions), covariance)
+    by_site = jax.jit(jax.vmap(layout.unravel))(positions)
+    return WarmStart(model, log_density, by_site, covariance)
 
 
-def _covariance(samples: Array) -> Array:
+def _covariance(samples: np.ndarray) -> Array:
     """Covariance (d, d) of samples (n, d), positive definite; variances (d,) of many columns."""
-    coordinates = whiten_samples(samples)
     if samples.shape[1] > LARGEST_WHITENED:
-        return coordinates.scale**2
-    root = np.asarray(coordinates.root(), np.float64)
+        return jax.jit(lambda x: whiten_samples(x).scale ** 2)(samples)
+    root = np.asarray(jax.jit(lambda x: whiten_samples(x).root())(samples), np.float64)
     return jnp.asarray(root @ root.T, samples.dtype)

@@ -66,7 +66,6 @@ def same(a, b):
     assert repr(a.info) == repr(b.info)
 
 
-@pytest.mark.slow
 def test_a_fit_is_at_the_posterior_of_all_data(monkeypatch):
     """Of 2000 rows in batches of 50, with a start that looks closely at 200 to 400 of them."""
     monkeypatch.setattr(batches_module, "SAMPLE_ROWS", 200)

@@ -62,9 +62,7 @@ def test_the_encoder_does_not_see_the_order_of_trials():
     encoder = many_data_sets.Encoder()
     params = quick_jit(encoder.init)(random.key(1), trials)
     apply = quick_jit(encoder.apply)
-    np.testing.assert_allclose(
-        apply(params, trials[:, ::-1]), apply(params, trials), atol=1e-5
-    )
+    np.testing.assert_allclose(apply(params, trials[:, ::-1]), apply(params, trials), atol=1e-5)
 
 
 def test_ranks_are_uniform_where_draws_are_those_of_the_truth():
@@ -82,7 +80,9 @@ def test_the_random_function_is_one_at_all_times():
     for model in (random_function.model, random_function.whitened):
         name = "log_rate" if model is random_function.model else "noise"
         value = np.zeros(random_function.NUM_TIMES, np.float32)
-        density = quick_jit(lambda u, model=model, name=name: log_density(model, (counts,), {}, {name: u})[0])
+        density = quick_jit(
+            lambda u, model=model, name=name: log_density(model, (counts,), {}, {name: u})[0]
+        )
         assert np.isfinite(density(value))
     assert bend.flatten(
         {"mu": jnp.zeros(2), "tau": jnp.ones(2), "theta": jnp.zeros((2, 8))}
