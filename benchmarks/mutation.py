@@ -34,7 +34,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -142,14 +141,9 @@ def sample(module: str, size: int, seed: int) -> dict[str, tuple[int, str]]:
 
 
 class Watch:
-    """A pytest plugin that remembers the first failure and caches every compiled program."""
+    """A pytest plugin that remembers the first failure."""
 
     failed = ""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        # After the fixture that caches slow compilations only: here the same tests run often.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
