@@ -92,6 +92,11 @@ class FeatureSpan:
         return False
 
     @property
+    def path(self) -> jax.Array:
+        """Products are with a matrix of all pairs of features."""
+        return jnp.asarray(MATRIX, jnp.int32)
+
+    @property
     def solved_rows(self) -> None:
         """None: a solution has values at all samples."""
 
