@@ -28,6 +28,7 @@ from numpyro_kscore.estimators._features import (
 )
 from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.kernels._contract import Kernel
+from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._spectral import draw_frequencies
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution

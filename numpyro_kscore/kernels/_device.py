@@ -45,7 +45,7 @@ def suits_kernel(kernel: Kernel, expansion: Any, y: jax.Array) -> bool:
         y: points to evaluate at, (m, d).
     """
     points, dim = expansion.points, y.shape[1]
-    if jax.default_backend() != "gpu" or y.shape[0] * points.shape[0] <= FEWEST_PAIRS:
+    if not _gpu_is_default() or y.shape[0] * points.shape[0] <= FEWEST_PAIRS:
         return False
     arrays = jax.tree.leaves((expansion, y))
     if dim > MOST_DIMENSIONS or any(a.dtype != jnp.float32 for a in arrays):
@@ -96,6 +96,10 @@ def path_or(direct: jax.Array) -> jax.Array:
         cuda=lambda direct: jnp.where(direct, TILES, KERNEL).astype(jnp.int32),
         default=lambda direct: jnp.full_like(direct, TILES, dtype=jnp.int32),
     )
+
+
+def _gpu_is_default() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 def _on_chip(kernel: Kernel, expansion: Any, y: jax.Array) -> jax.Array:
