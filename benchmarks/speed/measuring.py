@@ -99,6 +99,12 @@ def counted_compilations() -> Iterator[list[float]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def device_name() -> str:
+    """What JAX computes on, as its driver names it."""
+    device = jax.devices()[0]
+    return "CPU" if device.platform == "cpu" else str(device.device_kind)
+
+
 def rounded(value: Any) -> Any:
     """A number with three digits as text, "" for NaN; any other value unchanged."""
     if isinstance(value, float):
