@@ -18,9 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._util.precision import products_in
-from numpyro_kscore.kernels._contract import Kernel
-
 __all__ = ["KERNEL", "MATRIX", "TILES", "field_or", "path_or", "suits_kernel"]
 
 # How sums over pairs are computed: all weights at once, tile by tile, or by the kernel.
@@ -33,14 +30,14 @@ MOST_DIMENSIONS = 64
 # Points and coefficients of the trial in :func:`_lowers`.
 TRIAL_POINTS = 128
 
-Field = Callable[[Kernel, Any, jax.Array], jax.Array]
+Field = Callable[[Any, Any, jax.Array], jax.Array]
 
 
-def suits_kernel(kernel: Kernel, expansion: Any, y: jax.Array) -> bool:
+def suits_kernel(kernel: Any, expansion: Any, y: jax.Array) -> bool:
     """Whether a program with the kernel in it is worth tracing; known from shapes.
 
     Args:
-        kernel: the kernel of the pairs.
+        kernel: a :class:`~numpyro_kscore.kernels.Kernel`.
         expansion: an :class:`~numpyro_kscore.kernels._pairwise.Expansion`.
         y: points to evaluate at, (m, d).
     """
@@ -60,7 +57,7 @@ def suits_kernel(kernel: Kernel, expansion: Any, y: jax.Array) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def field_or(
-    tiles: Field, kernel: Kernel, expansion: Any, y: jax.Array, direct: jax.Array
+    tiles: Field, kernel: Any, expansion: Any, y: jax.Array, direct: jax.Array
 ) -> jax.Array:
     """The expansion at ``y``, by the kernel on a GPU and by ``tiles`` elsewhere.
 
@@ -68,7 +65,7 @@ def field_or(
 
     Args:
         tiles: the same sum by XLA.
-        kernel: the kernel of the pairs.
+        kernel: a :class:`~numpyro_kscore.kernels.Kernel`.
         expansion: an :class:`~numpyro_kscore.kernels._pairwise.Expansion`.
         y: points to evaluate at, (m, d).
         direct: whether points are so many bandwidths apart that an expanded square cancels, which
@@ -102,7 +99,7 @@ def _gpu_is_default() -> bool:
     return jax.default_backend() == "gpu"
 
 
-def _on_chip(kernel: Kernel, expansion: Any, y: jax.Array) -> jax.Array:
+def _on_chip(kernel: Any, expansion: Any, y: jax.Array) -> jax.Array:
     from numpyro_kscore.kernels._pallas import field_on_chip
 
     points, coefficients = expansion.points, expansion.coefficients
@@ -125,7 +122,7 @@ def _lowers(
     try:
         from numpyro_kscore.kernels._pallas import field_on_chip
 
-        with products_in(precision):
+        with jax.default_matmul_precision(precision):
             traced = jax.jit(field_on_chip).trace(kernel, points, coefficients, each, points)
             traced.lower(lowering_platforms=("cuda",))
     # Pallas is experimental, and a profile may be any function: whatever fails here, with
