@@ -29,7 +29,7 @@ from jax import random
 from numpyro.infer import SVI
 
 from benchmarks.speed import many_posteriors
-from benchmarks.speed.measuring import Row, run_table
+from benchmarks.speed.measuring import Row, rounded, run_table
 from benchmarks.speed.step_time import gaussian
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore.kernels import _pairwise as pairwise
@@ -49,8 +49,8 @@ INSTRUCTIONS = {
 # Launches of a tile by XLA: two products of points, one fused pass over the weights, and two
 # products with them; and the update of the loop.
 LAUNCHES_OF_A_TILE = 6
-# Products with all pairs of a fit by 100 ν-steps in 16 dimensions: ζ, the target, 11 Krylov steps.
-PRODUCTS_OF_A_FIT = 13
+# Products with all pairs of a fit by 100 ν-steps in 16 dimensions: ζ, the target, 13 Krylov steps.
+PRODUCTS_OF_A_FIT = 15
 # Instructions of a compiled program that start nothing.
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota",
@@ -142,7 +142,7 @@ def rows(quick: bool) -> Iterator[Row]:
     for row in (*product_rows(quick), fit_row(), *step_rows(quick)):
         if "launches" in row:
             low, high = (1e3 * cost * row["launches"] for cost in LAUNCH)
-            row["launches, ms"] = f"{low:.2g} to {high:.2g}"
+            row["launches, ms"] = f"{rounded(low)} to {rounded(high)}"
         yield {"device": DEVICE, **row}
 
 
