@@ -10,6 +10,7 @@ memory says so in its row. On a machine without an accelerator it measures the C
 | part | question |
 |---|---|
 | products | How fast is a product with the Gram operator by matrices, by tiles, by the kernel? |
+| kernel | Is the kernel right on this device? Errors against float64 |
 | tilings | Which sizes of tiles suit the kernel? |
 | fits | How long is a fit by 100 ν-steps? |
 | steps | How long is an SVI step, against ``Trace_ELBO``? |
@@ -53,7 +54,7 @@ from numpyro_kscore import ScoreEstimator
 from numpyro_kscore._util.precision import products_in
 from numpyro_kscore._util.sharding import check_sharding
 from numpyro_kscore.estimators import RandomFeatures, Subset
-from numpyro_kscore.kernels import CurlFree, _device
+from numpyro_kscore.kernels import CurlFree, Diagonal, Kernel, Matern, _device
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._gram import make_gram
 from numpyro_kscore.regularizers import NuMethod
@@ -145,6 +146,30 @@ def products(quick: bool) -> Iterator[Case]:
                     f"{n} x {d} {path} {how}",
                     partial(product, n, d, path, how, 0.1 if quick else 1),
                 )
+
+
+def kernel_errors(quick: bool) -> Iterator[Case]:
+    """Errors of the kernel alone, relative to the field in float64 on the CPU."""
+    from numpyro_kscore.kernels._pallas import field_on_chip
+
+    interpret = jax.default_backend() != "gpu"
+
+    def measure(n: int, dim: int, kernel: Kernel, how: str) -> Row:
+        points, v = gram.problem(n, dim)
+        with products_in(how):
+            run = jax.jit(partial(field_on_chip, interpret=interpret))
+            found = np.asarray(run(kernel, points, v, None, points))
+        x, c = (np.asarray(a, float) for a in (points, v))
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            expansion = pairwise.Expansion(jnp.asarray(x), jnp.asarray(c), None)
+            exact = np.asarray(pairwise.field(kernel, expansion, jnp.asarray(x)))
+        return {"error": float(np.linalg.norm(found - exact) / np.linalg.norm(exact))}
+
+    for n, dim in [(100, 4)] if quick else [(3000, 2), (3000, 16), (3001, 33), (3000, 64)]:
+        for kernel in (CurlFree(),) if quick else (CurlFree(), Diagonal(), CurlFree(Matern(2.5))):
+            for how in PRECISIONS[:1] if quick else PRECISIONS:
+                name = f"{type(kernel).__name__} {type(kernel.profile).__name__}"
+                yield f"{n} x {dim} {name} {how}", partial(measure, n, dim, kernel, how)
 
 
 def tilings(quick: bool) -> Iterator[Case]:
@@ -352,6 +377,7 @@ def devices(quick: bool) -> Iterator[Case]:
 
 PARTS: dict[str, Callable[[bool], Iterator[Case]]] = {
     "products": products,
+    "kernel": kernel_errors,
     "tilings": tilings,
     "fits": fits,
     "steps": steps,

@@ -107,6 +107,8 @@ def test_the_table_of_an_accelerator_goes_on(tmp_path, capsys, monkeypatch):
     accelerator.main([*call, "products"])
     assert path.read_text() == first
     assert not capsys.readouterr().out
+    accelerator.main(["--quick", "--only", "kernel"])
+    assert float(capsys.readouterr().out.split("error ")[1]) < 1e-6
 
     def too_large():
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nin detail")
