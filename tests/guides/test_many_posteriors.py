@@ -22,7 +22,9 @@ def model(y):
         numpyro.sample("y", dist.Normal(theta, 10), obs=y)
 
 
-@pytest.mark.parametrize("warm_start", [True, False], ids=["warm", "cold"])
+@pytest.mark.parametrize(
+    "warm_start", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["warm", "cold"]
+)
 def test_fits_of_many_data_sets_are_those_of_each(warm_start):
     """From initial parameters to draws; a warm start is that of the data set seen before."""
     data = 10 * random.normal(random.key(1), (NUMBER, 3))
