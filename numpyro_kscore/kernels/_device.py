@@ -52,7 +52,8 @@ def suits_kernel(kernel: Any, expansion: Any, y: jax.Array) -> bool:
         return False
     has = (expansion.coefficients is not None, expansion.zeta_weight is not None)
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return _lowers(structure, dim, *has, precision)
+    # Whole numbers of the kernel have the width that is set when it is traced.
+    return _lowers(structure, dim, *has, precision, jnp.result_type(int).name)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -108,9 +109,15 @@ def _on_chip(kernel: Any, expansion: Any, y: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=256)
 def _lowers(
-    structure: Any, dim: int, has_coefficients: bool, has_zeta: bool, precision: str | None
+    structure: Any,
+    dim: int,
+    has_coefficients: bool,
+    has_zeta: bool,
+    precision: str | None,
+    integers: str,
 ) -> bool:
     """Whether the kernel can be lowered for CUDA with this kernel of pairs; tried once."""
+    del integers  # part of the key
 
     def abstract(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.float32)

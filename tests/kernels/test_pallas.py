@@ -160,6 +160,12 @@ def test_lowers_for_cuda(dim, precision):
     assert text.count("__gpu$xla.gpu.triton") == 1
 
 
+def test_lowers_where_double_precision_is_on(x64):
+    x, c, y, a = problem(200, 100, 16)
+    text = lowered(partial(field_on_chip, CurlFree()), x, c, a / np.float32(200), y)
+    assert text.count("__gpu$xla.gpu.triton") == 1
+
+
 def test_lowers_with_any_profile_and_in_a_batch():
     x, c, y, a = problem(200, 100, 8)
     for profile in (Matern(2.5), THREE_SCALES, Profile(user_written), RationalQuadratic(0.7)):
