@@ -31,7 +31,7 @@ help:
 	@echo "make format  apply ruff's fixes and formatting"
 	@echo "make types   check types with mypy"
 	@echo "make docs    build the documentation into docs/_build/html"
-	@echo "make bench   measure speed and scale: tables and figures into benchmark_results"
+	@echo "make bench   measure speed and scale, of a GPU if JAX finds one: into benchmark_results"
 	@echo "make clean   remove the environment and everything built"
 
 demo: $(VENV)/.stamp-examples

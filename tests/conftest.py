@@ -5,8 +5,9 @@ import os
 
 from support.flags import older_emitter
 
-# Read when JAX is imported: results must not depend on which accelerator is at hand.
-os.environ["JAX_PLATFORMS"] = "cpu"
+# Read when JAX is imported: results must not depend on which accelerator is at hand. To run the
+# tests on one on purpose, name it: cuda,cpu.
+os.environ["JAX_PLATFORMS"] = os.environ.get("NUMPYRO_KSCORE_TEST_PLATFORMS", "cpu")
 # Also what a run inherits by its environment; processes that tests start inherit it from here.
 os.environ["XLA_FLAGS"] = older_emitter(os.environ.get("XLA_FLAGS", ""))
 

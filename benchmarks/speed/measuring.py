@@ -99,6 +99,12 @@ def counted_compilations() -> Iterator[list[float]]:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def device_name() -> str:
+    """What JAX computes on, as its driver names it."""
+    device = jax.devices()[0]
+    return "CPU" if device.platform == "cpu" else str(device.device_kind)
+
+
 def rounded(value: Any) -> Any:
     """A number with three digits as text, "" for NaN; any other value unchanged."""
     if isinstance(value, float):
@@ -115,10 +121,15 @@ def write_table(path: Path | None, rows: Sequence[Row], shown: Sequence[Row] | N
 
     for line in (columns, *(cells(row) for row in (rows if shown is None else shown))):
         print(" | ".join(str(cell) for cell in line), flush=True)
-    table = [cells(row) for row in rows]
     if path is not None:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([columns, *table])
+        write_csv(path, columns, rows)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write these columns of the rows, numbers with three digits."""
+    table = [[rounded(row.get(column, "")) for column in columns] for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *table])
 
 
 def run_table(

@@ -3,7 +3,8 @@
     python -m benchmarks.speed.performance [--out docs] [--only products solvers ...] [--quick]
 
 The parts run one after another, and each writes its table before the next begins. Run them on an
-idle machine: about 25 minutes on two cores.
+idle machine: about 25 minutes on two cores. Where JAX's default device is no CPU, ``gpu`` alone is
+run, the table of accelerators.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import jax
 
 from benchmarks.speed import (
+    accelerator,
     first_call,
     gram,
     growth,
@@ -35,21 +37,29 @@ PARTS = {
     "precision": precision.main,
     "growth": growth.main,
     "large_n": large_n.main,
+    "gpu": accelerator.main,
 }
+
+
+def default_parts() -> list[str]:
+    """What ``make bench`` runs on this machine."""
+    if jax.default_backend() != "cpu":
+        return ["gpu"]
+    return [name for name in PARTS if name != "gpu"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts and write their tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmark_results"))
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="quick runs of all parts")
     options = parser.parse_args(arguments)
     figures = options.out / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
     print(f"jax {jax.__version__} on {devices}, {platform.machine()}")
-    for name in options.only:
+    for name in options.only or default_parts():
         print(f"\n{name}", flush=True)
         command = ["--csv", str(options.out / f"performance_{name}.csv")]
         if name == "growth":

@@ -98,7 +98,8 @@ def run_chunks(
                 # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
                 run = run._replace(anchor=expander.expand(run.state))
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
-            chunk = take_chunk(run.state, sizes, run.anchor, stack)
+            # All that a chunk needs is sent before it, and nothing is asked for until it is done.
+            chunk = take_chunk(run.state, *jax.device_put((sizes, run.anchor, stack)))
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
                 _save(path, run, recorded)

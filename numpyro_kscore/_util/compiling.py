@@ -65,8 +65,10 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_traced(leaves: list[Any]) -> bool:
     """Whether arguments are traced, or what is around the call."""
-    # Inside of jit a new array is a tracer.
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in [jnp.zeros(()), *leaves])
+    # Inside of jit a new array is a tracer. An explicit transfer is none that a guard forbids.
+    return any(
+        isinstance(leaf, jax.core.Tracer) for leaf in [jax.device_put(np.zeros(())), *leaves]
+    )
 
 
 @cache

@@ -4,7 +4,7 @@ Safe: jaxlib splits a batched LAPACK call over its own thread pool and blocks a 
 until the parts are done. Two such calls that run at once on a machine with two cores therefore
 wait for each other forever (seen with jaxlib 0.10.2: two batched ``eigh`` in one program). Under
 ``vmap`` the functions here loop over the batch instead; the matrices are small, and a loop costs
-little.
+little. Not so on a GPU, where every turn of a loop is a launch: there they are batched calls.
 
 Fast: LAPACK's own threads (OpenBLAS's) go on spinning for a while after a call that used them, and
 take the cores from everything that comes next. On two cores one such call in a step doubled the
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import sequential_vmap
+from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.scipy.linalg import block_diag, solve_triangular
 
 from numpyro_kscore._util.precision import full_precision
@@ -34,12 +34,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 BLOCK = 31
 
 
-def _looped(fn: F) -> F:
-    """``fn``, with a loop over the batch under ``vmap``."""
-    sequential = sequential_vmap(fn)
-    wrapped = jax.custom_jvp(lambda *args: sequential(*args))
+def _looped_on_cpu(fn: F) -> F:
+    """``fn`` of arrays, with a loop over the batch under ``vmap`` on a CPU."""
+    one, sequential = custom_vmap(fn), sequential_vmap(fn)
 
-    # sequential_vmap knows no reverse mode, so derivatives are those of the plain function.
+    @one.def_vmap
+    def _rule(size: int, is_batched: list[bool], *args: jax.Array) -> Any:
+        del size
+        axes = [0 if flag else None for flag in is_batched]
+        loop, batch = jax.vmap(sequential, axes), jax.vmap(fn, axes)
+        if jax.default_backend() == "cpu":
+            out = loop(*args)
+        else:
+            # The program may be one for the CPU of such a machine.
+            out = lax.platform_dependent(*args, cpu=loop, default=batch)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return one  # type: ignore[return-value]
+
+
+def _looped(fn: F) -> F:
+    """The same, differentiable."""
+    mapped = _looped_on_cpu(fn)
+    wrapped = jax.custom_jvp(mapped)
+
+    # custom_vmap knows no reverse mode, so derivatives are those of the plain function.
     @wrapped.defjvp
     def _rule(primals: Any, tangents: Any) -> Any:
         return wrapped(*primals), jax.jvp(fn, primals, tangents)[1]
@@ -107,7 +126,7 @@ def _along_diagonal(matrix: jax.Array, size: int) -> jax.Array:
     return jnp.moveaxis(jnp.diagonal(blocks, axis1=0, axis2=2), -1, 0)
 
 
-@sequential_vmap
+@_looped_on_cpu
 def _invert_block(factor: jax.Array) -> jax.Array:
     return solve_triangular(factor, jnp.eye(factor.shape[0], dtype=factor.dtype), lower=True)
 

@@ -28,6 +28,7 @@ from numpyro_kscore.estimators._features import (
 )
 from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.kernels._contract import Kernel
+from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._spectral import draw_frequencies
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
@@ -90,6 +91,11 @@ class FeatureSpan:
     def is_cached(self) -> bool:
         """False: two halves as one batch would need the memory of both."""
         return False
+
+    @property
+    def path(self) -> jax.Array:
+        """Products are with a matrix of all pairs of features."""
+        return jnp.asarray(MATRIX, jnp.int32)
 
     @property
     def solved_rows(self) -> None:

@@ -117,6 +117,7 @@ def _in_original_units(
         bandwidth=problem.coordinates.bandwidth,
         spectral_scale=solution.spectral_scale,
         finite=jnp.all(jnp.isfinite(scores)),
+        path=problem.operator.path,
         selection=problem.selection,
     )
     return AtSamples(

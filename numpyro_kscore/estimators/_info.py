@@ -13,6 +13,8 @@ __all__ = ["ScoreInfo", "Selection"]
 # for about 1 %, well below the statistical error at any affordable n.
 RESIDUAL_TOLERANCE = 1e-3
 
+PATHS = ("matrix", "tiles", "kernel")
+
 
 class Selection(NamedTuple):
     """An automatic selection: the losses of b bandwidths by p strengths, and the pair taken.
@@ -61,6 +63,9 @@ class ScoreInfo(NamedTuple):
         spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regularizer and was
             divided by ρ (never with ``normalize=True``).
         finite: whether all values at the samples are finite.
+        path: how sums over pairs of samples were computed: by matrices of
+            all weights (0), tile by tile (1), or by one kernel on a GPU (2). It is that of the
+            solver's products; with a subset, of the pass over all samples.
         selection: of strength and bandwidth where one was automatic, otherwise None.
     """
 
@@ -69,7 +74,13 @@ class ScoreInfo(NamedTuple):
     bandwidth: jax.Array
     spectral_scale: jax.Array
     finite: jax.Array
+    path: jax.Array
     selection: Selection | None = None
+
+    @property
+    def path_name(self) -> str:
+        """:attr:`path` of one fit in a word: matrix, tiles or kernel. Call it outside ``jit``."""
+        return PATHS[int(self.path)]
 
     @property
     def converged(self) -> jax.Array:

@@ -29,6 +29,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import divides, mapped
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
+from numpyro_kscore.kernels._device import MATRIX, TILES
 from numpyro_kscore.kernels._gram import Gram, make_gram, norm_bound
 from numpyro_kscore.kernels._pairwise import Expansion
 from numpyro_kscore.regularizers._filters import Regularizer
@@ -80,6 +81,11 @@ class Compression:
     def is_cached(self) -> bool:
         """Whether the weights of all pairs are kept."""
         return self.weights is not None
+
+    @property
+    def path(self) -> jax.Array:
+        """Never the GPU's kernel: a product sums over samples and landmarks in one pass."""
+        return jnp.asarray(MATRIX if self.weights is not None else TILES, jnp.int32)
 
     @property
     def solved_rows(self) -> None:

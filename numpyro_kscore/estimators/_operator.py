@@ -31,6 +31,10 @@ class FitOperator(Protocol):
         """Whether the weights of pairs are kept, so that halves are solved as one batch."""
 
     @property
+    def path(self) -> jax.Array:
+        """How sums over pairs of samples are computed, a code of ``kernels/_device``: int32."""
+
+    @property
     def solved_rows(self) -> jax.Array | None:
         """Rows of the samples at which a solution has values; None if it has them at all."""
 
@@ -97,6 +101,11 @@ class Full(OverAllSamples):
     def is_cached(self) -> bool:
         """Whether the weights of all pairs are kept."""
         return self.gram.weights is not None
+
+    @property
+    def path(self) -> jax.Array:
+        """That of products with the Gram operator."""
+        return self.gram.path
 
     @property
     def solved_rows(self) -> None:

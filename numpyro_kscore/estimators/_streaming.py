@@ -107,6 +107,7 @@ def finish_stream(settings: FitSettings, state: StreamState) -> Score:
         bandwidth=state.coordinates.bandwidth,
         spectral_scale=solution.spectral_scale,
         finite=jnp.all(jnp.isfinite(solution.values)),
+        path=span.path,
         selection=selection,
     )
     expansion = FeatureExpansion(state.features, solution.values.reshape(2, -1))

@@ -55,6 +55,12 @@ class Subsampled(OverAllSamples):
         return self.gram.weights is not None
 
     @property
+    def path(self) -> jax.Array:
+        """That of the one pass over pairs of the subset and all samples."""
+        expansion = Expansion(self.points, self.points, self.gram.scale)
+        return pairwise.path(self.gram.kernel, expansion, self.gram.points)
+
+    @property
     def solved_rows(self) -> jax.Array:
         """The subset: a solution has values there."""
         return self.rows

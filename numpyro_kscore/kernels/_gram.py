@@ -24,6 +24,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows, constrain_columns, constrain_rows
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
+from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._pairwise import Expansion
 
 __all__ = ["Gram", "Reduction", "is_cached", "make_gram", "norm_bound", "reduce_dimension"]
@@ -80,6 +81,15 @@ class Gram:
     def laid_out(self, v: jax.Array) -> jax.Array:
         """Vectors (..., d, n), their columns on the devices that hold the samples."""
         return constrain_columns(v, self.sharding)
+
+    @property
+    def path(self) -> jax.Array:
+        """How products are computed, a code of :mod:`numpyro_kscore.kernels._device`."""
+        if self.weights is not None:
+            return jnp.asarray(MATRIX, jnp.int32)
+        with products_in(self.precision):
+            expansion = Expansion(self.points, self.points, None)
+            return pairwise.path(self.kernel, expansion, self.points)
 
     def _product(self, v: jax.Array) -> jax.Array:
         if self.sharding is not None:

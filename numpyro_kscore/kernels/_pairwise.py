@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
+from numpyro_kscore.kernels._device import MATRIX, TILES, field_or, path_or, suits_kernel
 
 __all__ = [
     "Expansion",
@@ -31,6 +32,7 @@ __all__ = [
     "even_size",
     "field",
     "nearest_squared",
+    "path",
     "potential",
     "product",
     "split_rows",
@@ -144,7 +146,28 @@ Summand = Callable[[jax.Array, _Tile, jax.Array], jax.Array]
 
 
 def field(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
-    """The expansion at ``y``: (m, d) -> (m, d)."""
+    """The expansion at ``y``: (m, d) -> (m, d); on a GPU by one kernel where :func:`path` says."""
+    if suits_kernel(kernel, expansion, y):
+        return field_or(_field_by_xla, kernel, expansion, y, _differences(expansion, y))
+    return _field_by_xla(kernel, expansion, y)
+
+
+def path(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
+    """How :func:`field` sums over these pairs, a code of :mod:`._device`: int32, scalar."""
+    if suits_kernel(kernel, expansion, y):
+        return path_or(_differences(expansion, y))
+    whole = expansion.points.shape[0] * y.shape[0] <= CACHED_PAIRS
+    return jnp.asarray(MATRIX if whole else TILES, jnp.int32)
+
+
+def _differences(expansion: Expansion, y: jax.Array) -> jax.Array:
+    """Whether more than a few coordinates need squared differences, not an expanded square."""
+    if y.shape[1] <= FEW_DIMENSIONS:
+        return jnp.asarray(False)
+    return cancels(expansion.points) | cancels(y)
+
+
+def _field_by_xla(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
     dim = y.shape[1]
     each = expansion.zeta_weight_each
 

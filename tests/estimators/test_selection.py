@@ -137,7 +137,8 @@ def test_the_choice_equals_its_definition(case, x64):
         base=base,
         normalize=normalize,
     )
-    selected, bandwidth = quick_jit(lambda x: estimator.fit(x).info[-1::-3])(jnp.asarray(SAMPLES))
+    info = quick_jit(lambda x: estimator.fit(x).info)(jnp.asarray(SAMPLES))
+    selected, bandwidth = info.selection, info.bandwidth
     filters = [make_filter(strength) for strength in strengths]
     losses, bandwidths = reference_losses(isinstance(kernel, CurlFree), filters, base, normalize)
     row, column, error = reference_choice(losses, case != "fixed")

@@ -43,6 +43,26 @@ def same(a, b):
     assert repr(a.info) == repr(b.info)
 
 
+def test_a_chunk_moves_nothing_between_host_and_device(monkeypatch):
+    """Steps and look are one program on the device; its step sizes are sent before."""
+    take_chunks, count = loop.run_chunks, 0
+
+    def run_chunks(take_chunk, *args):
+        def guarded(*given):
+            nonlocal count
+            count += 1
+            if count == 1:  # constants of the program are moved when it is compiled
+                return take_chunk(*given)
+            with jax.transfer_guard("disallow"):
+                return jax.block_until_ready(take_chunk(*given))
+
+        return take_chunks(guarded, *args)
+
+    monkeypatch.setattr("numpyro_kscore._fit.fit.run_chunks", run_chunks)
+    quiet_fit(make_svi(), KEY, DATA, **QUICK)
+    assert count > 1
+
+
 def test_fit_stops_early_at_the_posterior(whole):
     info = whole.info
     assert info.converged

@@ -32,7 +32,11 @@ def test_there_is_a_quick_run(name, capsys):
 @pytest.mark.parametrize(
     "name",
     # Those that start processes or fit all parts are left out.
-    [n for n in SCRIPTS if n.rpartition(".")[2] not in ("first_call", "mutation", "performance")],
+    [
+        n
+        for n in SCRIPTS
+        if n.rpartition(".")[2] not in ("chip_code", "first_call", "mutation", "performance")
+    ],
 )
 def test_quick_run(name, capsys):
     assert not importlib.import_module(name).main(["--quick"])

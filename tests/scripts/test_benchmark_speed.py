@@ -7,7 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.speed import gram, growth, large_n, measuring, out_of_core, precision, solving
+from benchmarks.speed import (
+    accelerator,
+    cost_model,
+    gram,
+    growth,
+    large_n,
+    many_posteriors,
+    measuring,
+    out_of_core,
+    performance,
+    precision,
+    solving,
+)
 from numpyro_kscore.kernels import CurlFree
 from numpyro_kscore.kernels._gram import make_gram
 from numpyro_kscore.kernels._pairwise import squared_distances
@@ -83,3 +95,74 @@ def test_the_reference_of_data_in_a_file(tmp_path):
     np.testing.assert_allclose(found.sd**2, np.diag(np.linalg.inv(curvature)), rtol=1e-9)
     written = path.stat().st_mtime_ns
     assert out_of_core.write_data(tmp_path, 3_000).stat().st_mtime_ns == written
+
+
+def test_the_table_of_an_accelerator_goes_on(tmp_path, capsys, monkeypatch):
+    """Rows that are there are kept; those of another device, and of failures, are rows, too."""
+    path = tmp_path / "table.csv"
+    call = ["--quick", "--csv", str(path), "--only"]
+    accelerator.main([*call, "products"])
+    capsys.readouterr()
+    first = path.read_text()
+    accelerator.main([*call, "products"])
+    assert path.read_text() == first
+    assert not capsys.readouterr().out
+    accelerator.main(["--quick", "--only", "kernel"])
+    assert float(capsys.readouterr().out.split("error ")[1]) < 1e-6
+
+    def too_large():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nin detail")
+
+    monkeypatch.setitem(accelerator.PARTS, "fits", lambda _: iter([("all", too_large)]))
+    monkeypatch.setattr(accelerator, "device_name", lambda: "NVIDIA H100 80GB HBM3")
+    accelerator.main([*call, "products", "fits"])
+    rows = accelerator.read_table(path)
+    assert [row["device"] for row in rows] == 2 * ["CPU"] + 3 * ["NVIDIA H100 80GB HBM3"]
+    assert [row["path"] for row in rows[:4]] == 2 * ["matrix", "tiles"]
+    assert all(float(row["ms"]) > 0 for row in rows[:4])
+    assert rows[0]["share of float32 bound"] == ""
+    assert 0 < float(rows[2]["share of float32 bound"]) < 0.1
+    assert rows[4]["failed"] == "RESOURCE_EXHAUSTED: Out of memory"
+
+
+def test_make_bench_measures_what_is_there(monkeypatch):
+    assert "gpu" not in performance.default_parts()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert performance.default_parts() == ["gpu"]
+
+
+def test_exact_moments_of_eight_schools():
+    """Against a weighted sample of the prior: 200 000 draws, some tens of thousands effective."""
+    y = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+    rng, scale = np.random.default_rng(0), many_posteriors.PRIOR_SCALE
+    mu, tau = scale * rng.normal(size=200_000), scale * np.abs(rng.standard_cauchy(200_000))
+    error2 = many_posteriors.ERRORS.astype(float) ** 2
+    v = tau[:, None] ** 2 + error2
+    log_weight = -0.5 * np.sum(np.log(v) + (y - mu[:, None]) ** 2 / v, axis=1)
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    assert 1 / np.sum(weight**2) > 4e4
+    theta = (tau[:, None] ** 2 * y + error2 * mu[:, None]) / v
+    theta = theta + np.sqrt(tau[:, None] ** 2 * error2 / v) * rng.normal(size=theta.shape)
+    x = np.column_stack([mu, np.log(tau), theta])
+    mean = weight @ x
+    sd = np.sqrt(weight @ (x - mean) ** 2)
+    exact_mean, exact_sd = many_posteriors.exact_moments(y)
+    # A standard error of at most 1/√40 000 = .005 of a standard deviation.
+    np.testing.assert_allclose((mean - exact_mean) / exact_sd, 0.0, atol=0.025)
+    np.testing.assert_allclose(sd / exact_sd, 1.0, atol=0.025)
+
+
+def test_what_a_program_starts():
+    """A loop of five counts five times, what is inside of it; so do loops in loops."""
+
+    def text(length):
+        def turn(x, _):
+            return jnp.sort(x @ x), None
+
+        compiled = jax.jit(lambda x: jax.lax.scan(turn, x, length=length)[0])
+        return compiled.lower(jnp.ones((8, 8))).compile().as_text()
+
+    few, many = (cost_model.started(text(length)) for length in (5, 50))
+    assert few >= 2 * 5
+    assert many - few == 45 * (few - cost_model.started(text(4)))

@@ -46,6 +46,18 @@ def test_equals_the_plain_function_batched_and_differentiated(name):
         np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_batches_are_loops_on_a_cpu_and_single_calls_on_a_gpu(name, monkeypatch):
+    """As the program is lowered for one or the other, on a machine that has both."""
+    function, _, arguments = CASES[name]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    batches = [np.stack([a, np.float32(1.1) * a]) for a in arguments]
+    traced = jax.jit(jax.vmap(function)).trace(*batches)
+    on_cpu, on_gpu = (traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda"))
+    assert "stablehlo.while" in on_cpu
+    assert "stablehlo.while" not in on_gpu
+
+
 @pytest.mark.parametrize("dim", [1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 150])
 def test_a_triangle_is_inverted_by_blocks_as_exactly_as_its_condition_allows(dim):
     """Against float64; coordinates correlated by .999 have a factor of condition 30 √d."""
