@@ -39,7 +39,7 @@ class AutoBandwidth:
         factors: positive multiples that are tried; each costs as much as the fit itself.
     """
 
-    factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0, 0.5))
+    factors: tuple[float, ...] = static(default=(1.0, 4.0, 0.5))
 
     def __post_init__(self) -> None:
         # A static field must be hashable, which lists and arrays are not.

@@ -23,7 +23,7 @@ __all__ = ["local_shape"]
 NEIGHBORS = 8
 ROUNDS = 5
 # Samples that are looked at.
-MOST_POINTS = 1024
+MOST_POINTS = 512
 # Samples a neighbor, below which there are no near ones.
 FEWEST_EACH = 4
 # Fraction of the shape, times d/n, that is replaced by that of all samples.
@@ -43,7 +43,7 @@ def local_shape(z: jax.Array) -> jax.Array:
     Returns:
         L, (d, d), lower triangular with determinant 1.
 
-    Cost: O(n² d + n d²) for each of 5 rounds, with n at most 1024.
+    Cost: O(n² d + n d²) for each of 5 rounds, with n at most 512.
     """
     n, dim = z.shape
     z = lax.stop_gradient(z[:: -(-n // MOST_POINTS)])
