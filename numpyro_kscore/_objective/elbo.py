@@ -157,7 +157,9 @@ class ImplicitELBO(ELBO):
         if estimator is None:
             # Numbers, not "auto": the best choice for one set of particles is far too strong for
             # the average over the steps of a fit (docs/accuracy).
-            estimator = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8))
+            estimator = ScoreEstimator(
+                regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full"
+            )
         self.settings = resolve_settings(
             estimator, base, debias, clip, local_share, aggregate, sharding
         )

@@ -86,7 +86,7 @@ def _gaussian_bias(
         within = jnp.zeros((), dtype)
         if context_size:
             context = standardize_samples(context, standardize).to_kernel(context)
-            if standardize == "full":
+            if standardize in ("local", "full"):
                 samples = regress_out(samples, context)
             within = squared_distances(context, context, cancels(context))
             total = -_raw(nearest_squared(within), context_size)

@@ -30,6 +30,8 @@ class Median:
 class AutoBandwidth:
     """A bandwidth rule: the multiple of a reference with the least held-out loss.
 
+    For a score estimator multiples less than the first have to be better by two standard errors.
+
     The reference is the median distance for a :class:`~numpyro_kscore.ScoreEstimator`, and the
     normal-reference bandwidth for a :class:`~numpyro_kscore.estimators.KernelDensity`.
 
@@ -37,7 +39,7 @@ class AutoBandwidth:
         factors: positive multiples that are tried; each costs as much as the fit itself.
     """
 
-    factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0))
+    factors: tuple[float, ...] = static(default=(1.0, 4.0, 0.5))
 
     def __post_init__(self) -> None:
         # A static field must be hashable, which lists and arrays are not.

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import random
 from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
@@ -14,12 +15,18 @@ from numpyro_kscore._util.checks import as_points, with_jax_leaves
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._student_fit import (
+    fit_student,
+    log_normalizer,
+    log_tail,
+    tail_weights,
+)
 
 __all__ = [
     "Base",
     "DistributionBase",
+    "EllipticalBase",
     "FunctionBase",
-    "GaussianBase",
     "ValuesBase",
     "ZeroBase",
     "make_base",
@@ -115,27 +122,53 @@ class DistributionBase(Base):
 
 
 @pytree
-class GaussianBase(Base):
-    """The Gaussian with the samples' mean and a covariance shrunk by held-out score matching."""
+class EllipticalBase(Base):
+    """A Gaussian or Student t distribution, its scatter shrunk by held-out score matching.
+
+    Attributes:
+        coordinates: the map that makes its scatter the identity.
+        inverse_degrees: 1/ν of the t distribution; 0 is the Gaussian.
+    """
 
     coordinates: Coordinates | None = None
+    inverse_degrees: jax.Array | float = 0.0
 
     def score(self, x: jax.Array) -> jax.Array:
-        map_ = self.whitening()
-        return -map_.scores_from_kernel(map_.to_kernel(x))
+        z, weights = self._weighted(x)
+        return -self.whitening().scores_from_kernel(weights[:, None] * z)
 
     def log_density(self, x: jax.Array) -> jax.Array:
-        map_ = self.whitening()
-        z = map_.to_kernel(x)
-        log_norm = 0.5 * x.shape[1] * jnp.log(2 * jnp.pi) + map_.log_det()
-        return -0.5 * jnp.sum(z * z, axis=1) - log_norm
+        map_, dim = self.whitening(), x.shape[1]
+        squared = jnp.sum(jnp.square(map_.to_kernel(x)), axis=1)
+        center = log_normalizer(self.inverse_degrees, dim) - map_.log_det()
+        return center + log_tail(self.inverse_degrees, squared, dim)
 
     def divergence(self, x: jax.Array) -> jax.Array:
-        factor = self.whitening().factor()
-        return jnp.full_like(x[:, 0], -jnp.sum(factor * factor))
+        z, weights = self._weighted(x)
+        dim, factor = x.shape[1], self.whitening().factor()
+        # The derivative of the weight along the score.
+        slope = 2.0 * self.inverse_degrees * weights**2 / (1.0 + dim * self.inverse_degrees)
+        along = jnp.sum(jnp.square(z @ factor.T), axis=1)
+        return slope * along - weights * jnp.sum(factor * factor)
+
+    def draw(self, key: jax.Array, count: int) -> jax.Array:
+        """Draws, (count, d)."""
+        first, second = random.split(key)
+        map_ = self.whitening()
+        z = random.normal(first, (count, map_.mean.shape[0]), map_.mean.dtype)
+        degrees = 1.0 / jnp.maximum(self.inverse_degrees, 1e-4)
+        mixing = 2.0 * random.gamma(second, 0.5 * degrees, (count, 1), z.dtype) / degrees
+        mixing = jnp.where(self.inverse_degrees > 0, mixing, 1.0)
+        return map_.mean + (z / jnp.sqrt(mixing)) @ map_.root().T
+
+    def _weighted(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Points in coordinates of unit scatter, (m, d), and weights of the score there, (m,)."""
+        z = self.whitening().to_kernel(x)
+        squared = jnp.sum(z * z, axis=1)
+        return z, tail_weights(self.inverse_degrees, squared, x.shape[1])
 
     def whitening(self) -> Coordinates:
-        """The map that makes it a standard Gaussian."""
+        """The map that makes its scatter the identity."""
         if self.coordinates is None:
             raise ValueError("coordinates: expected the samples' coordinates; got None")
         return self.coordinates
@@ -169,7 +202,14 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = DistributionBase(distribution=with_jax_leaves(base))
     elif isinstance(base, str) and base == "gaussian":
         gaussian = fit_gaussian(samples)
-        fitted = GaussianBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
+        fitted = EllipticalBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
+    elif isinstance(base, str) and base == "student":
+        student = fit_student(samples)
+        fitted = EllipticalBase(
+            held_out=student.held_out,
+            coordinates=student.coordinates,
+            inverse_degrees=student.inverse_degrees,
+        )
     elif callable(base):
         # JAX compares a bound method by identity of its object, whose own equality may compare
         # arrays.
@@ -177,7 +217,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
-            "base: expected None, 'gaussian', a score function or a NumPyro distribution; "
+            "base: expected None, 'student', 'gaussian', a score function or a NumPyro distribution; "
             f"got {base!r}"
         )
     return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))

@@ -80,9 +80,7 @@ def _check_parts(settings: FitSettings) -> None:
 
 
 def _check_numbers(settings: FitSettings) -> None:
-    """Raise ``ValueError`` for a missing bandwidth, and for arrays where one number belongs."""
-    if settings.bandwidth is None:
-        raise ValueError("bandwidth: expected 'median', 'auto', a rule or a number; got None")
+    """Raise ``ValueError`` for arrays where one number belongs."""
     numbers = {"bandwidth": getattr(settings.bandwidth, "factor", settings.bandwidth)}
     if not settings.regularizer.is_auto:
         numbers["regularizer"] = settings.regularizer.strength()

@@ -9,6 +9,7 @@ under affine maps. With the Gaussian base it does not: its shrinkage depends on 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jax import lax
 from numpyro_kscore._util.linalg import cholesky, invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._local_shape import local_shape
 
 __all__ = [
     "Coordinates",
@@ -27,7 +29,7 @@ __all__ = [
     "whiten_samples",
 ]
 
-STANDARDIZE_CHOICES = ("full", "diagonal", "none")
+STANDARDIZE_CHOICES = ("local", "full", "diagonal", "none")
 # Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
 LARGEST_WHITENED = 256
 
@@ -90,6 +92,17 @@ class Coordinates:
             total = total + jnp.sum(jnp.log(jnp.diag(self.whitening.factor)))
         return total
 
+    def localized(self, x: jax.Array) -> Coordinates:
+        """Coordinates in which neighbors among whitened samples, (n, d), lie in all directions alike.
+
+        The determinant stays the same.
+        """
+        if self.whitening is None:
+            return self
+        root = local_shape(self.to_kernel(x))
+        factor = self.whitening.factor @ root
+        return replace(self, whitening=Whitening(factor, invert_lower(factor)))
+
     @full_precision
     def _whiten(self, x: jax.Array) -> jax.Array:
         return x if self.whitening is None else x @ self.whitening.inverse.T
@@ -104,6 +117,8 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     more samples nothing is shrunk, which would leave stiff directions unresolved. Coordinates
     that do not vary keep scale 1. Cost: O(n d² + d³) for ``"full"``.
     """
+    if how == "local":
+        return standardize_samples(x, "full").localized(x)
     n, dim = x.shape
     eps = jnp.finfo(x.dtype).eps
     mean = jnp.mean(x, axis=0)

@@ -12,7 +12,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
 from numpyro_kscore._util.checks import as_points, check_count
-from numpyro_kscore.estimators._base import DistributionBase, GaussianBase
+from numpyro_kscore.estimators._base import DistributionBase, EllipticalBase
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._normalization import (
     Normalization,
@@ -105,12 +105,12 @@ class KernelExponentialFamily(Distribution):
             )
         base = estimator.base
         if not (
-            isinstance(base, Distribution | GaussianBase | DistributionBase)
-            or (isinstance(base, str) and base == "gaussian")
+            isinstance(base, Distribution | EllipticalBase | DistributionBase)
+            or (isinstance(base, str) and base in ("student", "gaussian"))
         ):
             raise ValueError(
                 "estimator: expected a base with a density, without which the tails do not fall "
-                f"off; got base={base!r}. Fit with base='gaussian' or a NumPyro distribution"
+                f"off; got base={base!r}. Fit with base='student' or a NumPyro distribution"
             )
         score = estimator if isinstance(estimator, Score) else estimator.fit(self.samples)
         if score.coordinates.mean.shape[0] != dim:

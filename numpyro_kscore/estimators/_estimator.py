@@ -61,12 +61,16 @@ class ScoreEstimator(GuideEstimator):
         solver: how it is applied; :class:`Krylov` serves all continuous filters.
         bandwidth: ``"median"``, a :class:`Median` rule, ``"auto"`` (the best of three multiples
             of the median by held-out loss), an :class:`AutoBandwidth` rule, or a number in
-            standardized units. Not differentiated when it comes from the samples.
-        standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
-            ``"none"`` leaves them (always centered, which a radial kernel does not notice).
+            standardized units. None is ``"auto"`` with an automatic strength of a kernel and
+            ``"median"`` otherwise. Not differentiated when it comes from the samples.
+        standardize: ``"full"`` whitens the samples; ``"local"`` then makes neighbors, not all
+            samples, lie in all directions alike, which suits modes, ridges and curves
+            (docs/theory); ``"diagonal"`` scales each coordinate, ``"none"`` leaves them (always
+            centered, which a radial kernel does not notice).
         base: what the estimate is shrunk to: ``"gaussian"`` is the score of a Gaussian fitted to
-            the samples and shrunk by held-out score matching (docs/theory), None is zero
-            (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro distribution with
+            the samples and shrunk by held-out score matching (docs/theory), ``"student"`` that of
+            a Student t distribution where tails are heavier and the same Gaussian where not, None
+            is zero (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro distribution with
             event shape (d,) its score.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
@@ -93,9 +97,9 @@ class ScoreEstimator(GuideEstimator):
     kernel: Kernel = CurlFree()
     regularizer: Regularizer = NuMethod("auto")
     solver: Solver = Krylov()
-    bandwidth: Any = "median"
-    standardize: str = static(default="full")
-    base: Any = static(default="gaussian")
+    bandwidth: Any = None
+    standardize: str = static(default="local")
+    base: Any = static(default="student")
     normalize: bool = static(default=True)
     landmarks: Landmarks | None = None
     subset: Subset | None = None
@@ -109,7 +113,8 @@ class ScoreEstimator(GuideEstimator):
             check_choice("bandwidth", self.bandwidth, ("median", "auto"))
             rule = Median() if self.bandwidth == "median" else AutoBandwidth()
             object.__setattr__(self, "bandwidth", rule)
-        check_positive("bandwidth", self.bandwidth)
+        if self.bandwidth is not None:
+            check_positive("bandwidth", self.bandwidth)
         check_choice("standardize", self.standardize, STANDARDIZE_CHOICES)
         check_choice("precision", self.precision, PRECISIONS)
 
@@ -235,11 +240,15 @@ class ScoreEstimator(GuideEstimator):
 
     def _settings(self, sharding: NamedSharding | None, num_samples: int) -> FitSettings:
         """What a fit to so many samples is compiled for."""
+        bandwidth = self.bandwidth
+        if bandwidth is None:
+            chosen = self.regularizer.is_auto and self.features is None
+            bandwidth = AutoBandwidth() if chosen else Median()
         settings = FitSettings(
             self.kernel,
             self.regularizer,
             self.solver,
-            self.bandwidth,
+            bandwidth,
             self.landmarks,
             self.subset,
             self.features,

@@ -22,6 +22,7 @@ from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._path import (
     FEWEST_POINTS,
     SELECTION_POINTS,
+    WEAKER,
     PathMember,
     pick,
     pick_unseen,
@@ -32,9 +33,6 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, Solver, spectral_scale
 
 __all__ = ["choose_for_span", "some_rows", "span_features"]
-
-# Members the path has beyond those of other estimators, each with half of λ.
-WEAKER = 6
 
 
 def span_features(
@@ -202,14 +200,14 @@ def _choose(
         return pick_unseen(path, bandwidths, judged.loss.dtype)
     loss = factors * judged.loss
 
-    def error(least: jax.Array) -> jax.Array:
+    def error(members: jax.Array, rows: jax.Array) -> jax.Array:
         # The error of a mean over all samples of what varies over the operator's alone too.
         inverse = 1.0 / judged.samples
         rest = 1.0 / judged.operator_samples - inverse
         inverse, rest = (a.astype(loss.dtype)[:, None] for a in (inverse, rest))
 
         def variance(values: jax.Array) -> jax.Array:
-            return jnp.var(values - jnp.take_along_axis(values, least[:, None, None], 1), axis=2)
+            return jnp.var(values - values[rows, members][:, None], axis=2)
 
         both = inverse * variance(quadratic + linear)
         return jnp.sqrt(both + jnp.maximum(rest, 0.0) * variance(quadratic))

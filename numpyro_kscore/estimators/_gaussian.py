@@ -3,8 +3,9 @@
 Inverting a sample covariance is what ruins a Gaussian score in more than a few dimensions: with
 128 draws in 32 dimensions its error is as large as the score itself. Here the standard deviations
 are shrunk toward each other, the correlations toward zero, and the precision is scaled, by as
-much as minimizes the score-matching loss ``E[½|s|² + div s]`` with every draw left out once. The
-families have that loss in closed form, from one eigendecomposition, so nothing is re-fitted.
+much as minimizes the score-matching loss ``E[½ sᵀM s + div(M s)]`` with every draw left out once, in
+a metric M between the covariance, for many samples, and the identity. The families have that loss
+in closed form, from one eigendecomposition, so nothing is re-fitted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ SHRINKAGES = (
     *(0.0, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06),
     *(0.1, 0.16, 0.25, 0.4, 0.6, 0.8, 1.0),
 )
+# Of the number of parameters over that of samples, in the metric that errors are measured in.
+PARAMETERS_WEIGHT = 4.0
 # Safety cap on γ; the largest value seen for samples that vary was 1.3.
 MOST_SHARPNESS = 4.0
 
@@ -59,7 +62,7 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     without correlations has it. Then, with R the covariance in those units, the precision is
     ``γ D⁻¹ ((1-ρ) R + ρ I)⁻¹ D⁻¹``. Leaving sample i out changes R by a multiple of ``x_i x_iᵀ``,
     which the Sherman-Morrison formula turns into weights of ``x_iᵀ B⁻¹ x_i`` and
-    ``x_iᵀ B⁻² x_i``; the best γ for each ρ is a ratio of two means. D stays that of all samples
+    ``x_iᵀ B⁻¹ M B⁻¹ x_i``, with ``M = (R + c I)/(1 + c)`` and c = 4 d²/n; the best γ for each ρ is a ratio of two means. D stays that of all samples
     in this step.
 
     Args:
@@ -86,13 +89,17 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     floor = 10 * dim * jnp.finfo(samples.dtype).eps * jnp.max(spectrum, axis=1)
     is_sound = jnp.min(spectrum, axis=1) > floor
     inverse = 1.0 / jnp.maximum(spectrum, floor[:, None])
-    once, twice = squares @ inverse.T, squares @ jnp.square(inverse).T
+    # In units of the samples' spread, errors along all directions count alike. That is safe where
+    # the covariance is known; where it is not, directions of no spread at all must count too.
+    unknown = PARAMETERS_WEIGHT * jnp.square(jnp.sum(varies.astype(samples.dtype))) / n
+    metric = (eigenvalues + unknown) / (1.0 + unknown)
+    once, twice = squares @ inverse.T, squares @ (metric * jnp.square(inverse)).T
     remaining = 1.0 - b * once
     is_sound = is_sound & (jnp.min(remaining, axis=0) > 1e-3)
     remaining = jnp.maximum(remaining, 1e-3)
     # The loss is γ² square/2 - γ trace.
     square = jnp.mean(larger**2 * twice / remaining**2, axis=0)
-    trace = jnp.mean(inverse @ counts + b * twice / remaining, axis=0)
+    trace = jnp.mean(inverse @ (metric * counts) + b * twice / remaining, axis=0)
     # Samples that do not vary have no square; their scale is 1 by definition, and stays near it.
     ratio = trace / jnp.where(square > 0, square, jnp.inf)
     sharpness = jnp.clip(jnp.where(square > 0, ratio, 1.0), 1e-6, MOST_SHARPNESS)

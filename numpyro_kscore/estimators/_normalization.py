@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from numpyro_kscore.estimators._base import Base, DistributionBase, GaussianBase
+from numpyro_kscore.estimators._base import Base, DistributionBase, EllipticalBase
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._kernel_density import KernelDensity
 
@@ -68,8 +68,8 @@ def draw_proposal(base: Base, samples: jax.Array, key: jax.Array, num_draws: int
     """Draws of the base and of a kernel density estimate of the samples, half of each."""
     first, second, third = random.split(key, 3)
     shape = (num_draws // 2, samples.shape[1])
-    if isinstance(base, GaussianBase):
-        from_base = _affine(base.whitening(), random.normal(first, shape, samples.dtype))
+    if isinstance(base, EllipticalBase):
+        from_base = base.draw(first, shape[0])
     elif isinstance(base, DistributionBase):
         from_base = base.distribution.sample(first, shape[:1]).astype(samples.dtype)
     else:

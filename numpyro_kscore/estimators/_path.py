@@ -14,12 +14,17 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 
-__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "PathMember", "pick", "pick_unseen"]
+__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "WEAKER", "PathMember", "pick", "pick_unseen"]
 
 # Largest number of samples the selection uses; each of its fits is to half of them.
 SELECTION_POINTS = 2048
 # Samples below which none can be held out.
 FEWEST_POINTS = 4
+# Members of the path beyond those of a family: wide kernels on many samples need little
+# regularization.
+WEAKER = 6
+# Standard errors by which a bandwidth narrower than the reference has to be better.
+NARROWER = 2.0
 
 
 @pytree
@@ -86,27 +91,38 @@ class PathMember(Regularizer):
 def pick(
     path: PathMember,
     loss: jax.Array,
-    error: Callable[[jax.Array], jax.Array],
+    error: Callable[[jax.Array, jax.Array], jax.Array],
     bandwidths: jax.Array,
 ) -> tuple[Selection, PathMember]:
     """The bandwidth with the least loss, and the strongest member within one error of the least.
 
+    The first bandwidth is the reference: a narrower one is taken only if its least loss is lower by
+    two standard errors. A narrow kernel can follow the noise of the samples, a wide one cannot.
+
     Args:
         path: the path; its strength is given if its family's is.
         loss: of b bandwidths by p members, in units of the first bandwidth, (b, p).
-        error: standard error of the difference from the members with the least loss at each
-            bandwidth: (b,) -> (b, p).
+        error: standard error of all differences, in each row from one entry: members (b,) and
+            the rows they are in, (b,) -> (b, p).
         bandwidths: (b,), in standardized units.
     """
     loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
     is_auto = path.family.is_auto
     # The base alone is a member of the path only where its strength is open.
     admissible = loss if is_auto else loss.at[:, 0].set(jnp.inf)
-    row = jnp.argmin(jnp.min(admissible, axis=1))
     least = jnp.argmin(admissible, axis=1)
-    errors = error(least)
-    errors = jnp.where(jnp.isfinite(errors), errors, jnp.inf)
-    within = admissible[row] - admissible[row, least[row]] <= errors[row]
+    rows = jnp.arange(len(least))
+    errors = _finite(error(least, rows))
+    losses = admissible[rows, least]
+    row = jnp.argmin(losses)
+    if len(least) > 1:
+        narrower = bandwidths < bandwidths[0]
+        row = jnp.argmin(jnp.where(narrower, jnp.inf, losses))
+        entry = jnp.full_like(rows, row)
+        apart = _finite(error(least[entry], entry))[rows, least]
+        better = losses < losses[row] - NARROWER * apart
+        row = jnp.argmin(jnp.where(narrower & ~better, jnp.inf, losses))
+    within = admissible[row] - losses[row] <= errors[row]
     within = within & jnp.isfinite(admissible[row])
     # Where nothing is finite, the strongest member.
     index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if is_auto else 1)
@@ -114,6 +130,10 @@ def pick(
     strengths = path.strengths(loss.dtype)
     selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
     return selection, path.at(index)
+
+
+def _finite(errors: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(errors), errors, jnp.inf)
 
 
 def pick_unseen(

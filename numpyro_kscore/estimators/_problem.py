@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._base import Base, GaussianBase
+from numpyro_kscore.estimators._base import Base, EllipticalBase
 from numpyro_kscore.estimators._coordinates import Coordinates, regress_out, standardize_samples
 from numpyro_kscore.estimators._feature_selection import span_features
 from numpyro_kscore.estimators._heldout import HeldOutProblem
@@ -151,11 +151,13 @@ def _standardize(
     how, sharding = settings.standardize, settings.sharding
     if context is not None:
         context = standardize_samples(context, how).to_kernel(context)
-        if how == "full":
+        if how in ("local", "full"):
             samples = regress_out(samples, context)
-    if isinstance(base, GaussianBase) and how == "full":
+    if isinstance(base, EllipticalBase) and how in ("local", "full"):
         # One estimate of the covariance, the better one, serves both.
         coordinates = base.whitening()
+        if how == "local":
+            coordinates = coordinates.localized(samples)
     else:
         coordinates = standardize_samples(samples, how)
     points = constrain_rows(coordinates.to_kernel(samples), sharding)

@@ -22,6 +22,7 @@ from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._path import (
     FEWEST_POINTS,
     SELECTION_POINTS,
+    WEAKER,
     PathMember,
     pick,
     pick_unseen,
@@ -57,7 +58,7 @@ def choose(
         The selection, and the regularizer it amounts to.
     """
     bound = 1.0 / problem.dim if normalize else None
-    unchosen = PathMember(family, jnp.asarray(0), bound)
+    unchosen = PathMember(family, jnp.asarray(0), bound, WEAKER if normalize else 0)
     dtype = problem.points.dtype
     n = problem.points.shape[0]
     stride, tried = -(-n // SELECTION_POINTS), bandwidths
@@ -80,8 +81,8 @@ def choose(
     # Losses that are not finite are never selected.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
 
-    def error(least: jax.Array) -> jax.Array:
-        best = jnp.take_along_axis(values, least[:, None, None], axis=1)
-        return jnp.std(values - best, axis=2) / values.shape[2] ** 0.5
+    def error(members: jax.Array, rows: jax.Array) -> jax.Array:
+        differences = values - values[rows, members][:, None]
+        return jnp.std(differences, axis=2) / values.shape[2] ** 0.5
 
     return pick(unchosen, jnp.mean(values, axis=2), error, tried)

@@ -60,6 +60,10 @@ def held_out_parameters(samples: Array) -> tuple[Array, float, float]:
     tau = min(evened, key=evened.get)
     scale = np.exp(np.log(sd) + tau * (np.log(sd).mean() - np.log(sd)))
 
+    # Errors are measured between the samples' own spread, if there are many, and fixed units.
+    unknown = 4 * d**2 / n
+    whole = np.cov((samples / scale).T, ddof=0).reshape(d, d)
+    metric = (whole + unknown * np.eye(d)) / (1 + unknown)
     shrunk = {}
     for rho in SHRINKAGES if d > 1 else (1,):
         pairs = []
@@ -71,7 +75,8 @@ def held_out_parameters(samples: Array) -> tuple[Array, float, float]:
             if np.linalg.matrix_rank(covariance) < d:
                 break
             precision = np.linalg.inv(covariance)
-            pairs.append((np.sum((precision @ deviation) ** 2), np.trace(precision)))
+            score = precision @ deviation
+            pairs.append((score @ metric @ score, np.trace(metric @ precision)))
         else:
             shrunk[rho] = sharpest(pairs, most=4.0)
     rho = min(shrunk, key=lambda key: shrunk[key][0])
