@@ -148,7 +148,7 @@ class EllipticalBase(Base):
         dim, factor = x.shape[1], self.whitening().factor()
         # The derivative of the weight along the score.
         slope = 2.0 * self.inverse_degrees * weights**2 / (1.0 + dim * self.inverse_degrees)
-        along = jnp.sum(jnp.square(z @ factor.T), axis=1)
+        along = jnp.sum(jnp.square(z @ factor), axis=1)
         return slope * along - weights * jnp.sum(factor * factor)
 
     def draw(self, key: jax.Array, count: int) -> jax.Array:
