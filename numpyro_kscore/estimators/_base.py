@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._gaussian import fit_gaussian
@@ -143,14 +144,16 @@ class EllipticalBase(Base):
         center = log_normalizer(self.inverse_degrees, dim) - map_.log_det()
         return center + log_tail(self.inverse_degrees, squared, dim)
 
+    @full_precision
     def divergence(self, x: jax.Array) -> jax.Array:
         z, weights = self._weighted(x)
         dim, factor = x.shape[1], self.whitening().factor()
         # The derivative of the weight along the score.
         slope = 2.0 * self.inverse_degrees * weights**2 / (1.0 + dim * self.inverse_degrees)
-        along = jnp.sum(jnp.square(z @ factor.T), axis=1)
+        along = jnp.sum(jnp.square(z @ factor), axis=1)
         return slope * along - weights * jnp.sum(factor * factor)
 
+    @full_precision
     def draw(self, key: jax.Array, count: int) -> jax.Array:
         """Draws, (count, d)."""
         first, second = random.split(key)

@@ -92,6 +92,7 @@ class Coordinates:
             total = total + jnp.sum(jnp.log(jnp.diag(self.whitening.factor)))
         return total
 
+    @full_precision
     def localized(self, x: jax.Array) -> Coordinates:
         """Coordinates in which neighbors among whitened samples, (n, d), lie in all directions alike.
 

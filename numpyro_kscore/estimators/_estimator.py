@@ -242,8 +242,9 @@ class ScoreEstimator(GuideEstimator):
         """What a fit to so many samples is compiled for."""
         bandwidth = self.bandwidth
         if bandwidth is None:
-            chosen = self.regularizer.is_auto and self.features is None
-            bandwidth = AutoBandwidth() if chosen else Median()
+            # What is no regularizer is refused below.
+            chosen = isinstance(self.regularizer, Regularizer) and self.regularizer.is_auto
+            bandwidth = AutoBandwidth() if chosen and self.features is None else Median()
         settings = FitSettings(
             self.kernel,
             self.regularizer,

@@ -87,6 +87,8 @@ def fit_student(samples: jax.Array) -> FittedStudent:
         squared = jnp.sum(z * z, axis=1)
         # Seen from the other samples a sample is further out than from all.
         apart = lax.stop_gradient(squared * held_out * n / (n - 1))
+        # Samples that are all the same have no scale.
+        apart = jnp.where(jnp.max(apart) > jnp.finfo(apart.dtype).tiny, apart, 1.0)
         scale, gain = _best_scales(tried, apart, dim)
         best = jnp.argmax(gain)
         best = jnp.where(gain[best] - gain[0] > LEAST_GAIN, best, 0)
@@ -94,11 +96,13 @@ def fit_student(samples: jax.Array) -> FittedStudent:
         weights = tail_weights(inverse, squared / scale, dim)
         mean = weights @ samples / jnp.sum(weights)
         weighted = mean + jnp.sqrt(weights)[:, None] * (samples - mean)
-        return weighted, (inverse, mean)
+        # To the last bit: with weights of one only rounding would be left.
+        return jnp.where(inverse > 0, weighted, samples), (inverse, mean)
 
     weighted, (inverse, mean) = lax.scan(step, samples, None, length=ROUNDS)
     inverse, mean = inverse[-1], mean[-1]
     coordinates, held_out = refit(weighted)
+    mean = jnp.where(inverse > 0, mean, coordinates.mean)
     coordinates = dataclasses.replace(coordinates, mean=mean)
     squared = jnp.sum(jnp.square(coordinates.to_kernel(samples)), axis=1)
     heavier = tail_weights(inverse, squared * held_out * n / (n - 1), dim)

@@ -136,7 +136,7 @@ class SlicedScoreMatching(GuideEstimator):
         check_count("dim", dim)
         dtype = jnp.zeros(()).dtype if dtype is None else dtype
         layers = init_layers(key, (dim, *self.hidden_dims, dim), dtype)
-        whitened = self.standardize == "full" and dim > 1
+        whitened = self.standardize in ("local", "full") and dim > 1
         eye = jnp.eye(dim, dtype=dtype)
         coordinates = Coordinates(
             jnp.zeros(dim, dtype),

@@ -47,7 +47,9 @@ def test_jackknife_equals_its_definition(size, x64):
     samples = make_data(size, 2, 1, seed=9)[0]
     base = base_function(samples)
     expected = jackknife_reference(True, oracle.nu_method(20), samples, base)
-    estimator = ScoreEstimator(CurlFree(), NuMethod(20), Krylov(2 * size), base=None)
+    estimator = ScoreEstimator(
+        CurlFree(), NuMethod(20), Krylov(2 * size), standardize="full", base=None
+    )
 
     @quick_jit
     def evaluate(samples, base):

@@ -36,9 +36,10 @@ def test_residual_potentials_and_divergences_equal_the_reference(curl_free, x64)
     def evaluate(weights, samples, points, base_scores):
         def fit(weights):
             kernel = kernel_class(Mixture(tuple(PROFILES[n] for n in names), tuple(weights)))
-            score = ScoreEstimator(kernel, Tikhonov(1e-2), Krylov(FULL), base=None).fit(
-                samples, base_scores
+            estimator = ScoreEstimator(
+                kernel, Tikhonov(1e-2), Krylov(FULL), standardize="full", base=None
             )
+            score = estimator.fit(samples, base_scores)
             # At the samples too, where a pair coincides.
             where = jnp.concatenate([points, samples])
             potential = score.residual_potential(where) if curl_free else None
@@ -74,7 +75,10 @@ def test_scores_differentiate_their_log_density(name, x64):
     @quick_jit
     def evaluate(samples, points):
         kernel = CurlFree(Matern(3.5))
-        score = ScoreEstimator(kernel, NuMethod(20), Krylov(FULL), base=base).fit(samples)
+        estimator = ScoreEstimator(
+            kernel, NuMethod(20), Krylov(FULL), standardize="full", base=base
+        )
+        score = estimator.fit(samples)
         gradient = jax.grad(lambda x: jnp.sum(score.log_density(x)))(points)
         jacobian = jax.vmap(jax.jacfwd(lambda x: score(x[None])[0]))(points)
         return score(points), gradient, score.divergence(points), jacobian

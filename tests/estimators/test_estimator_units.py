@@ -14,8 +14,11 @@ from support.compiling import quick_jit
 from support.estimating import FULL, POINTS, SAMPLES, TOLERANCE, D, M, reference_fit
 
 
-@pytest.mark.parametrize("base", [pytest.param(None, marks=pytest.mark.slow), "gaussian"])
-def test_full_standardization_is_affine_equivariant(base, x64):
+@pytest.mark.parametrize(
+    ("base", "standardize"),
+    [pytest.param(None, "full", marks=pytest.mark.slow), (None, "local"), ("gaussian", "full")],
+)
+def test_whitening_is_affine_equivariant(base, standardize, x64):
     rng = np.random.default_rng(5)
     matrix, shift = rng.normal(size=(D, D)) + 2 * np.eye(D), rng.normal(size=D) * 10
     if base == "gaussian":
@@ -24,7 +27,10 @@ def test_full_standardization_is_affine_equivariant(base, x64):
 
     @quick_jit
     def evaluate(samples, points):
-        score = ScoreEstimator(CurlFree(), Tikhonov(1e-2), Krylov(FULL), base=base).fit(samples)
+        estimator = ScoreEstimator(
+            CurlFree(), Tikhonov(1e-2), Krylov(FULL), standardize=standardize, base=base
+        )
+        score = estimator.fit(samples)
         log_density = score.log_density(points)
         return score.at_samples, score(points), log_density, score.divergence(points)
 
@@ -60,9 +66,10 @@ def test_float32_whitening_is_as_accurate_as_its_input():
     z = rng.normal(size=(32, 4))
     mixing = np.linalg.cholesky(0.999 * np.ones((4, 4)) + 0.001 * np.eye(4))
     samples = np.asarray(z @ mixing.T, np.float32)
-    score = ScoreEstimator(CurlFree(), Tikhonov(1e-2), Krylov(32), base=None).fit(
-        jnp.asarray(samples)
+    estimator = ScoreEstimator(
+        CurlFree(), Tikhonov(1e-2), Krylov(32), standardize="full", base=None
     )
+    score = estimator.fit(jnp.asarray(samples))
     fitted = reference_fit(True, oracle.imq(), oracle.tikhonov(1e-2), samples=samples.astype(float))
     # Condition number of the correlations: 4e3; the map itself is its square root.
     assert oracle.relative_error(score.at_samples, fitted.in_sample) < 1e-4

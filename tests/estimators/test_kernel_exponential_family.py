@@ -37,7 +37,7 @@ SAMPLES, POINTS = skewed_draws(N, RNG), skewed_draws(7, RNG)
 
 
 fit = quick_jit(KernelExponentialFamily)
-FIFTY_STEPS = ScoreEstimator(regularizer=NuMethod(50))
+FIFTY_STEPS = ScoreEstimator(regularizer=NuMethod(50), base="gaussian")
 log_prob = quick_jit(lambda density, x: density.log_prob(x))
 gradients = quick_jit(lambda density, x: jax.vmap(jax.value_and_grad(density.log_prob))(x))
 

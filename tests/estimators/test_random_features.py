@@ -136,7 +136,12 @@ def test_the_choice_is_by_held_out_loss(x64):
     samples = make_scaled(n, D, seed=4)
     rule = AutoBandwidth((1.0, 2.5))
     estimator = ScoreEstimator(
-        regularizer=Tikhonov("auto"), bandwidth=rule, solver=Krylov(14), features=FEATURES
+        regularizer=Tikhonov("auto"),
+        bandwidth=rule,
+        solver=Krylov(14),
+        standardize="full",
+        base="gaussian",
+        features=FEATURES,
     )
     score = jax.device_get(quick_jit(estimator.fit)(samples))
     found = score.info.selection

@@ -83,7 +83,7 @@ def trace(elbo, guide, some_model=model):
 def test_defaults_are_those_documented():
     elbo = ImplicitELBO()
     assert elbo.estimator == ScoreEstimator(
-        regularizer=NuMethod(45), bandwidth=Median(0.8), base=None
+        regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full", base=None
     )
     settings = elbo.settings
     assert (settings.base, settings.debias, settings.clip) == ("model", "jackknife", 4.0)

@@ -165,17 +165,22 @@ def test_it_is_not_differentiated(x64):
 
 def test_the_fit_hands_over_what_the_estimate_needs():
     samples = jnp.asarray(np.random.default_rng(0).normal(size=(32, 3)), jnp.float32)
-    estimator = ScoreEstimator(regularizer=Tikhonov(1e-2), base=None)
-    at_samples = estimator.at_samples(samples)
-    value = entropy(at_samples.nearest, at_samples.coordinates, "full", samples.shape[0])
-    np.testing.assert_allclose(value, compiled(samples), rtol=1e-4)
+    for standardize in ("full", "local"):
+        estimator = ScoreEstimator(
+            regularizer=Tikhonov(1e-2), standardize=standardize, base=None
+        )
+        at_samples = estimator.at_samples(samples)
+        value = entropy(at_samples.nearest, at_samples.coordinates, standardize, samples.shape[0])
+        np.testing.assert_allclose(value, compiled(samples, standardize), rtol=1e-4)
 
 
 def test_correction_where_only_some_draws_are_looked_at():
     """With too many draws for all pairs, coordinates come from all and neighbors from 1000."""
     n, dim = 3000, 200
     regularizer = LandweberIteration(1)
-    estimator = ScoreEstimator(regularizer=regularizer, solver=Krylov(1), bandwidth=1.0, base=None)
+    estimator = ScoreEstimator(
+        regularizer=regularizer, solver=Krylov(1), bandwidth=1.0, standardize="full", base=None
+    )
     samples = np.random.default_rng(2).standard_normal((n, dim), np.float32)
     at_samples = estimator.at_samples(samples)
     value = entropy(at_samples.nearest, at_samples.coordinates, "full", samples.shape[0])

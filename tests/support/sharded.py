@@ -139,10 +139,13 @@ def share_of_work():
 
 
 def share_of_memory():
-    """Temporary memory of a fit in tiles on a device, over that of one device alone."""
+    """Temporary memory of a fit in tiles on a device, over that of one device alone.
+
+    Without a local shape, for which each device holds the pairs of up to 1024 samples.
+    """
 
     def size(sharding):
-        run = jax.jit(lambda x: estimator(sharding).fit(x).at_samples)
+        run = jax.jit(lambda x: estimator(sharding, standardize="full").fit(x).at_samples)
         x = jax.ShapeDtypeStruct((2**12, 8), float)
         return run.lower(x).compile().memory_analysis().temp_size_in_bytes
 

@@ -21,6 +21,7 @@ from .coordinates import (
     held_out_gaussian,
     held_out_parameters,
     left_out_gaussian_scores,
+    local_shape,
     median_distance,
     whitener,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "landweber",
     "left_out_gaussian_scores",
     "literal_nu_steps",
+    "local_shape",
     "matern",
     "median_distance",
     "mixture",

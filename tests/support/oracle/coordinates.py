@@ -29,6 +29,30 @@ def whitener(samples: Array, mode: str, ddof: int = 0) -> Array:
     return np.linalg.inv(np.linalg.cholesky(np.cov(samples.T, ddof=ddof).reshape(d, d)))
 
 
+def local_shape(z: Array, rounds: int = 5) -> Array:
+    """Shape S of determinant 1 in which neighbors of whitened samples lie in all directions alike.
+
+    Without a root: ``C = sum e eᵀ / (eᵀ S⁻¹ e)`` over the differences e of each sample and its
+    eight nearest by the distance ``eᵀ S⁻¹ e``, then S becomes ``C S⁻¹ C`` of unit trace, with a
+    fraction of it replaced by that of the identity.
+    """
+    z = np.asarray(z, np.float64)
+    n, d = z.shape
+    shape, rho = np.eye(d), min(1.0, d / (2 * n))
+    for _ in range(rounds):
+        precision = np.linalg.inv(shape)
+        total = np.zeros((d, d))
+        for i in range(n):
+            e = np.delete(z, i, axis=0) - z[i]
+            squared = np.einsum("ka,ab,kb->k", e, precision, e)
+            nearest = np.argsort(squared)[: min(8, n // 4)]
+            total += np.einsum("ka,kb,k->ab", e[nearest], e[nearest], 1 / squared[nearest])
+        shape = total @ precision @ total
+        shape = (1 - rho) * shape / np.trace(shape) + rho * np.eye(d) / d
+        shape /= np.linalg.det(shape) ** (1 / d)
+    return shape
+
+
 SHRINKAGES = (0, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06, 0.1, 0.16, 0.25, 0.4, 0.6, 0.8, 1)
 
 
