@@ -1,12 +1,13 @@
 """All estimators of scores on all targets, under one protocol: the table of docs/accuracy.
 
     python -m benchmarks.accuracy.score_table [--csv FILE] [--samples 100 1000 10000]
-                                              [--targets NAME ...] [--estimators NAME ...]
+                                              [--targets NAME ...] [--estimators NAME ...] [--quick]
 
 Errors are means of ``(ŝ - s)ᵀ Σ (ŝ - s)/d`` with Σ the covariance of the target, which no change of
-units or axes alters: at the samples, and at new draws. Estimators that choose nothing from the
-truth come first. A published one has the setting with the least error at new draws, on average over
-the seeds, out of those of its paper: a choice that needs the true score. Seconds are those of one
+units or axes alters: at the samples, and at new draws. "All three" is the default with whitened
+coordinates, a Gaussian base and the median distance. A published estimator, with a star, has the
+setting with the least error at new draws, on average over the seeds, out of those of its paper: a
+choice that needs the true score. Seconds are those of one
 fit and of its values at the new draws, compiled and on the cores at hand; megabytes are the
 program's working memory.
 """
@@ -44,12 +45,23 @@ from numpyro_kscore.kernels import CurlFree, Diagonal, Gaussian
 from numpyro_kscore.regularizers import LandweberIteration, Tikhonov
 
 TEST_POINTS = 1000
-SAMPLES = (100, 1000, 10_000)
+# Repetitions by number of samples.
 SEEDS = {100: 16, 1000: 4, 10_000: 1}
 COLUMNS = ("at_samples", "at_new", "log_density", "setting", "seconds", "megabytes")
 DEFAULT = "ScoreEstimator()"
+# An error this close to the least counts as the best; one this far as this far.
+NEAR, WORST = 1.05, 1000.0
 # Draws that the covariance of a target is computed from.
 COVARIANCE_DRAWS = 100_000
+
+
+# Multiples of the median distance, the reference first.
+BANDWIDTHS = (1.0, 0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+# Columns of the printed table; the file has all.
+SHOWN = (
+    *("all three", "Tikhonov", "without base", "diagonal kernel", "256 features"),
+    *("KDE, debiased", "KDE, debiased, auto", "Stein*", "SSGE*", "KEF-CG*", "ν-method*"),
+)
 
 
 class Estimator(NamedTuple):
@@ -82,9 +94,11 @@ ESTIMATORS = {
     "without base": fixed(ScoreEstimator(base=None)),
     "Gaussian kernel": fixed(ScoreEstimator(CurlFree(Gaussian()))),
     "diagonal kernel": fixed(ScoreEstimator(Diagonal())),
+    "Gaussian base": fixed(ScoreEstimator(base="gaussian")),
+    "whitened": fixed(ScoreEstimator(standardize="full")),
     "median": fixed(ScoreEstimator(bandwidth="median")),
-    "wide": fixed(ScoreEstimator(bandwidth=AutoBandwidth((1.0, 2.0, 4.0)))),
-    "narrow": fixed(ScoreEstimator(bandwidth=AutoBandwidth((0.125, 0.25, 0.5, 1.0)))),
+    "seven bandwidths": fixed(ScoreEstimator(bandwidth=AutoBandwidth(BANDWIDTHS))),
+    "all three": fixed(ScoreEstimator(bandwidth="median", standardize="full", base="gaussian")),
     "landmarks": fixed(ScoreEstimator(landmarks=Landmarks(100)), lambda n, d: n > 100 and d <= 8),
     "subset": fixed(ScoreEstimator(subset=Subset(1024)), lambda n, dim: n > 1024),
     "256 features": fixed(ScoreEstimator(features=RandomFeatures(256))),
@@ -188,31 +202,94 @@ def compute(target: str, dim: int, samples: int, estimator: str) -> Row:
 
 
 def cells_of(options: argparse.Namespace) -> list[Row]:
-    # Cells of one size after each other: they share programs.
-    sizes = [(n, dim) for n in options.samples for dim in sorted({d for c in CELLS.values() for d in c})]
+    """Entries that are asked for: those of one size after each other, since they share programs."""
+    dims = sorted({dim for each in CELLS.values() for dim in each})
     return [
         {"target": target, "dim": dim, "samples": n, "estimator": name}
-        for n, dim in sizes
+        for n in options.samples
+        for dim in options.dims or dims
         for name in options.estimators
         for target in options.targets
         if dim in CELLS[target] and ESTIMATORS[name].applies(n, dim)
     ]
 
 
+def cells_in(rows: Sequence[Row], column: str) -> dict[tuple[int, int, str], dict[str, float]]:
+    """Values by size, target and estimator; those that are not finite count as infinite."""
+    found: dict[tuple[int, int, str], dict[str, float]] = {}
+    for row in rows:
+        value = float(row[column])
+        cell = found.setdefault((row["samples"], row["dim"], row["target"]), {})
+        cell[row["estimator"]] = value if np.isfinite(value) else np.inf
+    return found
+
+
 def table(rows: Sequence[Row], column: str) -> list[str]:
-    """Errors relative to the least of each cell: one line for each estimator and size."""
-    return []
+    """One line a cell: errors of some estimators over the default's, the least in bold."""
+    cells = cells_in(rows, column)
+    names = [name for name in SHOWN if any(name in cell for cell in cells.values())]
+    lines = [
+        markdown_line(["n", "d", "target", DEFAULT, *names, "best of all"]),
+        markdown_line(["---"] * (len(names) + 5)),
+    ]
+    for (n, dim, target), cell in cells.items():
+        if DEFAULT not in cell:
+            continue
+        own, best = cell[DEFAULT], min(cell, key=cell.__getitem__)
+        ratios = [f"{cell[name] / own:.2f}" if name in cell else "" for name in names]
+        ratios = [
+            f"**{text}**" if name == best else text
+            for name, text in zip(names, ratios, strict=True)
+        ]
+        value = f"**{own:.3g}**" if best == DEFAULT else f"{own:.3g}"
+        lines.append(
+            markdown_line([n, dim, target, value, *ratios, f"{best}, {cell[best] / own:.2f}"])
+        )
+    return lines
+
+
+def summary(rows: Sequence[Row], column: str) -> list[str]:
+    """One line for each estimator: in how many cells it is near the best, and how far from it."""
+    cells = cells_in(rows, column)
+    lines = [
+        markdown_line(["estimator", "cells", "best or within 5 %", "without * rows", "mean ratio"]),
+        markdown_line(["---"] * 5),
+    ]
+    for name in ESTIMATORS:
+        held = [cell for cell in cells.values() if name in cell]
+        if not held:
+            continue
+        blind = [{k: v for k, v in cell.items() if not k.endswith("*")} for cell in held]
+        over = np.array([cell[name] / min(cell.values()) for cell in held])
+        over_blind = np.array(
+            [cell[name] / min(every.values()) for cell, every in zip(held, blind, strict=True)]
+        )
+        near = f"{np.sum(over <= NEAR)}"
+        near_blind = "" if name.endswith("*") else f"{np.sum(over_blind <= NEAR)}"
+        mean = float(np.exp(np.mean(np.log(np.minimum(over, WORST)))))
+        lines.append(markdown_line([name, len(held), near, near_blind, f"{mean:.2f}"]))
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--samples", type=int, nargs="+", default=SAMPLES)
+    parser.add_argument("--csv", type=Path, help="the entries; those in it are not computed again")
+    parser.add_argument("--samples", type=int, nargs="+", default=[100, 1000], choices=SEEDS)
+    parser.add_argument("--dims", type=int, nargs="+", help="only these")
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
-    parser.add_argument("--estimators", nargs="+", default=list(ESTIMATORS), choices=list(ESTIMATORS))
+    parser.add_argument(
+        "--estimators", nargs="+", default=list(ESTIMATORS), choices=list(ESTIMATORS)
+    )
+    parser.add_argument("--quick", action="store_true", help="two targets and estimators")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.samples, options.dims, options.targets = [100], [2], ["normal", "student"]
+        options.estimators = [DEFAULT, "KDE", "Stein*"]
     rows = fill(cells_of(options), compute, COLUMNS, options.csv)
+    for column, what in (("at_new", "new draws"), ("at_samples", "the samples")):
+        print(f"\nErrors at {what}, over that of {DEFAULT}")
+        print(*table(rows, column), "", *summary(rows, column), sep="\n")
 
 
 if __name__ == "__main__":

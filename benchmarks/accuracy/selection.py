@@ -2,10 +2,10 @@
 
     python -m benchmarks.accuracy.selection [--dims 2 8 32 64] [--samples 128] [--seeds 8] [--quick]
 
-For each target, ``ScoreEstimator()`` is compared with the best member of the path it chooses from:
-the one with the smallest true error on average over the seeds. Errors are mean squares per
-dimension at 512 new draws. The last table compares the time of an automatic fit with that of a fit
-with a given λ; both are jitted and timed alternately in one process.
+For each target, the automatic strength at the median distance is compared with the best member of
+the path it is chosen from: the one with the smallest true error on average over the seeds. Errors are mean squares per
+dimension at 512 new draws. The last table compares the time of ``ScoreEstimator()``, which chooses a
+bandwidth too, with that of a fit with a given λ; both are jitted and timed alternately in one process.
 """
 
 from __future__ import annotations
@@ -13,101 +13,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
+from benchmarks.accuracy import score_targets
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators._selection import PathMember
+from numpyro_kscore.estimators._path import WEAKER, PathMember
 from numpyro_kscore.regularizers import NuMethod, Regularizer, Tikhonov
 
 TEST_POINTS = 512
-
-
-class Target(NamedTuple):
-    """A distribution that can be drawn from and whose score is known.
-
-    Attributes:
-        draw: ``(key, n) -> (n, d)``.
-        log_density: log density of one point, up to a constant.
-    """
-
-    draw: Callable[[Array, int], Array]
-    log_density: Callable[[Array], Array]
-
-
-def gaussian(dim: int) -> Target:
-    """The standard normal, where the base score is the truth."""
-    return Target(lambda key, n: random.normal(key, (n, dim)), lambda x: -0.5 * jnp.sum(x * x))
-
-
-def correlated(dim: int) -> Target:
-    """A normal with standard deviations from 1 to 0.1 along random directions."""
-    rotation = np.linalg.qr(np.random.default_rng(1).standard_normal((dim, dim)))[0]
-    sd = np.logspace(0, -1, dim)
-    root = jnp.asarray((rotation * sd) @ rotation.T)
-    precision = jnp.asarray((rotation / sd**2) @ rotation.T)
-    return Target(
-        lambda key, n: random.normal(key, (n, dim)) @ root.T, lambda x: -0.5 * x @ precision @ x
-    )
-
-
-def banana(dim: int) -> Target:
-    """A banana in the first two coordinates, normal in the others."""
-    precision = jnp.asarray(np.linalg.inv([[1.0, 0.9], [0.9, 1.0]]))
-
-    def draw(key: Array, n: int) -> Array:
-        z = random.normal(key, (n, dim))
-        second = 0.9 * z[:, 0] + np.sqrt(0.19) * z[:, 1] - z[:, 0] ** 2 - 1.0
-        return z.at[:, 1].set(second)
-
-    def log_density(x: Array) -> Array:
-        u = jnp.stack([x[0], x[1] + x[0] ** 2 + 1.0])
-        return -0.5 * u @ precision @ u - 0.5 * jnp.sum(x[2:] ** 2)
-
-    return Target(draw, log_density)
-
-
-def mixture(dim: int) -> Target:
-    """Two normals, four standard deviations apart in the first coordinate."""
-    mean = jnp.zeros(dim).at[0].set(2.0)
-
-    def draw(key: Array, n: int) -> Array:
-        first, second = random.split(key)
-        signs = random.rademacher(second, (n, 1), jnp.float32)
-        return random.normal(first, (n, dim)) + signs * mean
-
-    def log_density(x: Array) -> Array:
-        return jnp.logaddexp(-0.5 * jnp.sum((x - mean) ** 2), -0.5 * jnp.sum((x + mean) ** 2))
-
-    return Target(draw, log_density)
-
-
-def grid(dim: int) -> Target:
-    """A mixture of d normals at random corners of the unit cube."""
-    corners = jnp.asarray(np.random.default_rng(1).integers(0, 2, (dim, dim)), jnp.float32)
-
-    def draw(key: Array, n: int) -> Array:
-        first, second = random.split(key)
-        return corners[random.randint(first, (n,), 0, dim)] + random.normal(second, (n, dim))
-
-    def log_density(x: Array) -> Array:
-        return jax.scipy.special.logsumexp(-0.5 * jnp.sum((x - corners) ** 2, axis=1))
-
-    return Target(draw, log_density)
-
-
 TARGETS = {
-    "gaussian": gaussian,
-    "correlated": correlated,
-    "banana": banana,
-    "mixture": mixture,
-    "grid": grid,
+    name: score_targets.TARGETS[name]
+    for name in ("normal", "correlated", "banana", "mixture", "grid")
 }
 
 
@@ -116,12 +38,12 @@ def _errors(samples: Array, points: Array, scores: Array) -> tuple[Array, Array]
     """Errors of every member of the path, (p,), base first, and of the automatic choice."""
 
     def error(regularizer: Regularizer) -> Array:
-        estimator = ScoreEstimator(regularizer=regularizer)
+        estimator = ScoreEstimator(regularizer=regularizer, bandwidth="median")
         return jnp.mean(jnp.square(estimator.fit(samples)(points) - scores))
 
     family, dim = NuMethod("auto"), samples.shape[1]
-    path = PathMember(family, jnp.asarray(0), 1.0 / dim)
-    members = jnp.arange(len(family.path(path.bound)) + 1)
+    path = PathMember(family, jnp.asarray(0), 1.0 / dim, WEAKER)
+    members = jnp.arange(len(path.strengths(jnp.float32)))
     fixed = lax.map(lambda k: error(dataclasses.replace(path, index=k)), members)
     return fixed, error(family)
 

@@ -220,7 +220,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
-            "base: expected None, 'student', 'gaussian', a score function or a NumPyro distribution; "
-            f"got {base!r}"
+            "base: expected None, 'student', 'gaussian', a score function or a NumPyro "
+            f"distribution; got {base!r}"
         )
     return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))

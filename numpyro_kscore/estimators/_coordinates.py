@@ -94,9 +94,9 @@ class Coordinates:
 
     @full_precision
     def localized(self, x: jax.Array) -> Coordinates:
-        """Coordinates in which neighbors among whitened samples, (n, d), lie in all directions alike.
+        """Coordinates in which neighbors among samples (n, d) lie in all directions alike.
 
-        The determinant stays the same.
+        These whiten the samples. The determinant stays the same.
         """
         if self.whitening is None:
             return self
