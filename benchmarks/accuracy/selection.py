@@ -3,9 +3,10 @@
     python -m benchmarks.accuracy.selection [--dims 2 8 32 64] [--samples 128] [--seeds 8] [--quick]
 
 For each target, the automatic strength at the median distance is compared with the best member of
-the path it is chosen from: the one with the smallest true error on average over the seeds. Errors are mean squares per
-dimension at 512 new draws. The last table compares the time of ``ScoreEstimator()``, which chooses a
-bandwidth too, with that of a fit with a given λ; both are jitted and timed alternately in one process.
+the path it is chosen from: the one with the smallest true error on average over the seeds. Errors
+are mean squares per dimension at 512 new draws. The last table compares the time of
+``ScoreEstimator()``, which chooses a bandwidth too, with that of a fit with a given λ; both are
+jitted and timed alternately in one process.
 """
 
 from __future__ import annotations
