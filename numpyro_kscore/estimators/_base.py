@@ -205,7 +205,12 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = DistributionBase(distribution=with_jax_leaves(base))
     elif isinstance(base, str) and base == "gaussian":
         gaussian = fit_gaussian(samples)
-        fitted = EllipticalBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
+        fitted = EllipticalBase(
+            held_out=gaussian.held_out,
+            coordinates=gaussian.coordinates,
+            # An array in the samples' precision: a number would become one in JAX's own.
+            inverse_degrees=jnp.zeros((), samples.dtype),
+        )
     elif isinstance(base, str) and base == "student":
         student = fit_student(samples)
         fitted = EllipticalBase(
@@ -220,7 +225,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
-            "base: expected None, 'student', 'gaussian', a score function or a NumPyro distribution; "
-            f"got {base!r}"
+            "base: expected None, 'student', 'gaussian', a score function or a NumPyro "
+            f"distribution; got {base!r}"
         )
     return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))

@@ -94,7 +94,7 @@ class Coordinates:
 
     @full_precision
     def localized(self, x: jax.Array) -> Coordinates:
-        """Coordinates in which neighbors among whitened samples, (n, d), lie in all directions alike.
+        """Coordinates in which neighbors among samples, (n, d), lie in all directions alike.
 
         The determinant stays the same.
         """

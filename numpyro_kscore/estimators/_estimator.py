@@ -70,8 +70,8 @@ class ScoreEstimator(GuideEstimator):
         base: what the estimate is shrunk to: ``"gaussian"`` is the score of a Gaussian fitted to
             the samples and shrunk by held-out score matching (docs/theory), ``"student"`` that of
             a Student t distribution where tails are heavier and the same Gaussian where not, None
-            is zero (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro distribution with
-            event shape (d,) its score.
+            is zero (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro
+            distribution with event shape (d,) its score.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
         landmarks: :class:`Landmarks`, samples in whose span the estimate is (Nyström), at

@@ -47,7 +47,7 @@ class FittedStudent(NamedTuple):
 
 
 def tail_weights(inverse_degrees: jax.Array, squared: jax.Array, dim: int) -> jax.Array:
-    """``(ν + d)/(ν + q)`` at squared distances q: by how much the score is less than a Gaussian's."""
+    """``(ν + d)/(ν + q)`` at squared distances q: the score over that of a Gaussian."""
     return (1.0 + dim * inverse_degrees) / (1.0 + squared * inverse_degrees)
 
 

@@ -53,9 +53,7 @@ def test_local_coordinates_in_a_fit():
     That of N(.5, .49) from N(0, 1), .227 a dimension. A loss has a variance of about
     ``(1.6 + d/2)/16`` of the entropy and .03 of the log joint density: four errors of the mean.
     """
-    estimator = ScoreEstimator(
-        standardize="local", regularizer=NuMethod(45), bandwidth=Median(0.8)
-    )
+    estimator = ScoreEstimator(standardize="local", regularizer=NuMethod(45), bandwidth=Median(0.8))
     elbo = ImplicitELBO(FEW, estimator=estimator)
     svi = SVI(standard_model(2), affine_guide(2), optax.adam(1e-5), elbo)
     result = quiet_fit(svi, KEY, max_steps=20, chunk_size=10, progress_bar=False)
