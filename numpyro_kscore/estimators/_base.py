@@ -205,7 +205,12 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = DistributionBase(distribution=with_jax_leaves(base))
     elif isinstance(base, str) and base == "gaussian":
         gaussian = fit_gaussian(samples)
-        fitted = EllipticalBase(held_out=gaussian.held_out, coordinates=gaussian.coordinates)
+        fitted = EllipticalBase(
+            held_out=gaussian.held_out,
+            coordinates=gaussian.coordinates,
+            # An array in the samples' precision: a number would become one in JAX's own.
+            inverse_degrees=jnp.zeros((), samples.dtype),
+        )
     elif isinstance(base, str) and base == "student":
         student = fit_student(samples)
         fitted = EllipticalBase(

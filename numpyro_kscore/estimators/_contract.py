@@ -41,7 +41,7 @@ class GuideEstimator:
     The defaults are those of an estimator that starts anew at every step and takes any option.
     """
 
-    #: Rule of standardization: ``"full"``, ``"diagonal"`` or ``"none"``.
+    #: Rule of standardization: ``"local"``, ``"full"``, ``"diagonal"`` or ``"none"``.
     standardize: Any
     #: Base score of the estimator, see :meth:`resolve_base`.
     base: Any

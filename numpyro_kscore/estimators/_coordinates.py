@@ -94,7 +94,7 @@ class Coordinates:
 
     @full_precision
     def localized(self, x: jax.Array) -> Coordinates:
-        """Coordinates in which neighbors among samples (n, d) lie in all directions alike.
+        """Coordinates in which neighbors among samples, (n, d), lie in all directions alike.
 
         These whiten the samples. The determinant stays the same.
         """

@@ -62,8 +62,8 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     without correlations has it. Then, with R the covariance in those units, the precision is
     ``γ D⁻¹ ((1-ρ) R + ρ I)⁻¹ D⁻¹``. Leaving sample i out changes R by a multiple of ``x_i x_iᵀ``,
     which the Sherman-Morrison formula turns into weights of ``x_iᵀ B⁻¹ x_i`` and
-    ``x_iᵀ B⁻¹ M B⁻¹ x_i``, with ``M = (R + c I)/(1 + c)`` and c = 4 d²/n; the best γ for each ρ is
-    a ratio of two means. D stays that of all samples in this step.
+    ``x_iᵀ B⁻¹ M B⁻¹ x_i``, with ``M = (R + c I)/(1 + c)`` and c = 4 k²/n for k coordinates that
+    vary; the best γ for each ρ is a ratio of two means. D stays that of all samples in this step.
 
     Args:
         samples: shape (n, d), n ≥ 2.

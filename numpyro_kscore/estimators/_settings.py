@@ -29,7 +29,7 @@ class FitSettings:
         landmarks: samples whose span the estimate lies in, or None.
         subset: samples the operator is averaged over, or None.
         features: random features in whose span the estimate lies, or None.
-        standardize: ``"full"``, ``"diagonal"`` or ``"none"``.
+        standardize: ``"local"``, ``"full"``, ``"diagonal"`` or ``"none"``.
         normalize: whether the kernel is divided by its trace.
         sharding: how samples are divided over devices, or None.
         precision: of the products of a Krylov space with the Gram operator.

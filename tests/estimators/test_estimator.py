@@ -237,9 +237,7 @@ def test_few_krylov_steps_equal_a_hundred_nu_steps(dim, num_steps):
     literal = oracle.literal_nu_steps(kernel, nodes, 100, base=base @ np.linalg.inv(whitener))
     expected = base + literal @ whitener
     for solver in (Krylov(num_steps), Recursion())[: 2 if dim == 8 else 1]:
-        estimator = ScoreEstimator(
-            CurlFree(), NuMethod(100), solver, standardize="full", base=None
-        )
+        estimator = ScoreEstimator(CurlFree(), NuMethod(100), solver, standardize="full", base=None)
         score = jax.jit(estimator.fit)(jnp.asarray(samples), jnp.asarray(base))
         assert score.at_samples.dtype == jnp.float32
         assert oracle.relative_error(score.at_samples, expected) < 1e-4
@@ -305,9 +303,7 @@ def test_without_stored_pairs(kernel, solver, base, x64, monkeypatch):
     curl_free = isinstance(kernel, CurlFree)
     # The jackknife does not know which kernel it is.
     split = curl_free and isinstance(solver, Krylov)
-    estimator = ScoreEstimator(
-        kernel, NuMethod(20), solver, standardize="full", base=BASES[base]
-    )
+    estimator = ScoreEstimator(kernel, NuMethod(20), solver, standardize="full", base=BASES[base])
 
     @quick_jit
     def evaluate(samples, points):

@@ -73,9 +73,7 @@ def test_compiled_first_steps_equal_the_reference(num_steps):
 )
 def test_lam_is_a_leaf(solver, x64):
     """vmap and gradients over lam, and one trace for many values of it."""
-    estimator = ScoreEstimator(
-        CurlFree(), Tikhonov(1e-2), solver, standardize="full", base=None
-    )
+    estimator = ScoreEstimator(CurlFree(), Tikhonov(1e-2), solver, standardize="full", base=None)
     lams = np.array([1e-3, 1e-2, 0.3])
     traces = []
 

@@ -82,6 +82,7 @@ def test_hard_samples_have_a_finite_shape():
     }
 
     @quick_jit
+    @jax.vmap
     def evaluate(x):
         def total(x):
             coordinates = standardize_samples(x, "local")
@@ -90,16 +91,20 @@ def test_hard_samples_have_a_finite_shape():
 
         return jax.grad(total, has_aux=True)(x)
 
-    for name, x in cases.items():
-        for value in jax.tree.leaves(evaluate(jnp.asarray(x, jnp.float32))):
-            assert np.all(np.isfinite(value)), name
+    for value in jax.tree.leaves(evaluate(jnp.asarray(list(cases.values()), jnp.float32))):
+        finite = np.all(np.isfinite(value), axis=(1, 2))
+        assert all(finite), dict(zip(cases, finite, strict=True))
 
 
 @pytest.mark.parametrize(("n", "d"), [(3, 2), (5, 8), (30, 1)])
 def test_few_samples_and_one_dimension(n, d):
     """Without near neighbors, or with one dimension, it is the whitening alone."""
     x = jnp.asarray(make_scaled(n, d, seed=2), jnp.float32)
-    found, whole = quick_jit(lambda x: [standardize_samples(x, how) for how in ("local", "full")])(x)
-    same = [np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (found, whole)), strict=True)]
+    found, whole = quick_jit(lambda x: [standardize_samples(x, how) for how in ("local", "full")])(
+        x
+    )
+    same = [
+        np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (found, whole)), strict=True)
+    ]
     assert all(same) == (n < 4 or d == 1)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(found))

@@ -13,7 +13,9 @@ from jax.example_libraries import stax
 from numpyro.contrib.module import flax_module
 from numpyro.infer import SVI
 
-from numpyro_kscore import Implicit, ImplicitELBO
+from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
+from numpyro_kscore.estimators import Median
+from numpyro_kscore.regularizers import NuMethod
 from support.affine import (
     AFFINE,
     FEW,
@@ -28,6 +30,7 @@ from support.affine import (
 )
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
+from support.fits import quiet_fit
 
 CHEAP = ImplicitELBO(FEW, estimator=GaussianScore(), debias=None)
 
@@ -42,6 +45,21 @@ def test_svi_run(progress_bar, capsys):
     assert np.abs(result.params["loc"]) < 0.25
     assert np.all(np.isfinite(result.losses))
     assert ("100%" in capsys.readouterr().err) == progress_bar
+
+
+def test_local_coordinates_in_a_fit():
+    """Sixteen particles in two dimensions, moved by next to nothing: the loss is the divergence.
+
+    That of N(.5, .49) from N(0, 1), .227 a dimension. A loss has a variance of about
+    ``(1.6 + d/2)/16`` of the entropy and .03 of the log joint density: four errors of the mean.
+    """
+    estimator = ScoreEstimator(standardize="local", regularizer=NuMethod(45), bandwidth=Median(0.8))
+    elbo = ImplicitELBO(FEW, estimator=estimator)
+    svi = SVI(standard_model(2), affine_guide(2), optax.adam(1e-5), elbo)
+    result = quiet_fit(svi, KEY, max_steps=20, chunk_size=10, progress_bar=False)
+    assert len(result.losses) == 20
+    assert is_finite(result.params)
+    assert abs(np.mean(result.losses) - 2 * 0.227) < 4 * (0.195 / 20) ** 0.5
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,7 @@ def test_it_is_not_differentiated(x64):
 def test_the_fit_hands_over_what_the_estimate_needs():
     samples = jnp.asarray(np.random.default_rng(0).normal(size=(32, 3)), jnp.float32)
     for standardize in ("full", "local"):
-        estimator = ScoreEstimator(
-            regularizer=Tikhonov(1e-2), standardize=standardize, base=None
-        )
+        estimator = ScoreEstimator(regularizer=Tikhonov(1e-2), standardize=standardize, base=None)
         at_samples = estimator.at_samples(samples)
         value = entropy(at_samples.nearest, at_samples.coordinates, standardize, samples.shape[0])
         np.testing.assert_allclose(value, compiled(samples, standardize), rtol=1e-4)

@@ -435,3 +435,16 @@ def test_missing_optax_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(ImportError, match=r"expected optax.*numpyro-kscore\[examples\]"):
         SMALL.init(KEY, 2)
+
+
+@pytest.mark.parametrize("standardize", ["local", "full", "diagonal", "none"])
+def test_a_state_keeps_its_structure(standardize):
+    estimator = SlicedScoreMatching((8,), standardize=standardize)
+
+    def states(key, samples):
+        state = estimator.init(key, 2)
+        return state, estimator.update(state, key, samples)
+
+    samples = jax.ShapeDtypeStruct((16, 2), jnp.float32)
+    before, after = jax.eval_shape(states, random.key(0), samples)
+    assert before == after
