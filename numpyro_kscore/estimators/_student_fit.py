@@ -46,12 +46,12 @@ class FittedStudent(NamedTuple):
     inverse_degrees: jax.Array
 
 
-def tail_weights(inverse_degrees: jax.Array, squared: jax.Array, dim: int) -> jax.Array:
+def tail_weights(inverse_degrees: jax.Array | float, squared: jax.Array, dim: int) -> jax.Array:
     """``(ν + d)/(ν + q)`` at squared distances q: the score over that of a Gaussian."""
     return (1.0 + dim * inverse_degrees) / (1.0 + squared * inverse_degrees)
 
 
-def log_normalizer(inverse_degrees: jax.Array, dim: int) -> jax.Array:
+def log_normalizer(inverse_degrees: jax.Array | float, dim: int) -> jax.Array:
     """log of the density at the center, for unit scatter."""
     inverse = jnp.maximum(inverse_degrees, 1e-4)
     degrees = 1.0 / inverse
@@ -60,7 +60,7 @@ def log_normalizer(inverse_degrees: jax.Array, dim: int) -> jax.Array:
     return jnp.where(inverse_degrees > 0, student, -0.5 * dim * jnp.log(2 * jnp.pi))
 
 
-def log_tail(inverse_degrees: jax.Array, squared: jax.Array, dim: int) -> jax.Array:
+def log_tail(inverse_degrees: jax.Array | float, squared: jax.Array, dim: int) -> jax.Array:
     """The log density at squared distances q less that at the center."""
     inverse = jnp.maximum(inverse_degrees, 1e-4)
     student = -0.5 * (1.0 / inverse + dim) * jnp.log1p(squared * inverse)
