@@ -11,8 +11,9 @@ from jax import random
 from scipy import stats
 
 from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
-from numpyro_kscore.estimators._base import Base, EllipticalBase, make_base
+from numpyro_kscore.estimators._base import Base, EllipticalBase
 from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._fitted_base import make_base
 from numpyro_kscore.estimators._gaussian import fit_gaussian
 from numpyro_kscore.estimators._student_fit import INVERSE_DEGREES, fit_student
 from numpyro_kscore.regularizers import NuMethod
