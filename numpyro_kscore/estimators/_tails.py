@@ -13,6 +13,8 @@ __all__ = ["log_normalizer", "log_tail", "tail_weights"]
 
 def tail_weights(inverse_degrees: Any, squared: jax.Array, dim: int) -> jax.Array:
     """``(ν + d)/(ν + q)`` at squared distances q: the score over that of a Gaussian."""
+    # Where the square overflows, infinity times zero would be NaN.
+    squared = jnp.minimum(squared, jnp.finfo(squared.dtype).max)
     return (1.0 + dim * inverse_degrees) / (1.0 + squared * inverse_degrees)
 
 
