@@ -18,10 +18,11 @@ from numpyro_kscore._util.precision import PRECISIONS
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._base import Base, make_base
+from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._checks import check_context, check_settings
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
+from numpyro_kscore.estimators._fitted_base import make_base
 from numpyro_kscore.estimators._fitting import fit_at_samples, fit_score
 from numpyro_kscore.estimators._random_features import RandomFeatures
 from numpyro_kscore.estimators._row_selection import Landmarks, Subset

@@ -26,6 +26,8 @@ ROUNDS = 5
 MOST_POINTS = 512
 # Samples a neighbor, below which there are no near ones.
 FEWEST_EACH = 4
+# Bits of the mantissa of a squared distance that neighbors are told apart by.
+DISTANCE_BITS = 16
 # Fraction of the shape, times d/n, that is replaced by that of all samples.
 SHRINKAGE = 0.5
 
@@ -58,6 +60,9 @@ def local_shape(z: jax.Array) -> jax.Array:
     def refine(root: jax.Array, _: None) -> tuple[jax.Array, None]:
         points = z @ invert_lower(root).T
         squared = squared_distances(points, points, cancels(points)) + itself
+        # Coarsely, so that among samples at one distance the order decides, not rounding: on a
+        # lattice the shape would otherwise depend on the units.
+        squared = lax.reduce_precision(squared, jnp.finfo(z.dtype).nexp, DISTANCE_BITS)
         nearest = lax.top_k(-squared, neighbors)[1]
         apart = (points[:, None] - points[nearest]).reshape(-1, dim)
         # Lengths differ by how dense the samples are; directions do not. Copies have none.

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.special import gammaln
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
 
-__all__ = ["FittedStudent", "fit_student", "log_normalizer", "log_tail", "tail_weights"]
+__all__ = ["INVERSE_DEGREES", "FittedStudent", "fit_student"]
 
 # Inverse degrees of freedom that are tried; 0 is a Gaussian.
 INVERSE_DEGREES = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.25, 0.33, 0.5, 0.75, 1.0)
@@ -44,27 +44,6 @@ class FittedStudent(NamedTuple):
     coordinates: Coordinates
     held_out: jax.Array
     inverse_degrees: jax.Array
-
-
-def tail_weights(inverse_degrees: jax.Array | float, squared: jax.Array, dim: int) -> jax.Array:
-    """``(ν + d)/(ν + q)`` at squared distances q: the score over that of a Gaussian."""
-    return (1.0 + dim * inverse_degrees) / (1.0 + squared * inverse_degrees)
-
-
-def log_normalizer(inverse_degrees: jax.Array | float, dim: int) -> jax.Array:
-    """log of the density at the center, for unit scatter."""
-    inverse = jnp.maximum(inverse_degrees, 1e-4)
-    degrees = 1.0 / inverse
-    student = gammaln(0.5 * (degrees + dim)) - gammaln(0.5 * degrees)
-    student = student - 0.5 * dim * jnp.log(degrees * jnp.pi)
-    return jnp.where(inverse_degrees > 0, student, -0.5 * dim * jnp.log(2 * jnp.pi))
-
-
-def log_tail(inverse_degrees: jax.Array | float, squared: jax.Array, dim: int) -> jax.Array:
-    """The log density at squared distances q less that at the center."""
-    inverse = jnp.maximum(inverse_degrees, 1e-4)
-    student = -0.5 * (1.0 / inverse + dim) * jnp.log1p(squared * inverse)
-    return jnp.where(inverse_degrees > 0, student, -0.5 * squared)
 
 
 @jax.jit

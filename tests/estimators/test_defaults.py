@@ -20,6 +20,14 @@ from support.compiling import quick_jit
 PATH = PathMember(Tikhonov("auto"), jnp.asarray(0), 0.5)
 
 
+@quick_jit
+def rule(bandwidths, loss, apart):
+    def error(members, rows):
+        return apart[rows, jnp.arange(len(rows))][:, None] * jnp.ones_like(loss)
+
+    return pick(PATH, loss, error, bandwidths)
+
+
 def picked(bandwidths, leasts, errors):
     """The index of the bandwidth taken; its least loss is that of the fourth member.
 
@@ -28,12 +36,8 @@ def picked(bandwidths, leasts, errors):
     """
     loss = np.zeros((len(bandwidths), PATH.strengths(jnp.float32).shape[0]), np.float32)
     loss[:, 3] = leasts
-    apart = np.where(np.eye(len(leasts)), 0.01, errors).astype(np.float32)
-
-    def error(members, rows):
-        return jnp.asarray(apart)[rows, jnp.arange(len(rows))][:, None] * jnp.ones_like(loss)
-
-    selection, member = pick(PATH, jnp.asarray(loss), error, jnp.asarray(bandwidths))
+    apart = np.where(np.eye(len(leasts)), 0.01, errors)
+    selection, member = rule(np.float32(bandwidths), loss, np.float32(apart))
     assert int(selection.column) == int(member.index) == 3
     return int(selection.row)
 

@@ -11,8 +11,9 @@ from jax import random
 from scipy import stats
 
 from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
-from numpyro_kscore.estimators._base import Base, EllipticalBase, make_base
+from numpyro_kscore.estimators._base import Base, EllipticalBase
 from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._fitted_base import make_base
 from numpyro_kscore.estimators._gaussian import fit_gaussian
 from numpyro_kscore.estimators._student_fit import INVERSE_DEGREES, fit_student
 from numpyro_kscore.regularizers import NuMethod
@@ -162,11 +163,15 @@ def test_an_exponential_family_with_the_tails_of_a_student():
     @quick_jit
     def evaluate(samples, points):
         density = KernelExponentialFamily(samples, estimator).normalize(random.key(0))
-        return density.log_prob(points), density.normalization, density.score.base.inverse_degrees
+        base = density.score.base
+        # Squares of the second overflow.
+        beyond = base.score(jnp.array([[1e18], [1e25]]))
+        return density.log_prob(points), density.normalization, base.inverse_degrees, beyond
 
     points = np.float32(np.concatenate([np.tan(angles), far])[:, None])
-    values, constant, inverse_degrees = jax.device_get(evaluate(samples, points))
+    values, constant, inverse_degrees, beyond = jax.device_get(evaluate(samples, points))
     assert inverse_degrees > 0
+    assert np.all(np.abs(beyond) < 1e-6)
     slope = (values[-1] - values[-2]) / np.log(far[1] / far[0])
     assert slope == pytest.approx(-1 - 1 / inverse_degrees, rel=1e-3)
     constant.raise_if_failed()

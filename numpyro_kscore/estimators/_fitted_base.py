@@ -1,0 +1,79 @@
+"""The base score of a fit, from what the user gave and the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+from numpyro.distributions import Distribution
+
+from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore.estimators._base import (
+    Base,
+    DistributionBase,
+    EllipticalBase,
+    FunctionBase,
+    ValuesBase,
+    ZeroBase,
+)
+from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._student_fit import fit_student
+
+__all__ = ["make_base"]
+
+
+def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
+    """The base of a fit from what the user gave: see :class:`ScoreEstimator`.
+
+    Raises:
+        ValueError: for base scores that do not match the samples, or an unknown name.
+        TypeError: for something that is no base.
+    """
+    if base_scores is not None:
+        values = as_points("base_scores", base_scores, dim=samples.shape[1])
+        if values.shape != samples.shape:
+            raise ValueError(
+                f"base_scores: expected shape {samples.shape}, one row per sample; "
+                f"got {values.shape}"
+            )
+        return ValuesBase(values.astype(samples.dtype))
+    if base is None:
+        return ZeroBase()
+    fitted: Base
+    if isinstance(base, Distribution):
+        if base.batch_shape != () or base.event_shape != (samples.shape[1],):
+            raise ValueError(
+                f"base: expected a distribution with batch shape () and event shape "
+                f"({samples.shape[1]},); got {base.batch_shape} and {base.event_shape}. "
+                "Use .to_event(1) on a batch of scalars"
+            )
+        fitted = DistributionBase(distribution=with_jax_leaves(base))
+    elif isinstance(base, str) and base == "gaussian":
+        gaussian = fit_gaussian(samples)
+        fitted = EllipticalBase(
+            held_out=gaussian.held_out,
+            coordinates=gaussian.coordinates,
+            # An array in the samples' precision: a number would become one in JAX's own.
+            inverse_degrees=jnp.zeros((), samples.dtype),
+        )
+    elif isinstance(base, str) and base == "student":
+        student = fit_student(samples)
+        fitted = EllipticalBase(
+            held_out=student.held_out,
+            coordinates=student.coordinates,
+            inverse_degrees=student.inverse_degrees,
+        )
+    elif callable(base):
+        # JAX compares a bound method by identity of its object, whose own equality may compare
+        # arrays.
+        is_leaf = jax.tree_util.all_leaves([base])
+        fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
+    else:
+        raise TypeError(
+            "base: expected None, 'student', 'gaussian', a score function or a NumPyro "
+            f"distribution; got {base!r}"
+        )
+    return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))
