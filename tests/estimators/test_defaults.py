@@ -61,16 +61,16 @@ def test_narrower_bandwidths_have_to_be_better_by_two_standard_errors():
 @pytest.mark.parametrize(
     ("options", "candidates"),
     [
-        ({}, 4),
-        ({"landmarks": Landmarks(8)}, 4),
-        ({"subset": Subset(8)}, 4),
+        ({}, 3),
+        ({"landmarks": Landmarks(8)}, 3),
+        ({"subset": Subset(8)}, 3),
         ({"features": RandomFeatures(16)}, 1),
         ({"regularizer": Tikhonov("auto"), "bandwidth": "median"}, 1),
         ({"regularizer": NuMethod(5)}, None),
     ],
 )
 def test_bandwidths_that_are_tried_without_a_rule(options, candidates):
-    """Four for an automatic strength of a kernel, the median alone otherwise."""
+    """Three for an automatic strength of a kernel, the median alone otherwise."""
 
     def tried(estimator):
         selection = jax.eval_shape(
@@ -85,7 +85,7 @@ def test_bandwidths_that_are_tried_without_a_rule(options, candidates):
         assert estimator.bandwidth is None
         assert tried(dataclasses.replace(estimator, regularizer=NuMethod(5))) is None
         fixed = dataclasses.replace(estimator, regularizer=NuMethod(5))
-        assert tried(dataclasses.replace(fixed, regularizer=NuMethod("auto"))) == 4
+        assert tried(dataclasses.replace(fixed, regularizer=NuMethod("auto"))) == 3
 
 
 # -------------------------------------------------------------------------------------- accuracy
