@@ -48,7 +48,9 @@ class FittedStudent(NamedTuple):
 
 def tail_weights(inverse_degrees: jax.Array, squared: jax.Array, dim: int) -> jax.Array:
     """``(ν + d)/(ν + q)`` at squared distances q: by how much the score is less than a Gaussian's."""
-    return (1.0 + dim * inverse_degrees) / (1.0 + squared * inverse_degrees)
+    # The square of a far point may be infinite, and 0 · ∞ is NaN.
+    tail = jnp.where(inverse_degrees > 0, squared * inverse_degrees, 0.0)
+    return (1.0 + dim * inverse_degrees) / (1.0 + tail)
 
 
 def log_normalizer(inverse_degrees: jax.Array, dim: int) -> jax.Array:
