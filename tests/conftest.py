@@ -3,7 +3,7 @@
 import gc
 import os
 
-from support.flags import older_emitter
+from support.flags import in_one_part, older_emitter
 
 # Read when JAX is imported: results must not depend on which accelerator is at hand. To run the
 # tests on one on purpose, name it: cuda,cpu.
@@ -17,6 +17,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 if WORKER and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(WORKER.removeprefix("gw")) % len(cores)]})
+    os.environ["XLA_FLAGS"] = in_one_part(os.environ["XLA_FLAGS"])
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -13,6 +13,7 @@ from numpyro.infer.svi import SVI
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._converters import (
     ConvertedFit,
@@ -240,7 +241,12 @@ def _add_scalars(
         if not estimator.regularizer.is_auto:
             data["lam_or_num_steps"] = float(estimator.regularizer.strength())
         if isinstance(estimator.bandwidth, Median):
-            some = whiten_samples(draws.samples).to_kernel(draws.samples)[:1024]
-            median = median_distance(squared_distances(some, some, cancels(some)))
+            median = quick_jit(_whitened_median)(draws.samples)
             data["bandwidth"] = float(estimator.bandwidth.factor * median)
     data.attrs.update(attrs)
+
+
+def _whitened_median(samples: Array) -> Array:
+    """Median distance of up to 1024 of the samples, in whitened coordinates."""
+    some = whiten_samples(samples).to_kernel(samples)[:1024]
+    return median_distance(squared_distances(some, some, cancels(some)))

@@ -7,12 +7,13 @@ where it is used, and every function returns the figure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from numpyro_kscore._util.checks import as_points
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth
 from numpyro_kscore.estimators._estimator import ScoreEstimator
@@ -56,6 +57,16 @@ def _grid(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return first, second, np.stack([first.ravel(), second.ravel()], axis=1)
 
 
+def _density_and_scores() -> Callable[[np.ndarray, np.ndarray], Any]:
+    """From draws (n, 2) and points (m, 2) the log density at the points, the scores at draws."""
+
+    def evaluate(draws: Any, points: Any) -> Any:
+        score = ScoreEstimator().fit(draws)
+        return score.log_density(points), score.at_samples
+
+    return quick_jit(evaluate)
+
+
 def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any = None) -> Any:
     """Every pair of columns, with contours of the estimated log density of the pair.
 
@@ -83,6 +94,8 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
         )
     labels, plt = _names(names, dim), _pyplot()
     other = None if reference is None else np.asarray(as_points("reference", reference, dim=dim))
+    # One program for all pairs.
+    evaluate = _density_and_scores()
     size = max(4.0, 1.8 * dim)
     figure, panels = plt.subplots(dim, dim, figsize=(size, size), layout="constrained")
     for i in range(dim):
@@ -103,8 +116,8 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
                     panel.plot(*other[:, [j, i]].T, ".", ms=1, color="0.75", zorder=0)
                 panel.plot(*pair[:CONTOUR_DRAWS].T, ".", ms=1, color="C0", alpha=0.4)
                 first, second, points = _grid(pair)
-                score = ScoreEstimator().fit(pair[:CONTOUR_DRAWS].astype(np.float32))
-                height = np.asarray(score.log_density(points.astype(np.float32)))
+                fitted = pair[:CONTOUR_DRAWS].astype(np.float32)
+                height = np.asarray(evaluate(fitted, points.astype(np.float32))[0])
                 panel.contour(
                     first, second, (height - height.max()).reshape(GRID, GRID), DEPTHS, colors="k",
                     linewidths=0.8, linestyles="solid",
@@ -139,13 +152,14 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
     """
     x = np.asarray(as_points("samples", samples, dim=2, minimum=10))
     labels, plt = _names(names, 2), _pyplot()
-    score = ScoreEstimator().fit(x[:CONTOUR_DRAWS].astype(np.float32))
+    fitted = x[:CONTOUR_DRAWS].astype(np.float32)
     first, second, points = _grid(x)
-    height = np.asarray(score.log_density(points.astype(np.float32))).reshape(GRID, GRID)
+    height, at_samples = _density_and_scores()(fitted, points.astype(np.float32))
+    height = np.asarray(height).reshape(GRID, GRID)
     figure, panel = plt.subplots(figsize=(5, 4.5), layout="constrained")
     panel.contourf(first, second, np.maximum(height - height.max(), -8), 12, cmap="Greys")
     some = slice(0, min(ARROWS, x.shape[0]))
-    own = np.asarray(score.at_samples)[some]
+    own = np.asarray(at_samples)[some]
     # One scale for both, so that their lengths can be compared.
     longest = np.quantile(np.linalg.norm(own, axis=1), 0.9)
     style = {"width": 0.004, "scale": 8 * longest, "scale_units": "width"}

@@ -141,7 +141,9 @@ class EllipticalBase(Base):
         # The derivative of the weight along the score.
         slope = 2.0 * self.inverse_degrees * weights**2 / (1.0 + dim * self.inverse_degrees)
         along = jnp.sum(jnp.square(z @ factor), axis=1)
-        return slope * along - weights * jnp.sum(factor * factor)
+        # Far out `along` may be infinite, where a Gaussian has no such term.
+        bend = jnp.where(self.inverse_degrees > 0, slope * along, 0.0)
+        return bend - weights * jnp.sum(factor * factor)
 
     @full_precision
     def draw(self, key: jax.Array, count: int) -> jax.Array:

@@ -46,6 +46,7 @@ def test_weights_are_those_of_greatest_likelihood(x64):
     assert total == pytest.approx(-best.fun, abs=1e-4)
 
 
+@quick_jit
 def gaussian_log_densities(samples, points, key, num_draws):
     """One Gaussian of the samples' moments in place of all estimates."""
     mean, variance = jnp.mean(samples, axis=0), jnp.var(samples, axis=0)

@@ -32,6 +32,7 @@ from numpyro_kscore.kernels._pallas import Tiling, field_on_chip, tiling_for
 from numpyro_kscore.regularizers import NuMethod
 from numpyro_kscore.solvers import Recursion
 from support import oracle
+from support.compiling import quick_jit
 
 TILING = Tiling(rows=32, columns=16, warps=4, stages=2, splits=2)
 # Sums of 130 terms of mixed sign in float32: 130 roundings of 6e-8, and some cancellation.
@@ -54,8 +55,9 @@ def problem(n, m, dim):
 
 def in_float64(kernel, x, c, y, a):
     with jax.enable_x64(True):
-        expansion = Expansion(jnp.asarray(x, float), jnp.asarray(c, float), jnp.asarray(a, float))
-        return np.asarray(pairwise.field(kernel, expansion, jnp.asarray(y, float)))
+        expansion = Expansion(*(jnp.asarray(v, float) for v in (x, c, a)))
+        field = quick_jit(partial(pairwise.field, kernel))
+        return np.asarray(field(expansion, jnp.asarray(y, float)))
 
 
 def relative(value, expected):
@@ -99,7 +101,7 @@ def test_parts_of_a_field():
     """Coefficients alone, and ζ alone; one program for all points."""
     x, c, y, a = problem(70, 40, 4)
     tiling = TILING._replace(splits=1)
-    run = partial(field_on_chip, CurlFree(), x, y=y, tiling=tiling, interpret=True)
+    run = quick_jit(partial(field_on_chip, CurlFree(), x, y=y, tiling=tiling, interpret=True))
     both = run(coefficients=c, each=a / 70)
     np.testing.assert_allclose(
         run(coefficients=c, each=None) + run(coefficients=None, each=a / 70), both, atol=1e-5
@@ -219,14 +221,18 @@ def test_without_a_gpu_nothing_is_imported(monkeypatch):
 
 def test_a_fit_on_the_chip_is_that_in_tiles(interpreting, monkeypatch):
     x, _, y, _ = problem(100, 31, 5)
-    score = estimator().fit(x)
-    assert score.info.path_name == "kernel"
-    found = score.at_samples, score(y)
+
+    def evaluate(x, y):
+        score = estimator().fit(x)
+        return score.info, score.at_samples, score(y)
+
+    info, *found = jax.jit(evaluate)(x, y)
+    assert info.path_name == "kernel"
     monkeypatch.setattr(_device, "_gpu_is_default", lambda: False)
     jax.clear_caches()
-    in_tiles = estimator().fit(x)
-    assert in_tiles.info.path_name == "tiles"
-    for value, expected in zip(found, (in_tiles.at_samples, in_tiles(y)), strict=True):
+    info, *in_tiles = jax.jit(evaluate)(x, y)
+    assert info.path_name == "tiles"
+    for value, expected in zip(found, in_tiles, strict=True):
         assert relative(value, expected) < 1e-4  # 20 ν-steps amplify roundings
 
 

@@ -54,6 +54,17 @@ def test_bad_densities_leave_parameters_finite(value, where):
     assert_close(stable, before, rtol=0, atol=0)
 
 
+def test_a_step_outside_of_jit_is_the_compiled_one():
+    """One operation after another, as users take it when they look for what is wrong."""
+    (_, expected, _), _ = steps_with_trouble(np.nan, 0.5)
+    svi = SVI(breaking_model, affine_guide(), optax.adam(1e-2), ImplicitELBO(FEW))
+    state = svi.init(KEY, np.nan, 0.5)
+    after, loss = svi.update(state, np.nan, 0.5)
+    assert np.isnan(loss)
+    assert np.isnan(svi.evaluate(state, np.nan, 0.5))
+    assert_close(svi.get_params(after), expected)
+
+
 def test_infinite_gradients_count_as_bad():
     def model():
         z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))

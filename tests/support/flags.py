@@ -8,8 +8,22 @@ EMITTER = "xla_cpu_use_fusion_emitters"
 HAS_OLDER_EMITTER = tuple(int(part) for part in version("jaxlib").split(".")[:2]) < (0, 11)
 
 
+# Into how many parts a program is split, for as many cores to compile: each has a cost of its own.
+PARTS = "xla_cpu_parallel_codegen_split_count"
+
+
 def older_emitter(flags):
     """XLA_FLAGS with the older emitter, unless they name one."""
-    if not HAS_OLDER_EMITTER or EMITTER in flags:
+    return _with_option(flags, EMITTER, "false")
+
+
+def in_one_part(flags):
+    """XLA_FLAGS for a process on one core: a fifth of the time in which a program compiles."""
+    return _with_option(flags, PARTS, "1")
+
+
+def _with_option(flags, name, value):
+    # Both are known where there is an older emitter.
+    if not HAS_OLDER_EMITTER or name in flags:
         return flags
-    return f"{flags} --{EMITTER}=false".strip()
+    return f"{flags} --{name}={value}".strip()

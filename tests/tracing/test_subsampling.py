@@ -16,6 +16,7 @@ from numpyro_kscore._tracing import joint, particles
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._tracing.subsampling import few_rows, spread_rows, whole_plates
+from support.compiling import quick_jit
 
 DATA = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, 500).astype(np.float32))
 
@@ -33,7 +34,8 @@ def handed(batch, size):
 
 
 def _density(model, *args):
-    return log_density(numpyro.handlers.seed(model, random.key(0)), args, {}, {"mean": 2.0})[0]
+    seeded = numpyro.handlers.seed(model, random.key(0))
+    return quick_jit(lambda: log_density(seeded, args, {}, {"mean": 2.0})[0])()
 
 
 def test_the_density_is_that_of_all_rows():
@@ -85,7 +87,7 @@ def test_many_rows_are_searched_in_part_and_then_all():
     mean, sd = float(jnp.mean(data)), len(data) ** -0.5
     part = data[spread_rows(random.key(0), len(data), 8192)]
     assert abs(float(jnp.mean(part)) - mean) > sd
-    expected = log_density(indexed, (part, None), {}, {"mean": 2.0})[0]
+    expected = _density(indexed, part, None)
     prior = dist.Normal(0.0, 10.0).log_prob(2.0)
     np.testing.assert_allclose(
         _density(few.model, data, 20) - prior, (expected - prior) / few.share, rtol=1e-5
@@ -178,8 +180,13 @@ def _evaluated(model, keys, *args, count=64):
                 fn = dist.Normal(jnp.full(size, 0.4), 0.1)
                 numpyro.sample(name, fn.to_event(len(size)))
 
-    trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
-    names = {name for name, site in trace.items() if site["type"] == "sample"}
+    names = set()
+
+    def find_names():
+        trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(*args)
+        names.update(name for name, site in trace.items() if site["type"] == "sample")
+
+    jax.eval_shape(find_names)
     program = Program({}, model, guide, args, {}, {})
     layout = inspect_program(random.key(0), program)
 
@@ -204,11 +211,11 @@ def _logistic(rng, count=400):
 
 def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypatch):
     data = _logistic(np.random.default_rng(1))
+    whole = _evaluated(slopes, 200, *data, None)
     errors = {}
     for passes in (0, joint.MOST_PASSES):
         monkeypatch.setattr(joint, "MOST_PASSES", passes)
         noisy = _evaluated(slopes, 200, *data, 20)
-        whole = _evaluated(slopes, 200, *data, None)
         np.testing.assert_array_equal(noisy.samples, whole.samples)
         errors[passes] = np.asarray(noisy.scores - whole.scores)  # (keys, particles, d)
     plain, corrected = errors.values()
