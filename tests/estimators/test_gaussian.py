@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_kscore.estimators._fitted_base import make_base
 from numpyro_kscore.estimators._gaussian import fit_gaussian
 from support import oracle
 from support.compiling import quick_jit
@@ -58,3 +59,20 @@ def test_gaussian_of_more_coordinates_than_samples(x64):
         atol=1e-9,
     )
     assert sharpness > 0
+
+
+def test_far_points_have_finite_scores_and_one_divergence():
+    """In single precision, where squares of the last two overflow."""
+    samples = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    points = np.outer([1e10, 1e20, 1e30], [1.0, -1.0, 2.0]).astype(np.float32)
+
+    @quick_jit
+    def evaluate(samples, points):
+        base = make_base("gaussian", samples, None)
+        return base.score(points), base.divergence(points)
+
+    score, divergence = evaluate(samples, points)
+    assert np.all(np.isfinite(score))
+    np.testing.assert_allclose(score[1:] / score[:1], [[1e10] * 3, [1e20] * 3], rtol=1e-5)
+    # It is constant: minus the trace of the precision.
+    np.testing.assert_allclose(divergence, divergence[0], rtol=1e-6)
