@@ -15,7 +15,6 @@ of the score, as a fraction of the mean square of the true one, at new draws.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from jax import Array, random
 from sklearn.mixture import GaussianMixture
 
 from benchmarks.accuracy.score_targets import Target, banana, normal
+from examples.common.tables import Row, fill, markdown_line
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import KernelDensity
 
@@ -37,17 +37,7 @@ DRAWS = 4096
 BASES = ("student", "mixture")
 # Of normals in a mixture.
 NUMBERS = (1, 2, 3, 4)
-COLUMNS = (
-    "target",
-    "dim",
-    "samples",
-    "base",
-    "seed",
-    "share",
-    "weight",
-    "effective",
-    "score_error",
-)
+COLUMNS = ("share", "weight", "effective", "score_error")
 
 
 def two(mode: Callable[[int], Target], dim: int) -> Target:
@@ -115,13 +105,14 @@ def measure(key: Array, estimator: ScoreEstimator, samples: Array, target: str, 
     return jnp.stack([weights @ (points[:, 0] < 0), 1.0 / jnp.sum(weights**2), error])
 
 
-def figures_of(target: str, dim: int, n: int, base: str, seed: int) -> list[float]:
+def compute(target: str, dim: int, samples: int, base: str, seed: int) -> Row:
     """Share of the samples on the left, and what :func:`measure` returns."""
     first, second = random.split(random.key(seed))
-    samples = two(TARGETS[target], dim).draw(first, n)
-    given = "student" if base == "student" else mixture_base(np.asarray(samples, float))
-    found = measure(second, ScoreEstimator(base=given), samples, target, dim)
-    return [float(jnp.mean(samples[:, 0] < 0)), *(float(value) for value in found)]
+    draws = two(TARGETS[target], dim).draw(first, samples)
+    given = "student" if base == "student" else mixture_base(np.asarray(draws, float))
+    found = measure(second, ScoreEstimator(base=given), draws, target, dim)
+    figures = (jnp.mean(draws[:, 0] < 0), *found)
+    return {name: float(value) for name, value in zip(COLUMNS, figures, strict=True)}
 
 
 def root_mean_square(values: np.ndarray) -> float:
@@ -135,40 +126,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--samples", type=int, nargs="+", default=[200, 1000, 4000])
     parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--csv", type=Path, help="all figures, one seed a row")
+    parser.add_argument("--csv", type=Path, help="one seed a row; those in it are kept")
     parser.add_argument("--quick", action="store_true", help="one target, two seeds")
     options = parser.parse_args(arguments)
     if options.quick:
         options.targets, options.dims, options.samples, options.seeds = ["normals"], [2], [64], 2
 
-    file = None if options.csv is None else options.csv.open("w", newline="")
-    writer = None if file is None else csv.writer(file)
-    if writer is not None:
-        writer.writerow(COLUMNS)
+    cells = [
+        {"target": target, "dim": dim, "samples": n, "base": base, "seed": seed}
+        for dim in options.dims
+        for n in options.samples
+        for target in options.targets
+        for base in BASES
+        for seed in range(options.seeds)
+    ]
+    rows = fill(cells, compute, COLUMNS, options.csv)
     print("| modes | d | n | base | samples' error | weight's error | from the samples | score |")
     print("|---|---|---|---|---|---|---|---|")
-    for dim in options.dims:
-        for n in options.samples:
-            for target in options.targets:
-                for base in BASES:
-                    seeds = range(options.seeds)
-                    rows = np.array([figures_of(target, dim, n, base, seed) for seed in seeds])
-                    share, weight, _, error = rows.T
-                    figures = (
-                        root_mean_square(share / WEIGHT - 1.0),
-                        root_mean_square(weight / WEIGHT - 1.0),
-                        root_mean_square((weight - share) / WEIGHT),
-                        float(np.mean(error)),
-                    )
-                    numbers = " | ".join(f"{figure:.3f}" for figure in figures)
-                    print(f"| {target} | {dim} | {n} | {base} | {numbers} |", flush=True)
-                    if writer is not None and file is not None:
-                        for seed, row in enumerate(rows):
-                            numbers = [f"{value:.4g}" for value in row]
-                            writer.writerow([target, dim, n, base, seed, *numbers])
-                        file.flush()
-    if file is not None:
-        file.close()
+    for k in range(0, len(rows), options.seeds):
+        same = rows[k : k + options.seeds]
+        share, weight, error = (
+            np.array([row[name] for row in same]) for name in ("share", "weight", "score_error")
+        )
+        figures = (
+            root_mean_square(share / WEIGHT - 1.0),
+            root_mean_square(weight / WEIGHT - 1.0),
+            root_mean_square((weight - share) / WEIGHT),
+            float(np.mean(error)),
+        )
+        names = [same[0][name] for name in ("target", "dim", "samples", "base")]
+        print(markdown_line([*names, *(f"{figure:.3f}" for figure in figures)]))
 
 
 if __name__ == "__main__":

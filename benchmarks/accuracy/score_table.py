@@ -7,9 +7,8 @@ Errors are means of ``(ŝ - s)ᵀ Σ (ŝ - s)/d`` with Σ the covariance of the 
 units or axes alters: at the samples, and at new draws. "All three" is the default with whitened
 coordinates, a Gaussian base and the median distance. A published estimator, with a star, has the
 setting with the least error at new draws, on average over the seeds, out of those of its paper: a
-choice that needs the true score. Seconds are those of one
-fit and of its values at the new draws, compiled and on the cores at hand; megabytes are the
-program's working memory.
+choice that needs the true score. Seconds are those of one fit and of its values at the new draws,
+compiled and on the cores at hand; megabytes are the program's working memory.
 """
 
 from __future__ import annotations
