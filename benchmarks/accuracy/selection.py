@@ -24,7 +24,7 @@ from jax import Array, lax, random
 
 from benchmarks.accuracy import score_targets
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators._path import WEAKER, PathMember
+from numpyro_kscore.estimators._path import path_for
 from numpyro_kscore.regularizers import NuMethod, Regularizer, Tikhonov
 
 TEST_POINTS = 512
@@ -43,7 +43,7 @@ def _errors(samples: Array, points: Array, scores: Array) -> tuple[Array, Array]
         return jnp.mean(jnp.square(estimator.fit(samples)(points) - scores))
 
     family, dim = NuMethod("auto"), samples.shape[1]
-    path = PathMember(family, jnp.asarray(0), 1.0 / dim, WEAKER)
+    path = path_for(family, dim, normalize=True)
     members = jnp.arange(len(path.strengths(jnp.float32)))
     fixed = lax.map(lambda k: error(dataclasses.replace(path, index=k)), members)
     return fixed, error(family)

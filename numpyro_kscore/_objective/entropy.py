@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore.estimators._coordinates import Coordinates, regress_out, standardize_samples
+from numpyro_kscore.estimators._coordinates import (
+    WHITENING_CHOICES,
+    Coordinates,
+    regress_out,
+    standardize_samples,
+)
 from numpyro_kscore.estimators._gaussian import fit_gaussian
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 
@@ -86,7 +91,7 @@ def _gaussian_bias(
         within = jnp.zeros((), dtype)
         if context_size:
             context = standardize_samples(context, standardize).to_kernel(context)
-            if standardize in ("local", "full"):
+            if standardize in WHITENING_CHOICES:
                 samples = regress_out(samples, context)
             within = squared_distances(context, context, cancels(context))
             total = -_raw(nearest_squared(within), context_size)

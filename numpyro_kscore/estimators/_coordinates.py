@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 STANDARDIZE_CHOICES = ("local", "full", "diagonal", "none")
+# Those with a factor of the correlations.
+WHITENING_CHOICES = ("local", "full")
 # Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
 LARGEST_WHITENED = 256
 

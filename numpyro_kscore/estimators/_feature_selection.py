@@ -22,8 +22,8 @@ from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._path import (
     FEWEST_POINTS,
     SELECTION_POINTS,
-    WEAKER,
     PathMember,
+    path_for,
     pick,
     pick_unseen,
 )
@@ -67,7 +67,7 @@ def span_features(
         only = span(bandwidths[0])
         selection, member = choose_for_span(settings, only, some_rows(only.rows), bandwidths)
         return (bandwidths[0], member, selection), only
-    path = _path(settings, dim)
+    path = path_for(settings.regularizer, dim, settings.normalize)
 
     def judged(bandwidth: jax.Array) -> _Judged:
         candidate = lax.stop_gradient(span(bandwidth))
@@ -88,7 +88,7 @@ def choose_for_span(
         some: samples for the spread of the losses, even and odd ones in turn.
         bandwidth: the only one, (1,), in standardized units.
     """
-    path = _path(settings, span.features.directions.shape[1])
+    path = path_for(settings.regularizer, span.features.directions.shape[1], settings.normalize)
     # A selection has no derivative.
     judged = _judge(*lax.stop_gradient((span, path)), settings.solver, lax.stop_gradient(some))
     return _choose(path, jax.tree.map(lambda a: a[None], judged), bandwidth)
@@ -117,12 +117,6 @@ def some_rows(rows: Rows) -> Rows:
     stride = -(-rows.points.shape[0] // SELECTION_POINTS)
     stride += 1 - stride % 2
     return jax.tree.map(lambda a: a[::stride], rows)
-
-
-def _path(settings: FitSettings, dim: int) -> PathMember:
-    """The path of the strengths that are tried, its member not chosen."""
-    bound, weaker = (1.0 / dim, WEAKER) if settings.normalize else (None, 0)
-    return PathMember(settings.regularizer, jnp.asarray(0), bound, weaker)
 
 
 def _judge(span: FeatureSpan, path: PathMember, solver: Solver, some: Rows) -> _Judged:

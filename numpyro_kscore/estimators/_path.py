@@ -14,7 +14,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 
-__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "WEAKER", "PathMember", "pick", "pick_unseen"]
+__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "PathMember", "path_for", "pick", "pick_unseen"]
 
 # Largest number of samples the selection uses; each of its fits is to half of them.
 SELECTION_POINTS = 2048
@@ -86,6 +86,18 @@ class PathMember(Regularizer):
             further = self.family.evaluate_path(sigma, self._weaker_bound)
             paths.append(jax.tree.map(lambda rows: rows[: self.weaker], further))
         return jax.tree.map(lambda *rows: jnp.concatenate(rows), *paths)
+
+
+def path_for(family: Regularizer, dim: int, normalize: bool) -> PathMember:
+    """The path of the strengths of a family that are tried, its member not chosen.
+
+    Args:
+        family: a regularizer, its strength ``"auto"`` or not.
+        dim: d, which bounds the spectrum of a normalized kernel by 1/d.
+        normalize: whether the kernel is divided by its trace; no bound is known otherwise.
+    """
+    bound, weaker = (1.0 / dim, WEAKER) if normalize else (None, 0)
+    return PathMember(family, jnp.asarray(0), bound, weaker)
 
 
 def pick(

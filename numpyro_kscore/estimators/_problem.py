@@ -16,7 +16,12 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base, EllipticalBase
-from numpyro_kscore.estimators._coordinates import Coordinates, regress_out, standardize_samples
+from numpyro_kscore.estimators._coordinates import (
+    WHITENING_CHOICES,
+    Coordinates,
+    regress_out,
+    standardize_samples,
+)
 from numpyro_kscore.estimators._feature_selection import span_features
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
@@ -151,9 +156,9 @@ def _standardize(
     how, sharding = settings.standardize, settings.sharding
     if context is not None:
         context = standardize_samples(context, how).to_kernel(context)
-        if how in ("local", "full"):
+        if how in WHITENING_CHOICES:
             samples = regress_out(samples, context)
-    if isinstance(base, EllipticalBase) and how in ("local", "full"):
+    if isinstance(base, EllipticalBase) and how in WHITENING_CHOICES:
         # One estimate of the covariance, the better one, serves both.
         coordinates = base.whitening()
         if how == "local":

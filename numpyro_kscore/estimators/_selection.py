@@ -22,8 +22,8 @@ from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._path import (
     FEWEST_POINTS,
     SELECTION_POINTS,
-    WEAKER,
     PathMember,
+    path_for,
     pick,
     pick_unseen,
 )
@@ -57,8 +57,7 @@ def choose(
     Returns:
         The selection, and the regularizer it amounts to.
     """
-    bound = 1.0 / problem.dim if normalize else None
-    unchosen = PathMember(family, jnp.asarray(0), bound, WEAKER if normalize else 0)
+    unchosen = path_for(family, problem.dim, normalize)
     dtype = problem.points.dtype
     n = problem.points.shape[0]
     stride, tried = -(-n // SELECTION_POINTS), bandwidths

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import gammaln
 
 from numpyro_kscore._util.linalg import cholesky
 from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
 
 __all__ = ["student_log_density"]
 
@@ -42,7 +40,7 @@ def student_log_density(z: jax.Array, points: jax.Array, degrees: float) -> jax.
         state: tuple[jax.Array, jax.Array], _: None
     ) -> tuple[tuple[jax.Array, jax.Array], None]:
         mean, root = state
-        weights = (degrees + dim) / (degrees + distances(z, mean, root))
+        weights = tail_weights(1.0 / degrees, distances(z, mean, root), dim)
         mean = weights @ z / jnp.sum(weights)
         # Divided by the sum of the weights, which converges faster than by n to the same scatter.
         centered = z - mean
@@ -53,6 +51,5 @@ def student_log_density(z: jax.Array, points: jax.Array, degrees: float) -> jax.
 
     (mean, root), _ = lax.scan(step, (jnp.mean(z, axis=0), eye), None, length=STEPS)
     log_det = jnp.sum(jnp.log(jnp.diag(root)))
-    log_norm = gammaln(0.5 * (degrees + dim)) - gammaln(0.5 * degrees)
-    log_norm = log_norm - 0.5 * dim * math.log(degrees * math.pi) - log_det
-    return log_norm - 0.5 * (degrees + dim) * jnp.log1p(distances(points, mean, root) / degrees)
+    tails = log_tail(1.0 / degrees, distances(points, mean, root), dim)
+    return log_normalizer(1.0 / degrees, dim) - log_det + tails

@@ -19,6 +19,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import (
     STANDARDIZE_CHOICES,
+    WHITENING_CHOICES,
     Coordinates,
     Whitening,
     standardize_samples,
@@ -136,7 +137,7 @@ class SlicedScoreMatching(GuideEstimator):
         check_count("dim", dim)
         dtype = jnp.zeros(()).dtype if dtype is None else dtype
         layers = init_layers(key, (dim, *self.hidden_dims, dim), dtype)
-        whitened = self.standardize in ("local", "full") and dim > 1
+        whitened = self.standardize in WHITENING_CHOICES and dim > 1
         eye = jnp.eye(dim, dtype=dtype)
         coordinates = Coordinates(
             jnp.zeros(dim, dtype),

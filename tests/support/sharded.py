@@ -141,7 +141,7 @@ def share_of_work():
 def share_of_memory():
     """Temporary memory of a fit in tiles on a device, over that of one device alone.
 
-    Without a local shape, for which each device holds the pairs of up to 1024 samples.
+    Without a local shape, for which each device holds the pairs of up to 512 samples.
     """
 
     def size(sharding):
