@@ -15,12 +15,16 @@ import optax
 from jax import Array, lax, random
 from scipy.special import ndtri
 
-from examples.functions.fit import DRAWS, Fitted, Settings, learned_noise, run
-from examples.functions.gp import LEAST_NOISE, Hyperparameters, exact_posterior
+from examples.functions.fit import (
+    DRAWS,
+    LEAST_NETWORK_NOISE,
+    Fitted,
+    Settings,
+    learned_noise,
+    run,
+)
+from examples.functions.gp import Hyperparameters, condition
 from examples.functions.networks import initial_weights, perceptron
-
-# Largest number of rows that the exact Gaussian process is conditioned on: the first ones.
-MOST_ROWS = 3000
 
 
 def weight_model(settings: Settings, x: Array, y: Array, noise: Array) -> None:
@@ -32,7 +36,7 @@ def weight_model(settings: Settings, x: Array, y: Array, noise: Array) -> None:
         kernel = numpyro.sample(f"kernel{i}", unit) * jnp.sqrt(2 / size)
         bias = numpyro.sample(f"bias{i}", dist.Normal(jnp.zeros(width), 1.0).to_event(1))
         weights.append((kernel, bias))
-    sd = learned_noise(noise, LEAST_NOISE)
+    sd = learned_noise(noise, LEAST_NETWORK_NOISE)
     size = min(settings.batch_size, len(y))
     with numpyro.plate("data", len(y), subsample_size=size) as rows:
         values = perceptron(weights, x[rows], settings.activation)
@@ -63,26 +67,24 @@ def weight_space(
         return perceptron(layers, points, settings.activation)
 
     draw = jax.jit(lambda points: jax.vmap(one, (0, None))(weights, points))
-    sd = LEAST_NOISE + float(result.params["extra_noise"])
-    return Fitted(draw, sd, time.process_time() - start)
+    sd = LEAST_NETWORK_NOISE + float(result.params["extra_noise"])
+    return Fitted(draw, dist.Normal(0.0, sd), time.process_time() - start)
 
 
 def gaussian_process(
     x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
 ) -> Fitted:
-    """The exact Gaussian process, conditioned on at most 3000 rows."""
+    """The exact Gaussian process under Gaussian noise."""
     start = time.process_time()
-    x, y = x[:MOST_ROWS], y[:MOST_ROWS]
+    data = condition(found, x, y)
     # Quantiles of a Gaussian instead of draws, so that there is no sampling noise.
-    levels = jnp.asarray(ndtri((np.arange(DRAWS) + 0.5) / DRAWS), x.dtype)
+    levels = ndtri((np.arange(DRAWS) + 0.5) / DRAWS)
 
-    @jax.jit
-    def draw(points: Array) -> Array:
-        mean, sd = exact_posterior(found, x, y, points)
+    def draw(points: Array) -> np.ndarray:
+        mean, sd = data.moments(np.asarray(points))
         return mean + sd * levels[:, None]
 
-    draw(x[:1]).block_until_ready()
-    return Fitted(draw, float(found.noise), time.process_time() - start)
+    return Fitted(draw, dist.Normal(0.0, found.noise), time.process_time() - start)
 
 
 def point_networks(
@@ -113,7 +115,9 @@ def point_networks(
     def loss(params: Any, rows: Array, key: Array) -> Array:
         keys = random.split(key, len(rows))
         found = jax.vmap(lambda point, key: values(params[0], point[None], key)[0])(x[rows], keys)
-        return -jnp.mean(dist.Normal(found, LEAST_NOISE + jnp.exp(params[1])).log_prob(y[rows]))
+        return -jnp.mean(
+            dist.Normal(found, LEAST_NETWORK_NOISE + jnp.exp(params[1])).log_prob(y[rows])
+        )
 
     def fit_one(key: Array) -> Any:
         first, key = random.split(key)
@@ -130,7 +134,7 @@ def point_networks(
         return lax.scan(step, carry, random.split(key, num_steps))[0][0]
 
     params = jax.jit(jax.vmap(fit_one))(random.split(key, members))
-    noise = LEAST_NOISE + float(jnp.sqrt(jnp.mean(jnp.exp(2 * params[1]))))
+    noise = LEAST_NETWORK_NOISE + float(jnp.sqrt(jnp.mean(jnp.exp(2 * params[1]))))
     copies = 1 if rate == 0 else DRAWS // members
 
     @jax.jit
@@ -140,7 +144,7 @@ def point_networks(
         found = jax.vmap(of_member, (0, None, None))(params[0], points, keys)
         return found.reshape(-1, len(points))
 
-    return Fitted(draw, noise, time.process_time() - start)
+    return Fitted(draw, dist.Normal(0.0, noise), time.process_time() - start)
 
 
 def automatic(loss: Callable[[], Any], guide_class: Any, longer: int = 1) -> Callable[..., Fitted]:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +16,29 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive
 
-from examples.functions.gp import JITTER, Hyperparameters, information_ratio
+from examples.functions.gp import (
+    JITTER,
+    LEAST_NOISE,
+    Hyperparameters,
+    condition,
+    information_ratio,
+)
 from examples.functions.networks import RandomFunction
+from examples.functions.pathwise import draw_paths, draw_prior, make_paths
 from numpyro_kscore import ImplicitELBO
 from numpyro_kscore.functions import measure
 
 # Number of functions behind a prediction.
 DRAWS = 500
+# Lower limit of the noise of observations around a network, in standardized units.
+LEAST_NETWORK_NOISE = 0.05
+# Inputs outside the data at which functions of the pathwise guide are computed in advance.
+PATHWISE_POOL = 500
+# That guide starts near its end: it needs this fraction of the steps of a network, and a smaller
+# jitter, because it follows the function more closely.
+PATHWISE_STEPS, PATHWISE_JITTER = 0.15, 0.005
+# Logarithm of the degrees of freedom, less 1, at which Student noise starts.
+START_LOG_DF = 1.5
 
 
 @dataclass(frozen=True)
@@ -54,12 +71,12 @@ class Fitted(NamedTuple):
 
     Attributes:
         draw: inputs (m, d) -> values of S functions there, (S, m).
-        noise: standard deviation of observations.
+        noise: distribution of observations around the function, with a mean of 0.
         seconds: processor seconds of the fit.
     """
 
-    draw: Callable[[Any], Array]
-    noise: float
+    draw: Callable[[Any], Any]
+    noise: dist.Distribution
     seconds: float
 
 
@@ -95,7 +112,7 @@ def run(
 
 def learned_noise(start: Any, least: Any) -> Array:
     """Standard deviation of observations: a lower limit plus a positive parameter of the model."""
-    extra = jnp.maximum(jnp.asarray(start) - least, 0.01)
+    extra = jnp.maximum(jnp.asarray(start) - least, 0.1 * jnp.asarray(start))
     return least + numpyro.param("extra_noise", extra, constraint=constraints.positive)
 
 
@@ -109,9 +126,11 @@ def functional(
     key: Array,
     *,
     pool: Array,
-    function: Callable[[Array], Array],
+    function: Callable[[Any, Array], Array],
+    least_noise: Any = None,
     jitter: float = JITTER,
     learn_noise: bool = True,
+    log_df: Any = None,
     ratio: float = 1.0,
     num_draws: int = DRAWS,
 ) -> tuple[Fitted, Any]:
@@ -122,13 +141,16 @@ def functional(
         y: targets, (N,).
         prior: the prior of function values at points.
         prior_args: its first argument.
-        noise: standard deviation of observations, or its lower limit if it is learned.
+        noise: standard deviation of observations, or where it starts if it is learned.
         settings: settings of the fit.
         key: random key.
         pool: further inputs, (K, d).
-        function: the random function, called inside the guide.
+        function: the random function, called inside the guide with the prior's argument and points.
+        least_noise: lower limit of a noise that is learned; ``noise`` by default.
         jitter: standard deviation of the white noise in function values.
         learn_noise: whether the noise is a parameter.
+        log_df: logarithm of the degrees of freedom, less 1, at which learned Student noise starts;
+            Gaussian noise by default.
         ratio: factor on the divergence at a measurement set, relative to the log likelihood of all
             data.
         num_draws: functions behind predictions.
@@ -136,29 +158,37 @@ def functional(
     start = time.process_time()
     batch_size, num_points = min(settings.batch_size, len(y)), settings.num_points
 
-    def model(x: Array, y: Array, pool: Array, prior_args: Any, noise: Array, ratio: Array) -> None:
+    def around(values: Array, sd: Any) -> dist.Distribution:
+        if log_df is None:
+            return dist.Normal(values, sd)
+        return dist.StudentT(1 + jnp.exp(numpyro.param("log_df", log_df)), values, sd)
+
+    def model(x: Array, y: Array, pool: Array, prior_args: Any, least: Array, ratio: Array) -> None:
         at = measure(x, batch_size, pool, num_points)
         f = numpyro.sample("f", prior(prior_args, at.points))
-        sd = learned_noise(noise, noise) if learn_noise else noise
+        sd = learned_noise(noise, least) if learn_noise else noise
         # The objective is divided by the ratio, so that one step size suits all ratios.
         with handlers.scale(scale=1 / ratio), at.data:
-            numpyro.sample("y", dist.Normal(at.of_data(f), sd), obs=y[at.rows])
+            numpyro.sample("y", around(at.of_data(f), sd), obs=y[at.rows])
 
-    def guide(x: Array, y: Array, pool: Array, prior_args: Any, noise: Array, ratio: Array) -> None:
+    def guide(x: Array, y: Array, pool: Array, prior_args: Any, least: Array, ratio: Array) -> None:
         at = measure(x, batch_size, pool, num_points)
-        numpyro.sample("f", dist.Normal(function(at.points), jitter).to_event(1))
+        values = function(prior_args, at.points)
+        numpyro.sample("f", dist.Normal(values, jitter).to_event(1))
 
     loss = ImplicitELBO(settings.num_particles, base="moments")
-    given = (x, y, pool, prior_args, jnp.asarray(noise), jnp.asarray(ratio))
+    least_noise = jnp.asarray(noise if least_noise is None else least_noise)
+    given = (x, y, pool, prior_args, least_noise, jnp.asarray(ratio))
     result = run(model, guide, loss, settings, key, *given)
-    sd = float(noise + (result.params["extra_noise"] if learn_noise else 0.0))
+    sd = least_noise + result.params["extra_noise"] if learn_noise else noise
+    of_noise = handlers.substitute(around, result.params)(0.0, sd)
 
-    def values(points: Array) -> None:
-        numpyro.deterministic("f", function(points))
+    def at_points(prior_args: Any, points: Array) -> None:
+        numpyro.deterministic("f", function(prior_args, points))
 
-    predictive = Predictive(values, params=result.params, num_samples=num_draws, parallel=True)
-    draw = jax.jit(lambda points: predictive(random.key(1), points)["f"])
-    return Fitted(draw, sd, time.process_time() - start), result
+    predictive = Predictive(at_points, params=result.params, num_samples=num_draws, parallel=True)
+    program = jax.jit(lambda *given: predictive(random.key(1), *given)["f"])
+    return Fitted(partial(program, prior_args), of_noise, time.process_time() - start), result
 
 
 def functional_network(
@@ -169,10 +199,43 @@ def functional_network(
     function = RandomFunction("gaussian", settings.hidden, settings.activation, settings.frequency)
     pool = uniform_pool(random.key(2), x)
     size = min(settings.batch_size, len(y))
-    ratio = information_ratio(found, x, y, pool, size, settings.num_points)
+    ratio = information_ratio(condition(found, x, y), pool, size, settings.num_points)
     seconds = time.process_time() - start
+    least = jnp.maximum(found.noise, LEAST_NETWORK_NOISE)
     fitted = functional(
-        x, y, Hyperparameters.prior, found, found.noise, settings, key,
-        pool=pool, function=function, ratio=ratio,
+        x, y, Hyperparameters.prior, found, least, settings, key,
+        pool=pool, function=lambda _, points: function(points), ratio=ratio,
     )[0]  # fmt: skip
     return fitted._replace(seconds=fitted.seconds + seconds)
+
+
+def functional_pathwise(
+    x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
+) -> Fitted:
+    """Draws of the Gaussian process that data correct, under Student noise.
+
+    Inputs of the fit are numbers of rows: those of the data, then those of the pool.
+    """
+    start = time.process_time()
+    data = condition(found, x, y)
+    pool = uniform_pool(random.key(2), x, PATHWISE_POOL)
+    size = min(settings.batch_size, len(y))
+    ratio = information_ratio(data, pool, size, settings.num_points, PATHWISE_JITTER)
+    prior = draw_prior(data)
+    paths, inputs = make_paths(data, prior, pool), jnp.concatenate([x, pool])
+    seconds = time.process_time() - start
+
+    def of_points(given: Any, at: Array) -> dist.Distribution:
+        hyperparameters, inputs, _ = given
+        return Hyperparameters.prior(hyperparameters, inputs[at], PATHWISE_JITTER)
+
+    fitted, result = functional(
+        jnp.arange(len(y)), y, of_points, (found, inputs, paths), found.noise,
+        replace(settings, num_steps=max(int(PATHWISE_STEPS * settings.num_steps), 1)), key,
+        pool=len(y) + jnp.arange(len(pool)), function=lambda given, at: given[2](at),
+        least_noise=LEAST_NOISE, jitter=PATHWISE_JITTER, log_df=START_LOG_DF, ratio=ratio,
+    )  # fmt: skip
+    learned = result.params["shift"], result.params["log_size"]
+    return fitted._replace(
+        draw=partial(draw_paths, data, prior, *learned), seconds=fitted.seconds + seconds
+    )

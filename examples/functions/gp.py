@@ -1,27 +1,46 @@
-"""Gaussian processes with tinygp: hyperparameters by marginal likelihood, exact posteriors."""
+"""Gaussian processes with tinygp: hyperparameters by marginal likelihood, exact posteriors.
 
-from functools import partial
+The covariance of regression is a sum of two: a squared exponential one for what is smooth and a
+Matérn one for what is rough, each with a length scale for each input.
+"""
+
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-import optax
-from jax import Array, lax
-from scipy.linalg import cho_solve, cholesky, solve_triangular
+from jax import Array
+from jax.flatten_util import ravel_pytree
+from scipy.linalg import lapack
+from scipy.optimize import minimize
 from tinygp import GaussianProcess, kernels, transforms
+from tinygp.kernels import distance as distances
 
+# Shapes of the covariance's parts, in the order of their hyperparameters.
+SHAPES = (kernels.ExpSquared(), kernels.Matern32(distance=distances.L2Distance()))
 # Lower limit of the noise of observations, in standardized units.
-LEAST_NOISE = 0.05
+LEAST_NOISE = 0.005
 # White noise in function values, so that their covariance is not singular in float32.
 JITTER = 0.03
+# Standard deviations of the weak normal priors of logarithms, of length scales around 2 and of
+# amplitudes around 1.
+SCALE_PRIOR, AMPLITUDE_PRIOR = 1.5, 1.0
+# The marginal likelihood has several maxima. The fit starts at each of these log noises, and the
+# best result counts.
+STARTS = (-1.5, -3.0)
 
 
 class Hyperparameters(NamedTuple):
-    """Hyperparameters of a squared exponential kernel with a length scale for each input."""
+    """Hyperparameters of a sum of covariances, with a length scale for each input in each of them.
 
-    log_amplitude: Array
+    Attributes:
+        log_amplitudes: logarithms of standard deviations, (P,).
+        log_scales: logarithms of length scales, (P, d).
+        log_noise: logarithm of the standard deviation of the noise, less ``LEAST_NOISE``.
+    """
+
+    log_amplitudes: Array
     log_scales: Array
     log_noise: Array
 
@@ -32,8 +51,13 @@ class Hyperparameters(NamedTuple):
 
     def kernel(self) -> kernels.Kernel:
         """The covariance function."""
-        shape = transforms.Linear(jnp.exp(-self.log_scales), kernels.ExpSquared())
-        return jnp.exp(2 * self.log_amplitude) * shape
+        parts = [
+            jnp.exp(2 * log_amplitude) * transforms.Linear(jnp.exp(-log_scales), shape)
+            for shape, log_amplitude, log_scales in zip(
+                SHAPES, self.log_amplitudes, self.log_scales, strict=False
+            )
+        ]
+        return sum(parts[1:], start=parts[0])
 
     def prior(self, points: Array, jitter: float = JITTER) -> dist.Distribution:
         """Distribution of function values at points (m, d), with the jitter."""
@@ -42,47 +66,113 @@ class Hyperparameters(NamedTuple):
 
 
 def fit_hyperparameters(
-    x: Array, y: Array, num_steps: int = 400, most_rows: int = 800
+    x: Array, y: Array, num_parts: int = len(SHAPES), most_rows: int = 700, most_steps: int = 80
 ) -> Hyperparameters:
-    """Maximize the marginal likelihood of at most ``most_rows`` rows with Adam."""
-    x, y = x[:most_rows], y[:most_rows]
-    # Initial length scales grow with the dimension, as distances do.
-    scales = jnp.full(x.shape[1], 0.5 * jnp.log(x.shape[1]))
-    start = Hyperparameters(jnp.zeros(()), scales, jnp.full((), -1.5))
+    """Maximize the marginal likelihood of at most ``most_rows`` rows by L-BFGS.
 
-    return _maximize(start, x, y, num_steps)
+    Args:
+        x: inputs, (N, d).
+        y: targets, (N,).
+        num_parts: parts of the covariance, the first of ``SHAPES``.
+        most_rows: the fit uses the first rows, at most so many.
+        most_steps: limit on the steps from each start.
+
+    Cost: O(most_rows³) a step, in float64, since noise may be a thousandth of the amplitude.
+    """
+    dtype, dim = x.dtype, x.shape[1]
+    with jax.enable_x64(True):
+        given = np.asarray(x[:most_rows], float), np.asarray(y[:most_rows], float)
+        parts = np.arange(float(num_parts))
+        # Initial length scales grow with the dimension, as distances do; the rough part starts
+        # lower and shorter than the smooth one.
+        scales = np.full((num_parts, dim), 0.5 * np.log(dim)) - 0.4 * parts[:, None]
+        starts = [Hyperparameters(-0.7 * parts, scales, np.asarray(start)) for start in STARTS]
+        restore = ravel_pytree(starts[0])[1]
+
+        def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = _loss(restore(flat), *given)
+            return float(value), np.asarray(ravel_pytree(gradient)[0])
+
+        options = {"maxiter": most_steps}
+        found = [
+            minimize(loss, np.asarray(ravel_pytree(start)[0]), jac=True, method="L-BFGS-B",
+                     options=options)
+            for start in starts
+        ]  # fmt: skip
+        best = restore(min(found, key=lambda each: each.fun).x)
+        rounded = [np.asarray(leaf, dtype) for leaf in best]
+    return Hyperparameters(*map(jnp.asarray, rounded))
 
 
 # Compiled once for all fits to the same number of rows.
-@partial(jax.jit, static_argnums=3)
-def _maximize(start: Hyperparameters, x: Array, y: Array, num_steps: int) -> Hyperparameters:
-    def loss(values: Hyperparameters) -> Array:
-        process = GaussianProcess(values.kernel(), x, diag=values.noise**2)
-        return -process.log_probability(y) / len(y)
-
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.1, num_steps))
-
-    def step(carry: tuple, _: None) -> tuple:
-        values, state = carry
-        updates, state = optimizer.update(jax.grad(loss)(values), state)
-        return (optax.apply_updates(values, updates), state), None
-
-    return lax.scan(step, (start, optimizer.init(start)), None, length=num_steps)[0][0]
+@jax.jit
+@jax.value_and_grad
+def _loss(values: Hyperparameters, x: Array, y: Array) -> Array:
+    """Negative log marginal likelihood and log prior, per row."""
+    process = GaussianProcess(values.kernel(), x, diag=values.noise**2)
+    scales = dist.Normal(np.log(2), SCALE_PRIOR).log_prob(values.log_scales)
+    amplitudes = dist.Normal(0.0, AMPLITUDE_PRIOR).log_prob(values.log_amplitudes)
+    return -(process.log_probability(y) + jnp.sum(scales) + jnp.sum(amplitudes)) / len(y)
 
 
-def exact_posterior(
-    found: Hyperparameters, x: Array, y: Array, points: Array
-) -> tuple[Array, Array]:
-    """Means and standard deviations of the function at points, (m,) each."""
-    process = GaussianProcess(found.kernel(), x, diag=found.noise**2)
-    posterior = process.condition(y, points).gp
-    return posterior.mean, jnp.sqrt(posterior.variance)
+class Conditioned(NamedTuple):
+    """A Gaussian process with data, in float64.
+
+    Attributes:
+        found: the hyperparameters.
+        x: inputs, (N, d).
+        y: targets, (N,).
+        inverse: inverse of the covariance of the targets, (N, N).
+    """
+
+    found: Hyperparameters
+    x: np.ndarray
+    y: np.ndarray
+    inverse: np.ndarray
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of observations."""
+        return float(self.found.noise)
+
+    def cross(self, points: np.ndarray) -> np.ndarray:
+        """Prior covariance of values at points (m, d) and at the data, (m, N)."""
+        return covariance(self.found, points, self.x)
+
+    def moments(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Means and standard deviations of the posterior at points (m, d), (m,) each."""
+        across = self.cross(points)
+        half = across @ self.inverse
+        # The covariance is a sum of stationary ones.
+        prior = np.sum(np.exp(2 * np.asarray(self.found.log_amplitudes, float)))
+        variance = prior - np.einsum("mn,mn->m", half, across)
+        return half @ self.y, np.sqrt(np.maximum(variance, 0.0))
+
+
+def covariance(found: Hyperparameters, points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Prior covariance of values at two sets of inputs, (m, d) and (k, d) -> (m, k)."""
+    with jax.enable_x64(True):
+        wide = Hyperparameters(*(jnp.asarray(np.asarray(leaf, float)) for leaf in found))
+        return np.array(_covariance(wide, np.asarray(points, float), np.asarray(others, float)))
+
+
+@jax.jit
+def _covariance(found: Hyperparameters, points: Array, others: Array) -> Array:
+    return found.kernel()(points, others)
+
+
+def condition(found: Hyperparameters, x: Array, y: Array) -> Conditioned:
+    """Condition on all data. Cost: O(N³) and 16 N² bytes, in float64."""
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    joint = covariance(found, x, x)
+    joint[np.diag_indices_from(joint)] += float(found.noise) ** 2
+    root = lapack.dpotrf(joint, lower=1)[0]
+    lower = np.tril(lapack.dpotri(root, lower=1, overwrite_c=1)[0])
+    return Conditioned(found, x, y, lower + np.tril(lower, -1).T)
 
 
 def information_ratio(
-    found: Hyperparameters,
-    x: Array,
-    y: Array,
+    data: Conditioned,
     pool: Array,
     batch_size: int,
     num_points: int,
@@ -92,52 +182,41 @@ def information_ratio(
 ) -> float:
     """Ratio of the information about all function values to that about a measurement set's.
 
-    This is the KL divergence of the exact posterior from the prior at the inputs of all data,
-    divided by its mean at measurement sets. Divergences of neighboring values do not add up, so it
-    is below N/B; it tends to 1 if a set determines the function.
+    This is the KL divergence of the posterior from the prior at the inputs of all data, divided by
+    its mean at measurement sets. Divergences of neighboring values do not add up, so it is below
+    N/B; it tends to 1 if a set determines the function.
 
     Args:
-        found: the Gaussian process.
-        x: inputs, (N, d).
-        y: targets, (N,).
+        data: the Gaussian process with its data.
         pool: further inputs, (K, d).
         batch_size: B, rows of the data in a set.
         num_points: points of the pool in a set.
         jitter: standard deviation of the white noise in the values of a set.
         num_sets: measurement sets that are averaged over.
         seed: seed of the sets.
-
-    Cost: O(N³) in float64, because the covariance of neighbors is singular in float32.
     """
     rng = np.random.default_rng(seed)
-    variance, kernel = float(found.noise) ** 2, found.kernel()
-    targets = np.asarray(y, float)
-    joint = np.asarray(kernel(x, x), float) + variance * np.eye(len(x))
-    root = cholesky(joint, lower=True, overwrite_a=True, check_finite=False)
-    weights = cho_solve((root, True), targets)
-    inverse = solve_triangular(root, np.eye(len(x)), lower=True, overwrite_b=True)
+    x, y, variance, precision = data.x, data.y, data.noise**2, data.inverse
+    weights = precision @ y
     # With prior covariance K and A = K + σ², the posterior has mean K A⁻¹ y and covariance
     # σ² K A⁻¹, so K need not be inverted.
+    log_det = -np.linalg.slogdet(precision)[1]
     of_all = 0.5 * (
-        variance * np.sum(inverse**2)
-        - len(x)
-        + targets @ weights
-        - variance * weights @ weights
-        + 2 * np.sum(np.log(np.diag(root)))
-        - len(x) * np.log(variance)
-    )
+        variance * np.trace(precision) - len(x) + weights @ y - variance * weights @ weights
+        + log_det - len(x) * np.log(variance)
+    )  # fmt: skip
 
-    def of_set(points: Array) -> float:
-        prior = np.asarray(kernel(points, points), float) + jitter**2 * np.eye(len(points))
-        across = np.asarray(kernel(x, points), float)
-        half = inverse @ across
-        posterior, mean = prior - half.T @ half, across.T @ weights
+    def of_set(points: np.ndarray) -> float:
+        prior = covariance(data.found, points, points) + jitter**2 * np.eye(len(points))
+        across = data.cross(points)
+        posterior, mean = prior - across @ precision @ across.T, across @ weights
         trace, square = np.trace(np.linalg.solve(prior, posterior)), np.linalg.solve(prior, mean)
         log_dets = np.linalg.slogdet(prior)[1] - np.linalg.slogdet(posterior)[1]
         return float(0.5 * (trace - len(points) + mean @ square + log_dets))
 
-    def drawn() -> Array:
+    def drawn() -> np.ndarray:
         rows = rng.choice(len(x), batch_size, replace=False)
-        return jnp.concatenate([x[rows], pool[rng.choice(len(pool), num_points, replace=False)]])
+        others = np.asarray(pool, float)[rng.choice(len(pool), num_points, replace=False)]
+        return np.concatenate([x[rows], others])
 
     return float(of_all / np.mean([of_set(drawn()) for _ in range(num_sets)]))

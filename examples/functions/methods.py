@@ -11,7 +11,7 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 from examples.functions.baselines import automatic, gaussian_process, point_networks
-from examples.functions.fit import Fitted, Settings, functional_network
+from examples.functions.fit import Fitted, Settings, functional_network, functional_pathwise
 from examples.functions.gp import Hyperparameters, fit_hyperparameters
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 
@@ -19,7 +19,8 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO
 WEIGHT_STEPS = 3
 
 METHODS: dict[str, Callable[..., Fitted]] = {
-    "functional BNN": functional_network,
+    "functional, pathwise": functional_pathwise,
+    "functional, network": functional_network,
     "weights, AutoNormal": automatic(lambda: TraceMeanField_ELBO(8), AutoNormal, WEIGHT_STEPS),
     "weights, AutoImplicit": automatic(lambda: ImplicitELBO(64), AutoImplicit),
     "Gaussian process": gaussian_process,

@@ -1,0 +1,126 @@
+"""Functions that are draws of a Gaussian process, corrected by data (Matheron's rule).
+
+A draw f₀ of the prior becomes one of the posterior by an update through the data,
+
+    f(x) = f₀(x) + k(x, X) A⁻¹ (y - f₀(X) - ε),   A = K + σ²,   ε ~ N(0, σ²),
+
+with the covariance K of the function at the inputs X (Wilson et al. 2020, *Efficiently sampling
+functions from Gaussian process posteriors*). With Gaussian noise that is exact. Here the targets
+y and the sizes of the ε are parameters, which start there: under other noise the posterior is
+another, and the functional objective finds it.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, random
+
+from examples.functions.gp import Conditioned
+
+# Prior functions: groups of them share their frequencies, and each also counts with its sign
+# reversed, which leaves the mean at the exact one.
+GROUPS, FUNCTIONS, FEATURES = 16, 32, 256
+AUXILIARY = {"is_auxiliary": True}
+
+
+class PriorFunctions(NamedTuple):
+    """Draws of a Gaussian process as sums of waves; their covariance is exact in expectation.
+
+    Attributes:
+        frequencies: in radians per unit of the inputs, (G, F, d).
+        weights: of cosines and sines, (G, 2 F, S/G).
+    """
+
+    frequencies: np.ndarray
+    weights: np.ndarray
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        """Values at points (m, d) -> (S, m)."""
+        angles = np.einsum("gfd,md->gmf", self.frequencies, points, optimize=True)
+        waves = np.concatenate([np.cos(angles), np.sin(angles)], axis=2)
+        values = waves @ self.weights
+        return np.moveaxis(values, 2, 1).reshape(-1, len(points))
+
+
+def draw_prior(data: Conditioned, seed: int = 0) -> PriorFunctions:
+    """Draws of the prior: waves whose frequencies have the spectral density of a covariance."""
+    rng = np.random.default_rng(seed)
+    amplitudes = np.exp(np.asarray(data.found.log_amplitudes, float))
+    scales = np.exp(np.asarray(data.found.log_scales, float))
+    frequencies, sizes = [], []
+    for part, (amplitude, scale) in enumerate(zip(amplitudes, scales, strict=True)):
+        drawn = rng.normal(size=(GROUPS, FEATURES, len(scale)))
+        if part == 1:
+            # The spectral density of Matérn-3/2 is Student's t with 3 degrees of freedom.
+            drawn /= np.sqrt(rng.chisquare(3, (GROUPS, FEATURES, 1)) / 3)
+        frequencies.append(drawn / scale)
+        sizes.append(np.full(FEATURES, amplitude / FEATURES**0.5))
+    weights = rng.normal(
+        size=(GROUPS, 4 * FEATURES if len(sizes) == 2 else 2 * FEATURES, FUNCTIONS)
+    )
+    each = np.concatenate(sizes)
+    return PriorFunctions(
+        np.concatenate(frequencies, axis=1), weights * np.concatenate([each, each])[:, None]
+    )
+
+
+class Paths(NamedTuple):
+    """Posterior functions at the data and the pool, before noise and learned shifts.
+
+    Attributes:
+        values: update of each prior function by the data without noise, (S, N + K).
+        mean: posterior means, (N + K,).
+        response: change of the values with the targets, (N + K, N).
+        noise: standard deviation of observations with which the update was made.
+    """
+
+    values: Array
+    mean: Array
+    response: Array
+    noise: Array
+
+    def __call__(self, at: Array) -> Array:
+        """A random function at inputs with these numbers (m,) -> (m,), inside a guide."""
+        number = self.response.shape[1]
+        shift = numpyro.param("shift", jnp.zeros(number))
+        log_size = numpyro.param("log_size", jnp.zeros(number))
+        drawn = random.randint(numpyro.prng_key(), (), 0, len(self.values))
+        sign = random.rademacher(numpyro.prng_key(), (), self.mean.dtype)
+        unit = numpyro.sample(
+            "noise", dist.Normal(jnp.zeros(number), 1.0).to_event(1), infer=AUXILIARY
+        )
+        change = self.noise * (shift + jnp.exp(log_size) * unit)
+        return self.mean[at] + sign * self.values[drawn, at] + self.response[at] @ change
+
+
+def make_paths(data: Conditioned, prior: PriorFunctions, pool: Array) -> Paths:
+    """Posterior functions at the data and at the pool (K, d).
+
+    Cost: O((N + K) N S) operations.
+    """
+    inputs = np.concatenate([data.x, np.asarray(pool, float)])
+    response = data.cross(inputs) @ data.inverse
+    drawn = prior(inputs)
+    values = drawn - drawn[:, : len(data.x)] @ response.T
+    found = values, response @ data.y, response, data.noise
+    return Paths(*(jnp.asarray(np.asarray(leaf, np.float32)) for leaf in found))
+
+
+def draw_paths(
+    data: Conditioned, prior: PriorFunctions, shift: Array, log_size: Array, points: np.ndarray
+) -> np.ndarray:
+    """Functions of the guide at any points (m, d) -> (2 S, m), in float64.
+
+    Every prior function counts twice, with either sign.
+    """
+    targets = data.y + data.noise * np.asarray(shift, float)
+    sizes = data.noise * np.exp(np.asarray(log_size, float))
+    at_data, at_points = prior(data.x), prior(np.asarray(points, float))
+    unit = np.random.default_rng(1).normal(size=at_data.shape)
+    across = data.cross(points) @ data.inverse
+    departure = at_points - (at_data + sizes * unit) @ across.T
+    mean = across @ targets
+    return np.concatenate([mean + departure, mean - departure])
