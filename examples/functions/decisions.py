@@ -43,22 +43,8 @@ DRAWS = 20
 PROPOSALS = 50_000
 
 
-class Prior(NamedTuple):
-    """A prior of functions at the doses.
-
-    Attributes:
-        density: their distribution, with the white noise.
-        mean: their means, (m,).
-        root: symmetric root of their covariance, (m, m).
-        functions: draws, (S, m); None for a Gaussian process, whose posterior is known.
-    """
-
-    density: dist.Distribution
-    mean: Array
-    root: Array
-    functions: Array | None = None
-
-
+# Distribution of function values at the doses, and the symmetric root of its covariance.
+Prior = tuple[dist.Distribution, Array]
 # state, means (m,) and numbers (m,) of observations, key -> state, draws of the posterior (S, m)
 Belief = Callable[[Any, Array, Array, Array], tuple[Any, Array]]
 
@@ -71,30 +57,34 @@ def tolerated(key: Array, points: Array) -> Array:
     return jnp.where(points[:, 0] < limit, slope * points[:, 0], -random.uniform(harm_key))
 
 
+def draw_tolerated(seed: int, count: int) -> Array:
+    """Draws of the simulator at the doses, (count, m)."""
+    return jax.vmap(tolerated, (0, None))(random.split(random.key(seed), count), DOSES)
+
+
 def smooth_prior() -> Prior:
     """A Gaussian process."""
     covariance = kernels.ExpSquared(LENGTH)(DOSES, DOSES) + JITTER**2 * jnp.eye(len(DOSES))
     values, vectors = jnp.linalg.eigh(covariance)
     density = dist.MultivariateNormal(jnp.zeros(len(DOSES)), covariance)
-    return Prior(density, density.loc, (vectors * jnp.sqrt(values)) @ vectors.T)
+    return density, (vectors * jnp.sqrt(values)) @ vectors.T
 
 
-def simulated_prior(num_steps: int = 3000) -> Prior:
+def simulated_prior(num_steps: int) -> Prior:
     """The simulator's, learned from its draws."""
     learned = learn_prior(
         random.key(0), tolerated, DOSES, jitter=JITTER, hidden_dims=(128, 128), num_steps=num_steps
     )
-    draws = jax.vmap(tolerated, (0, None))(random.split(random.key(1), PROPOSALS), DOSES)
-    return Prior(learned, learned.loc, learned.root, draws)
+    return learned, learned.root
 
 
 def functional(prior: Prior, num_steps: int) -> tuple[Any, Belief]:
     """The first state of a guide, and its fit to the observations so far."""
-    size = len(DOSES)
+    (density, root), size = prior, len(DOSES)
 
     def model(means: Array, counts: Array) -> None:
         at = measure(DOSES)
-        f = numpyro.sample("f", prior.density)
+        f = numpyro.sample("f", density)
         # The mean of observations at a dose says all that they say.
         sd = NOISE / jnp.sqrt(jnp.maximum(counts, 1))
         with at.data, handlers.mask(mask=counts > 0):
@@ -103,14 +93,14 @@ def functional(prior: Prior, num_steps: int) -> tuple[Any, Belief]:
     def guide(means: Array, counts: Array) -> None:
         measure(DOSES)
         key, noise_key = random.split(numpyro.prng_key())
-        start = lax.stop_gradient(prior.density.sample(key))
+        start = lax.stop_gradient(density.sample(key))
         noise = random.normal(noise_key, (size,))
         first = random.normal(random.key(3), (size, HIDDEN)) / 2
         hidden = jnp.tanh(start @ numpyro.param("first", first) + zeros("bias", HIDDEN))
         moved = zeros("shift", size) + start @ zeros("linear", size, size)
         moved += noise @ zeros("spread", size, size) + hidden @ zeros("last", HIDDEN, size)
         # In the prior's own coordinates, so that changes are as smooth as its functions.
-        numpyro.sample("f", Implicit(start + prior.root @ moved, 1))
+        numpyro.sample("f", Implicit(start + root @ moved, 1))
 
     svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(NUM_PARTICLES))
     nothing = jnp.zeros(size), jnp.zeros(size)
@@ -142,12 +132,13 @@ class Table(kernels.Kernel):
 
 def gaussian(prior: Prior) -> tuple[Any, Belief]:
     """The exact Gaussian process of the same mean and covariance."""
-    kernel, doses = Table(prior.root @ prior.root), jnp.arange(len(DOSES))
+    (density, root), doses = prior, jnp.arange(len(DOSES))
+    kernel = Table(root @ root)
 
     def belief(state: Any, means: Array, counts: Array, key: Array) -> tuple[Any, Array]:
         # A dose that was not given has an observation that says nothing.
         variance = jnp.where(counts > 0, NOISE**2 / jnp.maximum(counts, 1), 1e6)
-        process = GaussianProcess(kernel, doses, mean=lambda i: prior.mean[i], diag=variance)
+        process = GaussianProcess(kernel, doses, mean=lambda i: density.mean[i], diag=variance)
         # tinygp would add its own noise to a covariance that has the jitter.
         posterior = process.condition(means, doses, diag=0.0).gp
         return state, posterior.sample(key, (DRAWS,))
@@ -166,13 +157,9 @@ def exact(functions: Array) -> tuple[Any, Belief]:
     return None, belief
 
 
-def at_random() -> tuple[Any, Belief]:
-    """Any dose."""
-
-    def belief(state: Any, means: Array, counts: Array, key: Array) -> tuple[Any, Array]:
-        return state, random.uniform(key, (DRAWS, len(DOSES)))
-
-    return None, belief
+def no_belief(state: Any, means: Array, counts: Array, key: Array) -> tuple[Any, Array]:
+    """Any dose may be the best."""
+    return state, random.uniform(key, (DRAWS, len(DOSES)))
 
 
 class Campaign(NamedTuple):
@@ -217,15 +204,10 @@ def play(belief: Belief, start: Any, truth: Array, key: Array, num_rounds: int) 
     return lax.scan(one_round, (start, nothing, nothing), random.split(key, num_rounds))[1]
 
 
-def solve(prior: Prior, truths: Array, num_rounds: int, num_steps: int) -> dict[str, Campaign]:
-    """Campaigns for the same unknown functions (R, m) by each method."""
-    methods = {
-        "functional guide": functional(prior, num_steps),
-        "Gaussian process": gaussian(prior),
-        "random": at_random(),
-    }
-    if prior.functions is not None:
-        methods["exact posterior"] = exact(prior.functions)
+def solve(
+    methods: dict[str, tuple[Any, Belief]], truths: Array, num_rounds: int
+) -> dict[str, Campaign]:
+    """Campaigns for the same unknown functions (R, m) by each method, in one program each."""
     keys = random.split(random.key(5), len(truths))
     return {
         name: quick_jit(jax.vmap(partial(play, belief, start, num_rounds=num_rounds)))(truths, keys)
@@ -286,23 +268,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick:
         options.campaigns, options.rounds, options.steps = 2, 2, 2
     plt.switch_backend("agg")
-    priors = {"smooth": smooth_prior(), "tolerated": simulated_prior(20 if options.quick else 3000)}
+    smooth, simulated = smooth_prior(), simulated_prior(20 if options.quick else 3000)
     # Functions that no other part has seen.
-    fresh = {
-        "smooth": priors["smooth"].density.sample(random.key(4), (options.campaigns,)),
-        "tolerated": jax.vmap(tolerated, (0, None))(
-            random.split(random.key(4), options.campaigns), DOSES
-        ),
+    truths = {
+        "smooth": smooth[0].sample(random.key(4), (options.campaigns,)),
+        "tolerated": draw_tolerated(4, options.campaigns),
     }
-    found = {
-        name: solve(prior, fresh[name], options.rounds, options.steps)
-        for name, prior in priors.items()
-    }
+    found = {}
+    for name, prior in (("smooth", smooth), ("tolerated", simulated)):
+        methods = {
+            "functional guide": functional(prior, options.steps),
+            "Gaussian process": gaussian(prior),
+            "random": (None, no_belief),
+        }
+        if name == "tolerated":
+            methods["exact posterior"] = exact(draw_tolerated(1, PROPOSALS))
+        found[name] = solve(methods, truths[name], options.rounds)
     columns = ("regret", "less that of a GP", "in a late round")
     print(f"{'prior':12}{'method':20}" + "".join(f"{column:>22}" for column in columns))
     for name in found:
         print_table(name, found[name])
-    plot(found, fresh, options.figure)
+    plot(found, truths, options.figure)
     print(f"\n{time.process_time():.0f} s of processor time; picture in {options.figure}")
 
 
