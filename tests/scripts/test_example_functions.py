@@ -11,6 +11,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 from scipy.stats import norm
+from sklearn.model_selection import train_test_split
 
 from examples.functions import bnn, data, decisions, fit, gp, metrics, networks, samplers, toys
 from support.compiling import quick_jit
@@ -144,6 +145,11 @@ def test_data_from_a_file(tmp_path):
     parts = data.split(x, y, 0)
     assert (parts.x.shape, parts.x_test.shape) == ((18, 2), (2, 2))
     np.testing.assert_allclose(parts.y.std(), 1.0, rtol=1e-5)
+    rows = np.arange(43.0)
+    first, second = train_test_split(rows, test_size=0.1, random_state=3)
+    parts = data.split(rows[:, None], rows, 3)
+    expected = (np.concatenate([first, second]) - first.mean()) / first.std()
+    np.testing.assert_allclose(np.concatenate([parts.y, parts.y_test]), expected, rtol=1e-6)
     path.write_text("1 a\n")
     with pytest.raises(ValueError, match=r"some.txt: expected a table of numbers; got"):
         data.load(str(path))
