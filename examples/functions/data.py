@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from sklearn.datasets import fetch_openml, load_diabetes
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
 
 
 class Split(NamedTuple):
@@ -37,10 +34,15 @@ def load(name: str) -> tuple[str, np.ndarray, np.ndarray]:
     Raises:
         ValueError: if a file is not a table of numbers.
     """
+    # Scikit-learn takes seconds to import, and files do not need it.
     if name == "diabetes":
+        from sklearn.datasets import load_diabetes
+
         data = load_diabetes()
         return name, data.data, data.target
     if name.startswith("openml:"):
+        from sklearn.datasets import fetch_openml
+
         data = fetch_openml(data_id=int(name.removeprefix("openml:")), as_frame=False)
         return name, np.asarray(data.data, float), np.asarray(data.target, float)
     path = Path(name)
@@ -55,15 +57,19 @@ def load(name: str) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def split(x: np.ndarray, y: np.ndarray, seed: int) -> Split:
-    """Nine tenths of the rows for training and one for tests, standardized by the training rows."""
-    x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.1, random_state=seed)
-    inputs = StandardScaler().fit(x_train)
-    target = StandardScaler().fit(y_train[:, None])
+    """Nine tenths of the rows for training and one for tests, standardized by the training rows.
+
+    Rows are those of scikit-learn's ``train_test_split(test_size=0.1, random_state=seed)``.
+    """
+    order = np.random.RandomState(seed).permutation(len(x))
+    test, train = np.split(order, [-(-len(x) // 10)])
+    center, spread = x[train].mean(0), x[train].std(0)
+    spread[spread == 0] = 1.0
+    middle, unit = y[train].mean(), y[train].std() or 1.0
     columns = [
-        inputs.transform(x_train),
-        target.transform(y_train[:, None])[:, 0],
-        inputs.transform(x_test),
-        target.transform(y_test[:, None])[:, 0],
+        (x[train] - center) / spread,
+        (y[train] - middle) / unit,
+        (x[test] - center) / spread,
+        (y[test] - middle) / unit,
     ]
-    unit = float(target.scale_[0])
-    return Split(*(column.astype(np.float32) for column in columns), unit)
+    return Split(*(column.astype(np.float32) for column in columns), float(unit))

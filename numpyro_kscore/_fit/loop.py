@@ -157,7 +157,8 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
     progress = advance(progress, look, rule)
     is_best = progress.best == len(progress.looks) - 1
     best = chunk.averaged if is_best else run.best
-    losses = (*run.losses, np.asarray(chunk.losses))
+    # A copy: on a CPU a view would keep the array, and with it some kilobytes a chunk.
+    losses = (*run.losses, np.array(chunk.losses))
     return Run(chunk.state, best, progress, losses, run.anchor)
 
 

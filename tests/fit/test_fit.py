@@ -43,6 +43,20 @@ def same(a, b):
     assert repr(a.info) == repr(b.info)
 
 
+def test_nothing_piles_up_over_the_chunks():
+    """No array of a chunk outlives it, its losses included, which are kept."""
+    alive = []
+
+    def callback(step, state, metrics):
+        alive.append(len(jax.live_arrays()))
+
+    quiet_fit(make_svi(), KEY, DATA, callback=callback, **{**QUICK, "patience": 600, "tol": 1e-9})
+    assert len(alive) == 30
+    # The best state is a second one where it is not the last, and so may come and go.
+    one_state = len(jax.tree.leaves(make_svi().init(KEY, DATA)))
+    assert max(alive[10:]) <= min(alive[:10]) + one_state
+
+
 def test_a_chunk_moves_nothing_between_host_and_device(monkeypatch):
     """Steps and look are one program on the device; its step sizes are sent before."""
     take_chunks, count = loop.run_chunks, 0

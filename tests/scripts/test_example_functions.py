@@ -11,8 +11,9 @@ import pytest
 from jax import random
 from numpyro import handlers
 from scipy.stats import norm
+from sklearn.model_selection import train_test_split
 
-from examples.functions import bnn, data, fit, gp, metrics, networks, samplers, toys
+from examples.functions import bnn, data, decisions, fit, gp, metrics, networks, samplers, toys
 from support.compiling import quick_jit
 from support.linear_functions import NOISE, POOL, X, Y, features
 
@@ -144,9 +145,70 @@ def test_data_from_a_file(tmp_path):
     parts = data.split(x, y, 0)
     assert (parts.x.shape, parts.x_test.shape) == ((18, 2), (2, 2))
     np.testing.assert_allclose(parts.y.std(), 1.0, rtol=1e-5)
+    rows = np.arange(43.0)
+    first, second = train_test_split(rows, test_size=0.1, random_state=3)
+    parts = data.split(rows[:, None], rows, 3)
+    expected = (np.concatenate([first, second]) - first.mean()) / first.std()
+    np.testing.assert_allclose(np.concatenate([parts.y, parts.y_test]), expected, rtol=1e-6)
     path.write_text("1 a\n")
     with pytest.raises(ValueError, match=r"some.txt: expected a table of numbers; got"):
         data.load(str(path))
+
+
+def test_beliefs_are_exact_posteriors():
+    """The Gaussian process against its formula, and weighted draws against their own average."""
+    density, root = decisions.smooth_prior()
+    counts = jnp.zeros(25).at[jnp.array([3, 15])].set(jnp.array([2.0, 1.0]))
+    means = jnp.zeros(25).at[jnp.array([3, 15])].set(jnp.array([1.0, -0.5]))
+    prior = np.asarray(density.covariance_matrix, float)
+    seen = [3, 15]
+    noisy = prior[np.ix_(seen, seen)] + decisions.NOISE**2 * np.diag([1 / 2, 1.0])
+    gain = np.linalg.solve(noisy, prior[seen]).T
+    mean = gain @ np.array([1.0, -0.5])
+    sd = np.sqrt(np.diag(prior - gain @ prior[seen]))
+    belief = decisions.gaussian((density, root))[1]
+    keys = random.split(random.key(0), 100)
+    draws = quick_jit(jax.vmap(lambda key: belief(None, means, counts, key)[1]))(keys)
+    draws = np.asarray(draws).reshape(-1, 25)
+    # 2000 draws: a mean is off by .022 sd, a standard deviation by .016 of itself; 25 of each.
+    np.testing.assert_allclose((draws.mean(0) - mean) / sd, 0.0, atol=0.09)
+    np.testing.assert_allclose(draws.std(0) / sd, 1.0, atol=0.065)
+
+    functions = jnp.stack([means, means + 1.0])
+    belief = decisions.exact(functions)[1]
+    weighed = jax.vmap(lambda key: belief(None, means, counts / 100, key)[1])(keys)
+    # The second is off by 1 at .03 observations: its weight against 1 is exp(-.03 / (2 NOISE²)).
+    weight = 1 / (1 + np.exp(0.03 / (2 * decisions.NOISE**2)))
+    # 2000 draws: a standard error of .0106.
+    np.testing.assert_allclose(np.mean(weighed[..., 0]), weight, atol=0.043)
+
+
+def test_a_campaign_counts_what_it_gave():
+    """A belief that knows the truth has no regret, and means of observations are near it."""
+    truth = jnp.linspace(1.0, 0.0, 25)
+    seen = []
+
+    def belief(state, means, counts, key):
+        jax.debug.callback(lambda *given: seen.append(given), means[0], counts[0])
+        return state, truth[None]
+
+    found = decisions.play(belief, None, truth, random.key(0), 40)
+    np.testing.assert_array_equal(found.regret, 0.0)
+    jax.effects_barrier()
+    mean, count = seen[-1]
+    assert count == 39
+    np.testing.assert_allclose(mean, np.mean(found.effect[:39]), rtol=1e-5)
+    assert abs(mean - 1) < 4 * decisions.NOISE / 39**0.5
+
+
+@pytest.mark.slow
+def test_decisions_run(tmp_path, capsys):
+    figure = tmp_path / "figure.png"
+    decisions.main(["--quick", "--figure", str(figure)])
+    out = capsys.readouterr().out
+    assert out.count("functional guide") == 2
+    assert "nan" not in out
+    assert figure.stat().st_size > 10_000
 
 
 # tinygp's distribution, not ours, calls a deprecated name of NumPyro when it draws.
