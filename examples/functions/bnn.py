@@ -72,7 +72,7 @@ def regress(options: Namespace) -> list[Row]:
     @lru_cache(maxsize=1)
     def prepared(data: str, seed: int) -> tuple[Split, Any]:
         parts = split(*tables[data], seed)
-        return parts, hyperparameters(parts.x, parts.y)
+        return parts, hyperparameters(parts)
 
     return fill(cells, compute, COLUMNS, options.csv)
 

@@ -15,6 +15,7 @@ class Split(NamedTuple):
         x_test: test inputs.
         y_test: test targets.
         unit: standard deviation of the training targets before standardization.
+        rounding: standard deviation of the rounding of the targets, standardized.
     """
 
     x: np.ndarray
@@ -22,6 +23,7 @@ class Split(NamedTuple):
     x_test: np.ndarray
     y_test: np.ndarray
     unit: float
+    rounding: float
 
 
 def load(name: str) -> tuple[str, np.ndarray, np.ndarray]:
@@ -72,4 +74,8 @@ def split(x: np.ndarray, y: np.ndarray, seed: int) -> Split:
         (x[test] - center) / spread,
         (y[test] - middle) / unit,
     ]
-    return Split(*(column.astype(np.float32) for column in columns), float(unit))
+    # Rounding to multiples of a step is uniform noise, of standard deviation step/√12.
+    step = np.min(np.diff(np.unique(y[train])), initial=np.inf, where=True)
+    rounding = step / 12**0.5 / unit if np.isfinite(step) else 0.0
+    rest = float(unit), float(rounding)
+    return Split(*(column.astype(np.float32) for column in columns), *rest)

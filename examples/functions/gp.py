@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax import Array
+from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 from scipy.linalg import lapack
 from scipy.optimize import minimize
@@ -37,17 +37,19 @@ class Hyperparameters(NamedTuple):
     Attributes:
         log_amplitudes: logarithms of standard deviations, (P,).
         log_scales: logarithms of length scales, (P, d).
-        log_noise: logarithm of the standard deviation of the noise, less ``LEAST_NOISE``.
+        log_noise: logarithm of the standard deviation of the noise, less its lower limit.
+        least_noise: lower limit of the noise, in standardized units.
     """
 
     log_amplitudes: Array
     log_scales: Array
     log_noise: Array
+    least_noise: Array | float = LEAST_NOISE
 
     @property
     def noise(self) -> Array:
         """Standard deviation of observations."""
-        return LEAST_NOISE + jnp.exp(self.log_noise)
+        return lax.stop_gradient(self.least_noise) + jnp.exp(self.log_noise)
 
     def kernel(self) -> kernels.Kernel:
         """The covariance function."""
@@ -66,13 +68,20 @@ class Hyperparameters(NamedTuple):
 
 
 def fit_hyperparameters(
-    x: Array, y: Array, num_parts: int = len(SHAPES), most_rows: int = 700, most_steps: int = 80
+    x: Array,
+    y: Array,
+    least_noise: float = LEAST_NOISE,
+    *,
+    num_parts: int = len(SHAPES),
+    most_rows: int = 700,
+    most_steps: int = 80,
 ) -> Hyperparameters:
     """Maximize the marginal likelihood of at most ``most_rows`` rows by L-BFGS.
 
     Args:
         x: inputs, (N, d).
         y: targets, (N,).
+        least_noise: lower limit of the noise.
         num_parts: parts of the covariance, the first of ``SHAPES``.
         most_rows: the fit uses the first rows, at most so many.
         most_steps: limit on the steps from each start.
@@ -86,7 +95,10 @@ def fit_hyperparameters(
         # Initial length scales grow with the dimension, as distances do; the rough part starts
         # lower and shorter than the smooth one.
         scales = np.full((num_parts, dim), 0.5 * np.log(dim)) - 0.4 * parts[:, None]
-        starts = [Hyperparameters(-0.7 * parts, scales, np.asarray(start)) for start in STARTS]
+        least = np.asarray(least_noise, float)
+        starts = [
+            Hyperparameters(-0.7 * parts, scales, np.asarray(start), least) for start in STARTS
+        ]
         restore = ravel_pytree(starts[0])[1]
 
         def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:

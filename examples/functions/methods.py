@@ -11,8 +11,9 @@ from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 from examples.functions.baselines import automatic, gaussian_process, point_networks
+from examples.functions.data import Split
 from examples.functions.fit import Fitted, Settings, functional_network, functional_pathwise
-from examples.functions.gp import Hyperparameters, fit_hyperparameters
+from examples.functions.gp import LEAST_NOISE, Hyperparameters, fit_hyperparameters
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 
 # Factor on the number of steps: independent Gaussian weights converge later, in cheaper steps.
@@ -29,10 +30,11 @@ METHODS: dict[str, Callable[..., Fitted]] = {
 }
 
 
-def hyperparameters(x: np.ndarray, y: np.ndarray) -> tuple[Hyperparameters, float]:
+def hyperparameters(parts: Split) -> tuple[Hyperparameters, float]:
     """Hyperparameters for all methods of a split, and processor seconds of their fit."""
     start = time.process_time()
-    found = fit_hyperparameters(jnp.asarray(x), jnp.asarray(y))
+    least = max(LEAST_NOISE, parts.rounding)
+    found = fit_hyperparameters(jnp.asarray(parts.x), jnp.asarray(parts.y), least)
     found.noise.block_until_ready()
     return found, time.process_time() - start
 
