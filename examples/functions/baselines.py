@@ -1,4 +1,4 @@
-"""Baselines for functional networks: posteriors over weights, ensembles, dropout and a GP."""
+"""Baselines for functional guides: a GP, posteriors over weights, ensembles, dropout, Laplace."""
 
 import time
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 import optax
 from jax import Array, lax, random
 from scipy.special import ndtri
+from sklearn.linear_model import BayesianRidge
 
 from examples.functions.fit import (
     DRAWS,
@@ -87,18 +88,23 @@ def gaussian_process(
     return Fitted(draw, dist.Normal(0.0, found.noise), time.process_time() - start)
 
 
-def point_networks(
-    x: Array,
-    y: Array,
-    found: Hyperparameters,
-    settings: Settings,
-    key: Array,
-    *,
-    members: int,
-    rate: float,
-) -> Fitted:
-    """Networks fitted by maximum likelihood: a deep ensemble, or one network with dropout."""
-    start = time.process_time()
+def train_networks(
+    x: Array, y: Array, settings: Settings, key: Array, members: int, rate: float
+) -> tuple[Any, Callable[..., Array]]:
+    """Networks fitted by maximum likelihood.
+
+    Args:
+        x: inputs, (N, d).
+        y: targets, (N,).
+        settings: settings of the fit.
+        key: random key.
+        members: number of networks.
+        rate: fraction of the hidden units that are left out at random.
+
+    Returns:
+        Weights and log noises, with a leading axis of members, and the function of weights, points
+        (m, d) and a key -> values (m,).
+    """
     widths = (x.shape[1], *settings.hidden, 1)
     num_steps, size = settings.num_steps, min(settings.batch_size, len(y))
     # The usual small weight decay; that of a standard normal prior would be 1/N.
@@ -115,9 +121,8 @@ def point_networks(
     def loss(params: Any, rows: Array, key: Array) -> Array:
         keys = random.split(key, len(rows))
         found = jax.vmap(lambda point, key: values(params[0], point[None], key)[0])(x[rows], keys)
-        return -jnp.mean(
-            dist.Normal(found, LEAST_NETWORK_NOISE + jnp.exp(params[1])).log_prob(y[rows])
-        )
+        sd = LEAST_NETWORK_NOISE + jnp.exp(params[1])
+        return -jnp.mean(dist.Normal(found, sd).log_prob(y[rows]))
 
     def fit_one(key: Array) -> Any:
         first, key = random.split(key)
@@ -133,7 +138,22 @@ def point_networks(
         carry = (params, optimizer.init(params))
         return lax.scan(step, carry, random.split(key, num_steps))[0][0]
 
-    params = jax.jit(jax.vmap(fit_one))(random.split(key, members))
+    return jax.jit(jax.vmap(fit_one))(random.split(key, members)), values
+
+
+def point_networks(
+    x: Array,
+    y: Array,
+    found: Hyperparameters,
+    settings: Settings,
+    key: Array,
+    *,
+    members: int,
+    rate: float,
+) -> Fitted:
+    """A deep ensemble, or one network with dropout."""
+    start = time.process_time()
+    params, values = train_networks(x, y, settings, key, members, rate)
     noise = LEAST_NETWORK_NOISE + float(jnp.sqrt(jnp.mean(jnp.exp(2 * params[1]))))
     copies = 1 if rate == 0 else DRAWS // members
 
@@ -145,6 +165,33 @@ def point_networks(
         return found.reshape(-1, len(points))
 
     return Fitted(draw, dist.Normal(0.0, noise), time.process_time() - start)
+
+
+def last_layer(
+    x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
+) -> Fitted:
+    """One network whose last layer has its exact posterior, with hyperparameters by evidence."""
+    start = time.process_time()
+    params, _ = train_networks(x, y, settings, key, 1, 0.0)
+    hidden = [tuple(leaf[0] for leaf in layer) for layer in params[0][:-1]]
+
+    def units(points: Any) -> np.ndarray:
+        points = jnp.asarray(points)
+        for kernel, bias in hidden:
+            points = settings.activation(points @ kernel + bias)
+        return np.asarray(points, float)
+
+    linear = BayesianRidge().fit(units(x), np.asarray(y, float))
+    levels = ndtri((np.arange(DRAWS) + 0.5) / DRAWS)
+
+    def draw(points: Any) -> np.ndarray:
+        mean, sd = linear.predict(units(points), return_std=True)
+        # The deviations of scikit-learn include the noise.
+        of_function = np.sqrt(np.maximum(sd**2 - 1 / linear.alpha_, 0.0))
+        return mean + of_function * levels[:, None]
+
+    noise = dist.Normal(0.0, float(linear.alpha_) ** -0.5)
+    return Fitted(draw, noise, time.process_time() - start)
 
 
 def automatic(loss: Callable[[], Any], guide_class: Any, longer: int = 1) -> Callable[..., Fitted]:

@@ -1,4 +1,4 @@
-"""Six regression methods with one interface: data -> random functions and a noise level."""
+"""Regression methods with one interface: data -> random functions and a noise level."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from jax import random
 from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
-from examples.functions.baselines import automatic, gaussian_process, point_networks
+from examples.functions.baselines import automatic, gaussian_process, last_layer, point_networks
 from examples.functions.data import Split
 from examples.functions.fit import Fitted, Settings, functional_network, functional_pathwise
 from examples.functions.gp import LEAST_NOISE, Hyperparameters, fit_hyperparameters
@@ -26,6 +26,7 @@ METHODS: dict[str, Callable[..., Fitted]] = {
     "weights, AutoImplicit": automatic(lambda: ImplicitELBO(64), AutoImplicit),
     "Gaussian process": gaussian_process,
     "deep ensemble": partial(point_networks, members=5, rate=0.0),
+    "last layer": last_layer,
     "MC dropout": partial(point_networks, members=1, rate=0.05),
 }
 
