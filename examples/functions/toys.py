@@ -1,35 +1,27 @@
 """Functions of one variable: posteriors of functional networks against exact ones.
 
-Three toys have a Gaussian process as prior. The other two use only draws of their prior, of
-piecewise-constant and of periodic functions.
+The prior is a Gaussian process.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-import numpyro.distributions as dist
 from jax import Array, random
 
 from examples.functions.fit import Fitted, Prior, Settings, functional
 from examples.functions.gp import Hyperparameters, exact_posterior, fit_hyperparameters
 from examples.functions.networks import RandomFunction
-from examples.functions.samplers import EXACT, SAMPLERS, jump_fraction
-from numpyro_kscore.functions import LearnedPriorInfo, learn_prior
-from numpyro_kscore.functions._learned_prior import draw_functions
 
 GRID = 121
 # Functions behind a comparison: the standard error of their mean is 1.6 % of a standard deviation.
 DRAWS = 4000
-# Noise in function values: far below the posterior standard deviation for a Gaussian process as
-# prior, and equal to the noise of the observations for a simulator.
-EXPLICIT_JITTER, IMPLICIT_JITTER = 0.01, 0.1
+# White noise in function values, far below the posterior standard deviation.
+EXPLICIT_JITTER = 0.01
 
 # Every measurement set contains all data, so the objective is a lower bound of the evidence. There
 # are five times as many functions as values, because few functions make spreads too narrow.
@@ -43,21 +35,10 @@ TOY = Settings(
     activation=jnp.tanh,
     frequency=3.0,
 )
-# Functions that are sharper than a Gaussian process need a sharper network, and points as close as
-# the functions vary. Beyond the data the network determines how a function continues: flat with
-# tanh, whatever the prior, and periodic with sines.
-SAMPLED = {
-    "piecewise": replace(TOY, num_steps=3000, num_points=21, num_particles=100, frequency=15.0),
-    "periodic": replace(
-        TOY, num_steps=3000, num_points=41, hidden=(50,), activation=jnp.sin, frequency=8.0
-    ),
-}
-LEARNING_STEPS = 12_000
 # All weights are linear in the same noise: with independent noise, the spread of the cubic at an
 # end of the data was .85 of the exact one, not .91.
 KIND = "hypernetwork"
 PROCESSES = ("cubic", "sine", "gap")
-TOYS = (*PROCESSES, *SAMPLED)
 
 
 @dataclass(frozen=True)
@@ -87,7 +68,7 @@ class Toy:
 
 
 def make_toy(name: str, seed: int = 0) -> Toy:
-    """``cubic`` and ``sine`` of Sun et al. (2019), a sine with a gap, steps, a periodic sine."""
+    """``cubic`` and ``sine`` of Sun et al. (2019), and a sine with a gap."""
     rng = np.random.default_rng(seed)
     if name == "cubic":
         x = rng.uniform(-4, 4, 20)
@@ -102,16 +83,8 @@ def make_toy(name: str, seed: int = 0) -> Toy:
         y = np.sin(2 * x) + 0.1 * rng.normal(size=20)
         inside = lambda x: (np.abs(x) < 2) & (np.abs(x) > 0.8)  # noqa: E731
         toy = (x, y, 0.1, -3.0, 3.0, inside)
-    elif name == "piecewise":
-        x = np.array([-1.8, -1.5, -1.1, -0.8, -0.1, 0.2, 0.5, 1.3, 1.5, 1.8])
-        y = np.where(x < -0.4, -0.8, np.where(x < 0.9, 1.0, 0.1)) + 0.1 * rng.normal(size=10)
-        toy = (x, y, 0.1, -2.0, 2.0, lambda x: np.abs(x) <= 2)
-    elif name == "periodic":
-        x = rng.uniform(-2, 0.5, 12)
-        y = np.sin(2 * np.pi * x / 1.5) + 0.1 * rng.normal(size=12)
-        toy = (x, y, 0.1, -2.0, 4.0, lambda x: x < 0.5)
     else:
-        raise ValueError(f"toy: expected one of {', '.join(TOYS)}; got {name!r}")
+        raise ValueError(f"toy: expected cubic, sine or gap; got {name!r}")
     x, y, *rest = toy
     return Toy(jnp.asarray(x[:, None], jnp.float32), jnp.asarray(y, jnp.float32), *rest)
 
@@ -131,24 +104,6 @@ class Solved(NamedTuple):
     prior: np.ndarray
     draws: np.ndarray
     exact: tuple[np.ndarray, np.ndarray]
-    seconds: float
-
-
-class Sampled(NamedTuple):
-    """A toy whose prior is a simulator.
-
-    Attributes:
-        learned: fit with the prior learned from draws.
-        gaussian: fit with the Gaussian prior of the same mean and covariance.
-        exact: draws of the exact posterior on the grid, (S, 121).
-        info: report on the learning of the prior.
-        seconds: processor seconds of that.
-    """
-
-    learned: Solved
-    gaussian: Solved
-    exact: np.ndarray
-    info: LearnedPriorInfo
     seconds: float
 
 
@@ -181,42 +136,6 @@ def solve(name: str, settings: Settings = TOY, seed: int = 0) -> Solved:
     )
 
 
-def solve_sampled(
-    name: str, settings: Settings, learning_steps: int = LEARNING_STEPS, seed: int = 0
-) -> Sampled:
-    """Learn the prior of a toy from draws; fit with it and with the Gaussian of the same moments.
-
-    Args:
-        name: one of ``SAMPLERS``.
-        settings: settings of the fits; every set contains ``num_points`` evenly spaced points.
-        learning_steps: steps of learning the prior.
-        seed: seed of data and fits.
-    """
-    toy, sampler = make_toy(name, seed), SAMPLERS[name]
-    points = jnp.linspace(toy.low, toy.high, settings.num_points)[:, None]
-    start = time.process_time()
-    prior = learn_prior(
-        random.key(6), sampler, jnp.concatenate([toy.x, points]),
-        jitter=IMPLICIT_JITTER, num_steps=learning_steps,
-    )  # fmt: skip
-    jax.block_until_ready(prior.info)
-    seconds = time.process_time() - start
-    covariance = prior.root @ prior.root
-    gaussian = dist.MultivariateNormal(prior.mean, (covariance + covariance.T) / 2)
-    draws = draw_functions(sampler, random.key(4), toy.grid, 300)
-    exact = EXACT[name](toy.x, toy.y, toy.noise, toy.grid)
-
-    def solved(distribution: dist.Distribution) -> Solved:
-        fitted = fit_toy(
-            toy, lambda given, _: given, distribution, points, settings, IMPLICIT_JITTER, seed,
-        )  # fmt: skip
-        values = np.asarray(fitted.draw(toy.grid))
-        of_exact = exact.mean(0), exact.std(0)
-        return Solved(toy, np.asarray(draws), values, of_exact, fitted.seconds)
-
-    return Sampled(solved(prior), solved(gaussian), exact, prior.info, seconds)
-
-
 def fit_toy(
     toy: Toy,
     prior: Prior,
@@ -246,32 +165,6 @@ def compare(solved: Solved) -> dict[str, float]:
         found[f"sd_{name}_least"] = float(ratio[where].min())
         found[f"sd_{name}_most"] = float(ratio[where].max())
     return found
-
-
-def describe(found: Sampled) -> dict[str, dict[str, float]]:
-    """Figures of the posteriors under the learned prior, under the Gaussian and of the exact one.
-
-    For each: the fraction of the variation in jumps, and inside and beyond the data the root mean
-    square error of the mean and the mean standard deviation, both in units of the exact posterior's
-    mean standard deviation.
-    """
-    mean, sd = found.learned.exact
-    inside = found.learned.toy.inside(np.asarray(found.learned.toy.grid[:, 0]))
-    table = {}
-    for name, draws in (
-        ("exact posterior", found.exact),
-        ("learned prior", found.learned.draws),
-        ("Gaussian prior of the same covariance", found.gaussian.draws),
-    ):
-        error, spread = (draws.mean(0) - mean) ** 2, draws.std(0)
-        row = {"fraction in jumps": jump_fraction(draws)}
-        for place, where in (("inside", inside), ("beyond", ~inside)):
-            if where.any():
-                unit = sd[where].mean()
-                row[f"error {place}"] = float(np.sqrt(error[where].mean()) / unit)
-                row[f"sd {place}"] = float(spread[where].mean() / unit)
-        table[name] = row
-    return table
 
 
 def plot(solved: dict[str, Solved], path: Any) -> None:
