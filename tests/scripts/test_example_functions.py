@@ -124,6 +124,31 @@ def test_jump_fraction():
     assert abs(samplers.jump_fraction(gaussian) - 0.2585) < 0.005
 
 
+def test_noise_shared_between_function_and_data():
+    """The posterior of noisy values follows from that of clean ones, at data and elsewhere."""
+    rng = np.random.default_rng(0)
+    places = rng.uniform(-1, 1, 7)
+    clean_prior, noise, count = np.exp(-2 * (places[:, None] - places) ** 2), 0.4, 4
+    y = rng.normal(size=count)
+
+    def posterior(prior, variance):
+        gain = np.linalg.solve(prior[:count, :count] + variance * np.eye(count), prior[:count]).T
+        return gain @ y, prior - gain @ prior[:count]
+
+    share = toys.SHARE
+    mean, covariance = posterior(clean_prior, noise**2)
+    noisy = clean_prior + share * noise**2 * np.eye(7)
+    noisy_mean, noisy_covariance = posterior(noisy, (1 - share) * noise**2)
+    found, sd = toys.noise_given_data(jnp.asarray(mean), jnp.asarray(y), noise)
+    # The mean is linear in the clean values, so its slope carries the covariance over.
+    slope = np.diag(np.where(np.arange(7) < count, 1 - share, 1.0))
+    # Rounding of float32.
+    np.testing.assert_allclose(found, noisy_mean, atol=1e-5)
+    np.testing.assert_allclose(
+        slope @ covariance @ slope + np.diag(sd**2), noisy_covariance, atol=1e-5
+    )
+
+
 def test_exact_piecewise_posterior():
     """Two values far apart: either side's level is a normal mean, wherever the jump is."""
     task = tasks.make_task("piecewise")
