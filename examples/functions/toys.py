@@ -32,7 +32,7 @@ SHARE = 0.5
 # Every measurement set contains all data, so the objective is a lower bound of the evidence. There
 # are four times as many functions as values, because few functions make spreads too narrow.
 TOY = Settings(
-    num_steps=8000,
+    num_steps=6000,
     step_size=2e-3,
     batch_size=20,
     num_points=5,
