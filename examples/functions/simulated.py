@@ -41,9 +41,9 @@ LEARNING_STEPS = 12_000
 # tanh, whatever the prior, and periodic with sines.
 WAVES = {"hidden": (50,), "activation": jnp.sin}
 NETWORKS = {
-    "piecewise": replace(TOY, num_steps=3000, frequency=15.0),
+    "piecewise": replace(TOY, num_steps=3000, num_particles=100, frequency=15.0),
     "periodic": replace(TOY, num_steps=3000, num_particles=160, frequency=8.0, **WAVES),
-    "monotone": replace(TOY, num_steps=3000),
+    "monotone": replace(TOY, num_steps=3000, num_particles=100),
     "lotka-volterra": replace(TOY, num_steps=3000, num_particles=160, frequency=1.5, **WAVES),
 }
 # Steps and first step size of the fit of a program.

@@ -32,11 +32,11 @@ SHARE = 0.5
 # Every measurement set contains all data, so the objective is a lower bound of the evidence. There
 # are four times as many functions as values, because few functions make spreads too narrow.
 TOY = Settings(
-    num_steps=6000,
+    num_steps=12_000,
     step_size=2e-3,
     batch_size=20,
-    num_points=5,
-    num_particles=100,
+    num_points=10,
+    num_particles=128,
     hidden=(50, 50),
     activation=jnp.tanh,
     frequency=3.0,
