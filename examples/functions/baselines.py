@@ -27,8 +27,11 @@ from examples.functions.fit import (
 from examples.functions.gp import Hyperparameters, condition
 from examples.functions.networks import initial_weights, perceptron
 
+# Standard deviation of the noise around networks at the start, in standardized units.
+START_NOISE = 0.2
 
-def weight_model(settings: Settings, x: Array, y: Array, noise: Array) -> None:
+
+def weight_model(settings: Settings, x: Array, y: Array, noise: float) -> None:
     """A network with standard normal weights, scaled by the number of inputs of their unit."""
     widths = (x.shape[1], *settings.hidden, 1)
     weights = []
@@ -47,7 +50,6 @@ def weight_model(settings: Settings, x: Array, y: Array, noise: Array) -> None:
 def weight_space(
     x: Array,
     y: Array,
-    found: Hyperparameters,
     settings: Settings,
     key: Array,
     *,
@@ -58,7 +60,7 @@ def weight_space(
     start = time.process_time()
     model = partial(weight_model, settings)
     guide = guide_class(model)
-    result = run(model, guide, loss, settings, key, x, y, found.noise)
+    result = run(model, guide, loss, settings, key, x, y, START_NOISE)
     weights = guide.sample_posterior(random.key(1), result.params, sample_shape=(DRAWS,))
     depth = range(len(settings.hidden) + 1)
     scales = [jnp.sqrt(2 / size) for size in (x.shape[1], *settings.hidden)]
@@ -144,7 +146,6 @@ def train_networks(
 def point_networks(
     x: Array,
     y: Array,
-    found: Hyperparameters,
     settings: Settings,
     key: Array,
     *,
@@ -167,9 +168,7 @@ def point_networks(
     return Fitted(draw, dist.Normal(0.0, noise), time.process_time() - start)
 
 
-def last_layer(
-    x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
-) -> Fitted:
+def last_layer(x: Array, y: Array, settings: Settings, key: Array) -> Fitted:
     """One network whose last layer has its exact posterior, with hyperparameters by evidence."""
     start = time.process_time()
     params, _ = train_networks(x, y, settings, key, 1, 0.0)
@@ -197,10 +196,8 @@ def last_layer(
 def automatic(loss: Callable[[], Any], guide_class: Any, longer: int = 1) -> Callable[..., Fitted]:
     """:func:`weight_space` with a guide, a loss and ``longer`` times as many steps."""
 
-    def run_longer(
-        x: Array, y: Array, found: Hyperparameters, settings: Settings, key: Array
-    ) -> Fitted:
+    def run_longer(x: Array, y: Array, settings: Settings, key: Array) -> Fitted:
         settings = replace(settings, num_steps=longer * settings.num_steps)
-        return weight_space(x, y, found, settings, key, guide_class=guide_class, loss=loss())
+        return weight_space(x, y, settings, key, guide_class=guide_class, loss=loss())
 
     return run_longer

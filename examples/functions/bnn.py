@@ -13,7 +13,7 @@ Gaussian process, a deep ensemble and MC dropout. Rows in the CSV file are not c
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,30 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from examples.common.tables import Row, fill
-from examples.functions import toys
-from examples.functions.data import Split, load, split
+from examples.functions import simulated, tasks, toys
+from examples.functions.data import load, split
 from examples.functions.fit import Settings
-from examples.functions.methods import METHODS, fit, hyperparameters
+from examples.functions.methods import METHODS, Process, fit, hyperparameters
 from examples.functions.metrics import COLUMNS, measure_fit
+
+TOYS = (*toys.PROCESSES, *tasks.TOYS)
 
 
 def make_parser() -> ArgumentParser:
     """The options of the command."""
     parser = ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--toys", nargs="*", choices=toys.TOYS, metavar="TOY",
+    parser.add_argument("--toys", nargs="*", choices=TOYS, metavar="TOY",
                         help="functions of one variable instead: all, or some of "
-                        + ", ".join(toys.TOYS))  # fmt: skip
+                        + ", ".join(TOYS))  # fmt: skip
+    parser.add_argument("--priors", nargs="+", choices=simulated.METHODS, default=("program",),
+                        help="for toys whose prior is a simulator: the program, a prior learned "
+                        "from its draws, the Gaussian of their moments")  # fmt: skip
     parser.add_argument("--data", nargs="+", default=["diabetes"], help="files of numbers with "
                         "the target last, openml:ID, or diabetes")  # fmt: skip
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--seeds", type=int, default=1, help="number of splits")
-    parser.add_argument("--steps", type=int, help="default: 3000 or 12 000 for toys, 3000 for "
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--seeds", type=int, default=1, help="number of splits, or of data "
+                        "sets of a simulator")  # fmt: skip
+    parser.add_argument("--steps", type=int, help="default: 2000 to 12 000 for toys, 3000 for "
                         "diabetes, 20 000 otherwise")  # fmt: skip
     parser.add_argument("--step-size", type=float, default=3e-3, help="first step size of Adam")
     parser.add_argument("--batch", type=int, default=20, help="rows per step")
@@ -63,23 +69,23 @@ def regress(options: Namespace) -> list[Row]:
     ]  # fmt: skip
 
     def compute(data: str, seed: int, method: str, steps: int, **rest: Any) -> dict[str, Any]:
-        parts, given = prepared(data, seed)
+        parts = split(*tables[data], seed)
         sizes = {f"num_{name}": rest[name] for name in ("points", "particles")}
         settings = Settings(steps, rest["step_size"], rest["batch"], **sizes)
-        return measure_fit(fit(method, parts.x, parts.y, settings, seed, given), parts)
+        process = partial(hyperparameters_of, data, seed)
+        return measure_fit(fit(method, parts, settings, seed, process), parts)
 
     # Splits come one after another, and the methods of one split use the same Gaussian process.
     @lru_cache(maxsize=1)
-    def prepared(data: str, seed: int) -> tuple[Split, Any]:
-        parts = split(*tables[data], seed)
-        return parts, hyperparameters(parts)
+    def hyperparameters_of(data: str, seed: int) -> Process:
+        return hyperparameters(split(*tables[data], seed))
 
     return fill(cells, compute, COLUMNS, options.csv)
 
 
 def print_table(rows: list[Row]) -> None:
     """Print means over seeds, with standard errors if there are several."""
-    header = ("RMSE", "log likelihood", "calibration", "entropy rise", "seconds")
+    header = ("RMSE", "log likelihood", "CRPS", "calibration", "entropy rise", "seconds")
     for name in dict.fromkeys(row["data"] for row in rows):
         seeds = len({row["seed"] for row in rows if row["data"] == name})
         print(f"\n{name}, {seeds} split(s)")
@@ -120,13 +126,29 @@ def plot_table(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def solve_toys(options: Namespace) -> None:
+def solve_toys(options: Namespace) -> list[Path]:
     """Fit the toys, print their differences from the exact posteriors and draw them."""
+    chosen = options.toys or TOYS
+    paths = []
+    if processes := [name for name in toys.PROCESSES if name in chosen]:
+        paths.append(options.figure)
+        solve_processes(processes, options)
+    if simulators := [name for name in tasks.TOYS if name in chosen]:
+        path = options.figure
+        paths.append(path.with_stem(f"{path.stem}_simulators") if paths else path)
+        given = options.priors, options.seeds, options.steps, options.csv
+        rows, panels = simulated.run(simulators, *given)
+        simulated.print_rows(rows)
+        simulated.plot(panels, paths[-1])
+    return paths
+
+
+def solve_processes(names: Sequence[str], options: Namespace) -> None:
+    """Fit the toys whose prior is a Gaussian process."""
     solved = {}
-    chosen = options.toys or toys.TOYS
     print(f"{'':12}{'mean, error in sd':>24}{'sd, ratio to the exact':>40}{'seconds':>10}")
     print(f"{'':12}{'inside':>12}{'outside':>12}{'inside':>20}{'outside':>20}")
-    for name in [name for name in toys.PROCESSES if name in chosen]:
+    for name in names:
         found = solved[name] = toys.solve(name, with_steps(toys.TOY, options))
         values = toys.compare(found)
         ratios = "".join(
@@ -135,16 +157,6 @@ def solve_toys(options: Namespace) -> None:
         )
         print(f"{name:12}{values['mean_inside']:>12.2f}{values['mean_outside']:>12.2f}"
               f"{ratios}{found.seconds:>8.0f}")  # fmt: skip
-    for name in [name for name in toys.SAMPLED if name in chosen]:
-        settings = toys.SAMPLED[name]
-        steps = options.steps or toys.LEARNING_STEPS
-        sampled = toys.solve_sampled(name, with_steps(settings, options), steps)
-        solved[name] = sampled.learned
-        print(f"\n{name}: prior learned in {sampled.seconds:.0f} s, held-out loss "
-              f"{sampled.info.held_out:.3f}, that of its Gaussian {sampled.info.gaussian:.3f}; "
-              f"fit {sampled.learned.seconds:.0f} s")  # fmt: skip
-        for label, row in toys.describe(sampled).items():
-            print(f"  {label:40}" + ", ".join(f"{key} {value:.2f}" for key, value in row.items()))
     toys.plot(solved, options.figure)
 
 
@@ -160,15 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.steps = 20
     plt.switch_backend("agg")
     if options.toys is not None:
-        solve_toys(options)
+        paths = solve_toys(options)
     else:
+        paths = [options.figure]
         try:
             rows = regress(options)
         except (ValueError, OSError) as error:
             parser.error(str(error))
         print_table(rows)
         plot_table(rows, options.figure)
-    print(f"\npicture in {options.figure}")
+    print("\npicture in " + ", ".join(map(str, paths)))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
-import numpy as np
 from jax import random
 from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
@@ -19,38 +18,41 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO
 # Factor on the number of steps: independent Gaussian weights converge later, in cheaper steps.
 WEIGHT_STEPS = 3
 
-METHODS: dict[str, Callable[..., Fitted]] = {
+# (inputs, targets, hyperparameters of the Gaussian process, settings, key) -> fit
+OF_PROCESS: dict[str, Callable[..., Fitted]] = {
     "functional, pathwise": functional_pathwise,
     "functional, network": functional_network,
+    "Gaussian process": gaussian_process,
+}
+# (inputs, targets, settings, key) -> fit
+OF_NETWORKS: dict[str, Callable[..., Fitted]] = {
     "weights, AutoNormal": automatic(lambda: TraceMeanField_ELBO(8), AutoNormal, WEIGHT_STEPS),
     "weights, AutoImplicit": automatic(lambda: ImplicitELBO(64), AutoImplicit),
-    "Gaussian process": gaussian_process,
     "deep ensemble": partial(point_networks, members=5, rate=0.0),
     "last layer": last_layer,
     "MC dropout": partial(point_networks, members=1, rate=0.05),
 }
+METHODS = (*OF_PROCESS, *OF_NETWORKS)
+
+# Hyperparameters of a Gaussian process, and processor seconds of their fit.
+Process = tuple[Hyperparameters, float]
 
 
-def hyperparameters(parts: Split) -> tuple[Hyperparameters, float]:
-    """Hyperparameters for all methods of a split, and processor seconds of their fit."""
+def hyperparameters(parts: Split) -> Process:
+    """Hyperparameters for the methods of a split that need them."""
     start = time.process_time()
     least = max(LEAST_NOISE, parts.rounding)
     found = fit_hyperparameters(jnp.asarray(parts.x), jnp.asarray(parts.y), least)
-    found.noise.block_until_ready()
     return found, time.process_time() - start
 
 
 def fit(
-    method: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    settings: Settings,
-    seed: int,
-    given: tuple[Hyperparameters, float],
+    method: str, parts: Split, settings: Settings, seed: int, process: Callable[[], Process]
 ) -> Fitted:
-    """Fit one method; its seconds include the Gaussian process if the method needs that."""
-    found, seconds = given
-    fitted = METHODS[method](jnp.asarray(x), jnp.asarray(y), found, settings, random.key(seed))
-    if method.startswith(("functional", "Gauss")):
-        fitted = fitted._replace(seconds=fitted.seconds + seconds)
-    return fitted
+    """Fit one method; its seconds include the hyperparameters if the method needs them."""
+    x, y, key = jnp.asarray(parts.x), jnp.asarray(parts.y), random.key(seed)
+    if method in OF_NETWORKS:
+        return OF_NETWORKS[method](x, y, settings, key)
+    found, seconds = process()
+    fitted = OF_PROCESS[method](x, y, found, settings, key)
+    return fitted._replace(seconds=fitted.seconds + seconds)

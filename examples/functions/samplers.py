@@ -1,4 +1,4 @@
-"""Simulators of functions as priors, with their exact posteriors."""
+"""Piecewise-constant functions as a prior, with their exact posterior."""
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,6 @@ def piecewise_function(key: Array, points: Array) -> Array:
     """Values of a piecewise-constant function with standard normal levels, (m,)."""
     jump_key, level_key = random.split(key)
     return random.normal(level_key, (7,))[piece_numbers(jump_key, points)]
-
-
-def periodic_function(key: Array, points: Array) -> Array:
-    """Values of three harmonics of a period between 1 and 2 with random coefficients, (m,)."""
-    period_key, weight_key = random.split(key)
-    period = random.uniform(period_key, (), minval=1.0, maxval=2.0)
-    angle = 2 * jnp.pi * points[:, 0, None] * jnp.arange(1, 4) / period
-    weights = random.normal(weight_key, (2, 3)) / jnp.arange(1, 4)
-    return jnp.sin(angle) @ weights[0] + jnp.cos(angle) @ weights[1]
 
 
 def exact_piecewise(
@@ -61,30 +52,6 @@ def exact_piecewise(
     return np.take_along_axis(levels, pieces[chosen, n:], axis=1)
 
 
-def exact_periodic(
-    x: Array, y: Array, noise: float, grid: Array, num_draws: int = 2000, num_periods: int = 1001
-) -> np.ndarray:
-    """The same under :func:`periodic_function`: given the period, the weights are Gaussian."""
-    periods = np.linspace(1.0, 2.0, num_periods)
-
-    def harmonics(points: Array) -> np.ndarray:
-        angle = 2 * np.pi * np.asarray(points, float)[:, :1] * np.arange(1, 4)
-        angle = angle[None] / periods[:, None, None]
-        return np.concatenate([np.sin(angle), np.cos(angle)], axis=2) / np.tile([1, 2, 3], 2)
-
-    at_data, at_grid, target = harmonics(x), harmonics(grid), np.asarray(y, float)
-    precision = np.eye(6) + np.einsum("kim,kin->kmn", at_data, at_data) / noise**2
-    along = np.einsum("kim,i->km", at_data, target) / noise**2
-    mean = np.linalg.solve(precision, along[..., None])[..., 0]
-    log_weight = 0.5 * np.sum(along * mean, axis=1) - 0.5 * np.linalg.slogdet(precision)[1]
-    weight = np.exp(log_weight - log_weight.max())
-    rng = np.random.default_rng(0)
-    chosen = rng.choice(num_periods, num_draws, p=weight / weight.sum())
-    root = np.linalg.inv(np.linalg.cholesky(precision))
-    weights = mean[chosen] + np.einsum("smn,sm->sn", root[chosen], rng.normal(size=(num_draws, 6)))
-    return np.einsum("sim,sm->si", at_grid[chosen], weights)
-
-
 def jump_fraction(draws: np.ndarray) -> float:
     """Fraction of the variation of functions (S, m) in the steepest tenth of their increments.
 
@@ -93,7 +60,3 @@ def jump_fraction(draws: np.ndarray) -> float:
     increments = np.sort(np.abs(np.diff(draws, axis=1)), axis=1)
     tenth = increments.shape[1] // 10
     return float(np.mean(increments[:, -tenth:].sum(1) / increments.sum(1)))
-
-
-SAMPLERS = {"piecewise": piecewise_function, "periodic": periodic_function}
-EXACT = {"piecewise": exact_piecewise, "periodic": exact_periodic}
