@@ -24,7 +24,7 @@ from examples.common.tables import Row, fill
 from examples.functions import simulated, tasks, toys
 from examples.functions.data import load, split
 from examples.functions.fit import Settings
-from examples.functions.methods import METHODS, Process, fit, hyperparameters
+from examples.functions.methods import DEFAULT_METHODS, METHODS, Process, fit, hyperparameters
 from examples.functions.metrics import COLUMNS, measure_fit
 
 TOYS = (*toys.PROCESSES, *tasks.TOYS)
@@ -41,7 +41,7 @@ def make_parser() -> ArgumentParser:
                         "from its draws, the Gaussian of their moments")  # fmt: skip
     parser.add_argument("--data", nargs="+", default=["diabetes"], help="files of numbers with "
                         "the target last, openml:ID, or diabetes")  # fmt: skip
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=DEFAULT_METHODS)
     parser.add_argument("--seeds", type=int, default=1, help="number of splits, or of data "
                         "sets of a simulator")  # fmt: skip
     parser.add_argument("--steps", type=int, help="default: 2000 to 12 000 for toys, 3000 for "

@@ -21,6 +21,7 @@ WEIGHT_STEPS = 3
 # (inputs, targets, hyperparameters of the Gaussian process, settings, key) -> fit
 OF_PROCESS: dict[str, Callable[..., Fitted]] = {
     "functional, pathwise": functional_pathwise,
+    "functional, Gaussian noise": partial(functional_pathwise, log_df=None),
     "functional, network": functional_network,
     "Gaussian process": gaussian_process,
 }
@@ -33,6 +34,10 @@ OF_NETWORKS: dict[str, Callable[..., Fitted]] = {
     "MC dropout": partial(point_networks, members=1, rate=0.05),
 }
 METHODS = (*OF_PROCESS, *OF_NETWORKS)
+# Methods that answer what is lost where, or that take minutes, run on request only.
+DEFAULT_METHODS = tuple(
+    name for name in METHODS if name not in ("functional, Gaussian noise", "weights, AutoImplicit")
+)
 
 # Hyperparameters of a Gaussian process, and processor seconds of their fit.
 Process = tuple[Hyperparameters, float]

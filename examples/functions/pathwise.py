@@ -19,19 +19,21 @@ import numpyro.distributions as dist
 from jax import Array, random
 
 from examples.functions.gp import Conditioned
+from examples.functions.networks import AUXILIARY
 
 # Prior functions: groups of them share their frequencies, and each also counts with its sign
 # reversed, which leaves the mean at the exact one.
 GROUPS, FUNCTIONS, FEATURES = 16, 32, 256
-AUXILIARY = {"is_auxiliary": True}
 
 
 class PriorFunctions(NamedTuple):
     """Draws of a Gaussian process as sums of waves; their covariance is exact in expectation.
 
+    There are S of them, in G groups; F frequencies of each part of the covariance.
+
     Attributes:
-        frequencies: in radians per unit of the inputs, (G, F, d).
-        weights: of cosines and sines, (G, 2 F, S/G).
+        frequencies: in radians per unit of the inputs, (G, P F, d).
+        weights: of cosines and sines, (G, 2 P F, S/G).
     """
 
     frequencies: np.ndarray
@@ -39,7 +41,7 @@ class PriorFunctions(NamedTuple):
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         """Values at points (m, d) -> (S, m)."""
-        angles = np.einsum("gfd,md->gmf", self.frequencies, points, optimize=True)
+        angles = points @ np.swapaxes(self.frequencies, 1, 2)
         waves = np.concatenate([np.cos(angles), np.sin(angles)], axis=2)
         values = waves @ self.weights
         return np.moveaxis(values, 2, 1).reshape(-1, len(points))
@@ -58,13 +60,10 @@ def draw_prior(data: Conditioned, seed: int = 0) -> PriorFunctions:
             drawn /= np.sqrt(rng.chisquare(3, (GROUPS, FEATURES, 1)) / 3)
         frequencies.append(drawn / scale)
         sizes.append(np.full(FEATURES, amplitude / FEATURES**0.5))
-    weights = rng.normal(
-        size=(GROUPS, 4 * FEATURES if len(sizes) == 2 else 2 * FEATURES, FUNCTIONS)
-    )
-    each = np.concatenate(sizes)
-    return PriorFunctions(
-        np.concatenate(frequencies, axis=1), weights * np.concatenate([each, each])[:, None]
-    )
+    # One weight of each cosine, then one of each sine.
+    both = np.concatenate(2 * sizes)
+    weights = both[:, None] * rng.normal(size=(GROUPS, len(both), FUNCTIONS))
+    return PriorFunctions(np.concatenate(frequencies, axis=1), weights)
 
 
 class Paths(NamedTuple):
@@ -89,9 +88,8 @@ class Paths(NamedTuple):
         log_size = numpyro.param("log_size", jnp.zeros(number))
         drawn = random.randint(numpyro.prng_key(), (), 0, len(self.values))
         sign = random.rademacher(numpyro.prng_key(), (), self.mean.dtype)
-        unit = numpyro.sample(
-            "noise", dist.Normal(jnp.zeros(number), 1.0).to_event(1), infer=AUXILIARY
-        )
+        normal = dist.Normal(jnp.zeros(number), 1.0).to_event(1)
+        unit = numpyro.sample("noise", normal, infer=AUXILIARY)
         change = self.noise * (shift + jnp.exp(log_size) * unit)
         return self.mean[at] + sign * self.values[drawn, at] + self.response[at] @ change
 

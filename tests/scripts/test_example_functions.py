@@ -93,8 +93,9 @@ def test_the_ratio_divides_what_data_count(monkeypatch):
     settings = fit.Settings(batch_size=2, num_points=3)
     independent = lambda _, points: dist.Normal(jnp.zeros(len(points)), 1.0).to_event(1)  # noqa: E731
     given = (X, Y, independent, None, NOISE, settings, random.key(0))
+    function = lambda _, points: features(points)  # noqa: E731
     with pytest.raises(Stop, match=r"^2\.0$"):
-        fit.functional(*given, pool=POOL, function=features, ratio=1.5)
+        fit.functional(*given, pool=POOL, function=function, ratio=1.5)
 
 
 def test_metrics_of_a_gaussian_prediction():
@@ -103,18 +104,25 @@ def test_metrics_of_a_gaussian_prediction():
     rng = np.random.default_rng(0)
     mean, y = rng.normal(size=200), rng.normal(size=200)
     draws = jnp.asarray(mean + 0.6 * levels[:, None], jnp.float32)
-    likelihood = quick_jit(metrics.log_likelihood)
-    found = likelihood(draws, 0.8, jnp.asarray(y, jnp.float32))
+    noise = dist.Normal(0.0, 0.8)
+    found = metrics.log_likelihood(draws, noise, jnp.asarray(y, jnp.float32))
     # Quantiles end at 3.1 standard deviations, so likelihoods far out are too small.
     near = np.abs(y - mean) < 2
     np.testing.assert_allclose(found[near], norm.logpdf(y, mean, 1.0)[near], atol=2e-3)
-    entropy = metrics.entropy(draws, 0.8)
+    entropy = metrics.entropy(draws, noise)
     np.testing.assert_allclose(entropy, 0.5 * np.log(2 * np.pi * np.e), atol=4e-3)
+    # Gneiting and Raftery (2007), equation 21. The samples' error is .6/√500 a target.
+    score = y - mean
+    exact = score * (2 * norm.cdf(score) - 1) + 2 * norm.pdf(score) - 1 / np.sqrt(np.pi)
+    assert (
+        abs(metrics.crps(draws, noise, jnp.asarray(y)) - exact.mean())
+        < 4 * 0.6 / 500**0.5 / 200**0.5
+    )
     # Targets at the predicted quantiles are calibrated. All at the median: the share below is 0 up
     # to the level .5, and 1 from there.
     even = jnp.asarray(mean + norm.ppf((np.arange(200) + 0.5) / 200), jnp.float32)
-    assert metrics.calibration_error(draws, 0.8, even) < 0.01
-    flat = metrics.calibration_error(draws, 0.8, jnp.asarray(mean, jnp.float32))
+    assert metrics.calibration_error(draws, noise, even) < 0.01
+    flat = metrics.calibration_error(draws, noise, jnp.asarray(mean, jnp.float32))
     levels = metrics.LEVELS
     assert abs(flat - np.mean(np.minimum(levels, 1 - levels))) < 0.03
 
