@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
@@ -20,6 +21,7 @@ from numpyro.infer.svi import SVIRunResult
 
 from examples.functions.gp import (
     JITTER,
+    Conditioned,
     Hyperparameters,
     condition,
     information_ratio,
@@ -230,32 +232,58 @@ def functional_pathwise(
     *,
     log_df: float | None = START_LOG_DF,
 ) -> Fitted:
-    """Draws of the Gaussian process that data correct, under Student noise.
-
-    Inputs of the fit are numbers of rows: those of the data, then those of the pool. With
-    ``log_df=None`` the noise is Gaussian. Then the guide starts at the exact posterior, and leaves
-    it as far as the objective at small measurement sets has another optimum.
-    """
+    """Draws of the Gaussian process that data correct, under Student noise."""
     start = time.process_time()
     data = condition(found, x, y)
     pool = uniform_pool(random.key(2), x, PATHWISE_POOL)
-    size = min(settings.batch_size, len(y))
-    ratio = information_ratio(data, pool, size, settings.num_points, PATHWISE_JITTER)
-    prior = draw_prior(data)
-    paths, inputs = make_paths(data, prior, pool), jnp.concatenate([x, pool])
-    seconds = time.process_time() - start
+    steps = max(int(PATHWISE_STEPS * settings.num_steps), 1)
+    settings = replace(settings, num_steps=steps, batch_size=min(settings.batch_size, len(y)))
+    ratio = information_ratio(data, pool, settings.batch_size, settings.num_points, PATHWISE_JITTER)
+    fitted, _ = pathwise_fit(data, pool, settings, key, log_df=log_df, ratio=ratio)
+    return fitted._replace(seconds=time.process_time() - start)
+
+
+def pathwise_fit(
+    data: Conditioned,
+    pool: Array,
+    settings: Settings,
+    key: Array,
+    *,
+    num_priors: int = 1,
+    **options: Any,
+) -> tuple[Fitted, Any]:
+    """Fit :class:`~examples.functions.pathwise.Paths`, and the result of SVI.
+
+    Inputs of the fit are numbers of rows: those of the data, then those of the pool. With Gaussian
+    noise the guide starts at the exact posterior, and leaves it as far as the objective at small
+    measurement sets has another optimum.
+
+    Args:
+        data: the Gaussian process with its data.
+        pool: further inputs, (K, d).
+        settings: settings of the fit.
+        key: random key.
+        num_priors: sets of 512 prior functions, each with both signs, behind predictions.
+        options: of :func:`functional`.
+    """
+    found, y = data.found, jnp.asarray(data.y, pool.dtype)
+    inputs = jnp.concatenate([jnp.asarray(data.x, pool.dtype), pool])
+    priors = [draw_prior(data, seed) for seed in range(num_priors)]
+    paths = make_paths(data, priors[0], pool)
 
     def of_points(given: Any, at: Array) -> dist.Distribution:
         hyperparameters, inputs, _ = given
         return Hyperparameters.prior(hyperparameters, inputs[at], PATHWISE_JITTER)
 
     fitted, result = functional(
-        jnp.arange(len(y)), y, of_points, (found, inputs, paths), found.noise,
-        replace(settings, num_steps=max(int(PATHWISE_STEPS * settings.num_steps), 1)), key,
+        jnp.arange(len(y)), y, of_points, (found, inputs, paths), found.noise, settings, key,
         pool=len(y) + jnp.arange(len(pool)), function=lambda given, at: given[2](at),
-        least_noise=found.least_noise, jitter=PATHWISE_JITTER, log_df=log_df, ratio=ratio,
+        least_noise=found.least_noise, jitter=PATHWISE_JITTER, **options,
     )  # fmt: skip
     learned = result.params["shift"], result.params["log_size"]
-    return fitted._replace(
-        draw=partial(draw_paths, data, prior, *learned), seconds=fitted.seconds + seconds
-    )
+
+    def draw(points: Array) -> np.ndarray:
+        each = [draw_paths(data, prior, *learned, np.asarray(points)) for prior in priors]
+        return np.concatenate(each)
+
+    return fitted._replace(draw=draw), result

@@ -136,14 +136,15 @@ def test_the_fit_returns_from_a_wrong_start(monkeypatch):
         return start(self._replace(mean=self.mean + offset * self.response.sum(1)), at)
 
     monkeypatch.setattr(pathwise.Paths, "__call__", wrong)
-    settings = fit.Settings(num_steps=20_000, batch_size=len(Y), num_points=5, step_size=1e-2)
-    given = jnp.asarray(X), jnp.asarray(Y), FOUND, settings, random.key(0)
+    settings = fit.Settings(num_steps=3000, batch_size=len(Y), num_points=5, step_size=1e-2)
+    pool = jnp.asarray(POINTS, jnp.float32)
     # Predictions have the learned shift without the offset that it makes up for.
-    found = fit.functional_pathwise(*given, log_df=None).draw(X).mean(0)
+    fitted, _ = fit.pathwise_fit(process, pool, settings, random.key(0), learn_noise=False)
+    found = fitted.draw(X).mean(0)
     response = process.cross(X) @ process.inverse
     restored = found + offset * response.sum(1)
-    mean, sd = process.moments(X)
-    # The noise is learned too, so the posterior is that of another noise; .3 of the offset, the
-    # move that is to be undone, tells that apart.
-    assert np.abs(restored - mean).max() < 0.3 * offset
+    mean, _ = process.moments(X)
+    # The offset is one to two posterior standard deviations. The end of a stochastic fit is within
+    # a tenth of it.
+    assert np.abs(restored - mean).max() < 0.1 * offset
     assert np.abs(found - mean).max() > 0.5 * offset
