@@ -23,7 +23,7 @@ from numpyro.infer import SVI, Predictive
 
 from examples.common import tables
 from examples.functions.fit import Settings, functional
-from examples.functions.metrics import log_likelihood
+from examples.functions.metrics import crps, log_likelihood
 from examples.functions.networks import RandomFunction
 from examples.functions.programs import PROGRAMS
 from examples.functions.samplers import jump_fraction
@@ -133,16 +133,14 @@ def forecast(draws: np.ndarray, noise: float, y: np.ndarray) -> dict[str, float]
     ``nll`` is the mean negative log density, ``crps`` the continuous ranked probability score, and
     ``coverage`` the fraction of targets in the interval between the quantiles .05 and .95.
     """
-    noisy = np.sort(draws + noise * np.random.default_rng(0).normal(size=draws.shape), axis=0)
-    # E|X - X'|/2 of an empirical distribution, from its sorted values.
-    ranks = (2 * np.arange(len(noisy)) + 1 - len(noisy)) / len(noisy) ** 2
-    crps = np.mean(np.abs(noisy - y), axis=0) - ranks @ noisy
+    around = dist.Normal(0.0, noise)
+    noisy = draws + noise * np.random.default_rng(0).normal(size=draws.shape)
     low, high = np.quantile(noisy, [0.05, 0.95], axis=0)
-    density = log_likelihood(jnp.asarray(draws), noise, jnp.asarray(y))
+    density = log_likelihood(jnp.asarray(draws), around, jnp.asarray(y))
     return {
         "rmse": float(np.sqrt(np.mean((draws.mean(0) - y) ** 2))),
         "nll": -float(jnp.mean(density)),
-        "crps": float(np.mean(crps)),
+        "crps": crps(jnp.asarray(draws), around, jnp.asarray(y)),
         "coverage": float(np.mean((low <= y) & (y <= high))),
     }
 
