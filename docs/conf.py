@@ -111,6 +111,7 @@ nitpick_ignore_regex = [
         "numpyro",
         "optax",
         "os",
+        "pathlib",
         "typing",
     )
 ]
@@ -119,10 +120,18 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore._util.pytree.T"),
     # What jax.sharding exports is defined without a module of its own.
     ("py:class", "NamedSharding"),
-    # Parts of a fitted score, which nobody makes by hand.
+    # Parts of other objects, which nobody makes by hand.
+    ("py:class", "numpyro_kscore._tracing.program.Split"),
+    ("py:class", "numpyro_kscore._tracing.subsampling.Anchor"),
+    ("py:class", "numpyro_kscore._util.batches.Batches"),
     ("py:class", "numpyro_kscore.estimators._base.Base"),
     ("py:class", "numpyro_kscore.estimators._coordinates.Coordinates"),
+    ("py:class", "numpyro_kscore.estimators._features.FeatureExpansion"),
+    ("py:class", "numpyro_kscore.estimators._features.Features"),
+    ("py:class", "numpyro_kscore.estimators._features.Moments"),
+    ("py:class", "numpyro_kscore.estimators._features.Rows"),
     ("py:class", "numpyro_kscore.kernels._pairwise.Expansion"),
+    ("py:class", "numpyro_kscore.kernels._smoothing.Centers"),
 ]
 
 

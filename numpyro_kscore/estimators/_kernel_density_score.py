@@ -102,7 +102,7 @@ class KernelDensityScore:
 
     @property
     def log_density_at_samples(self) -> jax.Array:
-        """log ρ̂ at each sample from the kernels of the others, (n,): see :attr:`at_samples`."""
+        """log ρ̂ at each sample from the kernels of the others, (n,), as :attr:`at_samples`."""
         return _log_density(self, None)
 
     def density(self, x: Any) -> jax.Array:
