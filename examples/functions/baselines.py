@@ -29,6 +29,8 @@ from examples.functions.networks import initial_weights, perceptron
 
 # Standard deviation of the noise around networks at the start, in standardized units.
 START_NOISE = 0.2
+# Quantiles of a Gaussian instead of draws, so that there is no sampling noise, (S, 1).
+QUANTILES = ndtri((np.arange(DRAWS) + 0.5) / DRAWS)[:, None]
 
 
 def weight_model(settings: Settings, x: Array, y: Array, noise: float) -> None:
@@ -80,12 +82,10 @@ def gaussian_process(
     """The exact Gaussian process under Gaussian noise."""
     start = time.process_time()
     data = condition(found, x, y)
-    # Quantiles of a Gaussian instead of draws, so that there is no sampling noise.
-    levels = ndtri((np.arange(DRAWS) + 0.5) / DRAWS)
 
     def draw(points: Array) -> np.ndarray:
         mean, sd = data.moments(np.asarray(points))
-        return mean + sd * levels[:, None]
+        return mean + sd * QUANTILES
 
     return Fitted(draw, dist.Normal(0.0, found.noise), time.process_time() - start)
 
@@ -181,13 +181,12 @@ def last_layer(x: Array, y: Array, settings: Settings, key: Array) -> Fitted:
         return np.asarray(points, float)
 
     linear = BayesianRidge().fit(units(x), np.asarray(y, float))
-    levels = ndtri((np.arange(DRAWS) + 0.5) / DRAWS)
 
     def draw(points: Any) -> np.ndarray:
         mean, sd = linear.predict(units(points), return_std=True)
         # The deviations of scikit-learn include the noise.
         of_function = np.sqrt(np.maximum(sd**2 - 1 / linear.alpha_, 0.0))
-        return mean + of_function * levels[:, None]
+        return mean + of_function * QUANTILES
 
     noise = dist.Normal(0.0, float(linear.alpha_) ** -0.5)
     return Fitted(draw, noise, time.process_time() - start)

@@ -75,7 +75,7 @@ def split(x: np.ndarray, y: np.ndarray, seed: int) -> Split:
         (y[test] - middle) / unit,
     ]
     # Rounding to multiples of a step is uniform noise, of standard deviation step/√12.
-    step = np.min(np.diff(np.unique(y[train])), initial=np.inf, where=True)
+    step = np.min(np.diff(np.unique(y[train])), initial=np.inf)
     rounding = step / 12**0.5 / unit if np.isfinite(step) else 0.0
     rest = float(unit), float(rounding)
     return Split(*(column.astype(np.float32) for column in columns), *rest)

@@ -124,6 +124,18 @@ def run(
     return SVIRunResult(svi.get_params(state), state, losses)
 
 
+def draw_values(
+    function: Callable[..., Array], params: Any, num_draws: int
+) -> Callable[..., Array]:
+    """Values of a fitted random function, with its arguments: -> (num_draws, m)."""
+
+    def values(*given: Any) -> None:
+        numpyro.deterministic("f", function(*given))
+
+    predictive = Predictive(values, params=params, num_samples=num_draws, parallel=True)
+    return jax.jit(lambda *given: predictive(random.key(1), *given)["f"])
+
+
 def learned_noise(start: Any, least: Any) -> Array:
     """Standard deviation of observations: a lower limit plus a positive parameter of the model."""
     extra = jnp.maximum(jnp.asarray(start) - least, 0.1 * jnp.asarray(start))
@@ -197,12 +209,8 @@ def functional(
     sd = least_noise + result.params["extra_noise"] if learn_noise else noise
     of_noise = handlers.substitute(around, result.params)(0.0, sd)
 
-    def at_points(prior_args: Any, points: Array) -> None:
-        numpyro.deterministic("f", function(prior_args, points))
-
-    predictive = Predictive(at_points, params=result.params, num_samples=num_draws, parallel=True)
-    program = jax.jit(lambda *given: predictive(random.key(1), *given)["f"])
-    return Fitted(partial(program, prior_args), of_noise, time.process_time() - start), result
+    draw = partial(draw_values(function, result.params, num_draws), prior_args)
+    return Fitted(draw, of_noise, time.process_time() - start), result
 
 
 def functional_network(
@@ -282,8 +290,9 @@ def pathwise_fit(
     )  # fmt: skip
     learned = result.params["shift"], result.params["log_size"]
 
+    draws = [draw_paths(data, prior, *learned) for prior in priors]
+
     def draw(points: Array) -> np.ndarray:
-        each = [draw_paths(data, prior, *learned, np.asarray(points)) for prior in priors]
-        return np.concatenate(each)
+        return np.concatenate([each(np.asarray(points)) for each in draws])
 
     return fitted._replace(draw=draw), result

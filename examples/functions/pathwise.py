@@ -10,6 +10,7 @@ y and the sizes of the ε are parameters, which start there: under other noise t
 another, and the functional objective finds it.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -108,17 +109,24 @@ def make_paths(data: Conditioned, prior: PriorFunctions, pool: Array) -> Paths:
 
 
 def draw_paths(
-    data: Conditioned, prior: PriorFunctions, shift: Array, log_size: Array, points: np.ndarray
-) -> np.ndarray:
-    """Functions of the guide at any points (m, d) -> (2 S, m), in float64.
+    data: Conditioned, prior: PriorFunctions, shift: Array, log_size: Array
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Functions of the guide: any points (m, d) -> (2 S, m), in float64.
 
-    Every prior function counts twice, with either sign.
+    Every prior function counts twice, with either sign. Its update by the data is computed once,
+    for all points.
     """
     targets = data.y + data.noise * np.asarray(shift, float)
     sizes = data.noise * np.exp(np.asarray(log_size, float))
-    at_data, at_points = prior(data.x), prior(np.asarray(points, float))
+    at_data = prior(data.x)
     unit = np.random.default_rng(1).normal(size=at_data.shape)
-    across = data.cross(points) @ data.inverse
-    departure = at_points - (at_data + sizes * unit) @ across.T
-    mean = across @ targets
-    return np.concatenate([mean + departure, mean - departure])
+    of_mean = data.inverse @ targets
+    of_departure = data.inverse @ (at_data + sizes * unit).T
+
+    def draw(points: np.ndarray) -> np.ndarray:
+        across = data.cross(points)
+        mean = across @ of_mean
+        departure = prior(np.asarray(points, float)) - (across @ of_departure).T
+        return np.concatenate([mean + departure, mean - departure])
+
+    return draw

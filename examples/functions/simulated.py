@@ -17,12 +17,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 from jax import Array, random
-from numpyro.infer import SVI, Predictive
+from numpyro.infer import Predictive
 
 from examples.common import tables
 from examples.functions.fit import Settings, functional
+from examples.functions.fit import run as run_fit
 from examples.functions.metrics import crps, log_likelihood
 from examples.functions.networks import RandomFunction
 from examples.functions.programs import PROGRAMS
@@ -70,9 +70,8 @@ def fit_program(task: Task, num_steps: int, seed: int) -> Draw:
         numpyro.deterministic("f", program(points))
 
     guide = AutoImplicit(model)
-    optimizer = optax.adam(optax.cosine_decay_schedule(PROGRAM_STEP_SIZE, num_steps))
-    svi = SVI(model, guide, optimizer, ImplicitELBO())
-    result = svi.run(random.key(seed), num_steps, task.x, task.y, progress_bar=False)
+    settings = Settings(num_steps, PROGRAM_STEP_SIZE)
+    result = run_fit(model, guide, ImplicitELBO(), settings, random.key(seed), task.x, task.y)
     numbers = guide.sample_posterior(random.key(1), result.params, sample_shape=(DRAWS,))
     predictive = Predictive(functions, numbers, parallel=True)
     return jax.jit(lambda points: predictive(random.key(2), points)["f"])

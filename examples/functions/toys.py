@@ -8,16 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
-from numpyro.infer import Predictive
 
-from examples.functions.fit import PATHWISE_POOL, Settings, pathwise_fit, run
+from examples.functions.fit import PATHWISE_POOL, Settings, draw_values, pathwise_fit, run
 from examples.functions.gp import LEAST_NOISE, Hyperparameters, condition, fit_hyperparameters
 from examples.functions.networks import RandomFunction
 from numpyro_kscore import ImplicitELBO
@@ -185,13 +183,9 @@ def fit_network(
         loc, sd = noise_given_data(function(at.points), y[at.rows], toy.noise)
         numpyro.sample("f", dist.Normal(loc, sd).to_event(1))
 
-    def values(points: Array) -> None:
-        numpyro.deterministic("f", function(points))
-
     loss = ImplicitELBO(settings.num_particles, base="moments")
     params = run(model, guide, loss, settings, random.key(seed), toy.x, toy.y, pool, found).params
-    predictive = Predictive(values, params=params, num_samples=DRAWS, parallel=True)
-    return jax.jit(lambda points: predictive(random.key(1), points)["f"])
+    return draw_values(function, params, DRAWS)
 
 
 def fit_pathwise(
