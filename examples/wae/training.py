@@ -83,6 +83,7 @@ class Settings(NamedTuple):
             square, ``bernoulli`` minus the log probability.
         seed: seed of all random numbers.
         width: channels after the first convolution.
+        weight: of the divergence of the codes from the prior, next to the reconstruction cost.
     """
 
     estimator: str = "default"
@@ -93,6 +94,7 @@ class Settings(NamedTuple):
     cost: str = "norm"
     seed: int = 0
     width: int = WIDTH
+    weight: float = 1.0
 
 
 def make_objective(name: str, value: float | None, latent_dim: int) -> ImplicitELBO:
@@ -122,15 +124,30 @@ def reconstruction_cost(kind: str, x: Array, logits: Array) -> Array:
 
 
 class Autoencoder:
-    """Model, guide and optimizer of one run."""
+    """Model, guide and optimizer of one run.
 
-    def __init__(self, settings: Settings, shape: tuple[int, int, int]) -> None:
+    Args:
+        settings: the settings.
+        shape: height, width and channels of an image.
+        objective: used instead of that of the settings, for an estimator without a name.
+
+    Raises:
+        ValueError: for an unknown cost or estimator.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        shape: tuple[int, int, int],
+        objective: ImplicitELBO | None = None,
+    ) -> None:
         if settings.cost not in COSTS:
             raise ValueError(f"cost: expected one of {', '.join(COSTS)}; got {settings.cost!r}")
         self.settings = settings
         self.shape = tuple(shape)
         self.encoder, self.decoder = make_networks(shape, settings.latent_dim, settings.width)
-        objective = make_objective(settings.estimator, settings.value, settings.latent_dim)
+        if objective is None:
+            objective = make_objective(settings.estimator, settings.value, settings.latent_dim)
         guide = objective.stateful(self.model, self.guide)
         optimizer = optax.adam(settings.learning_rate, b1=0.5)
         self.svi = SVI(self.model, guide, optimizer, objective)
@@ -142,7 +159,8 @@ class Autoencoder:
         with numpyro.plate(ROWS, x.shape[0]):
             z = numpyro.sample("z", dist.Normal(jnp.zeros(dim), 1.0).to_event(1))
             cost = reconstruction_cost(self.settings.cost, x, decode(z))
-            numpyro.factor("reconstruction", -cost)
+            # The whole objective over the weight, to which Adam is indifferent.
+            numpyro.factor("reconstruction", -cost / self.settings.weight)
 
     def guide(self, x: Array) -> None:
         """A Gaussian code for each image; the density of their mixture is unknown."""

@@ -25,6 +25,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.scipy.linalg import block_diag, solve_triangular
 
+from numpyro_kscore._util.platforms import on_cpu_or
 from numpyro_kscore._util.precision import full_precision
 
 __all__ = ["cholesky", "eigh", "inverse_root", "invert_lower", "log_abs_det", "qr"]
@@ -43,11 +44,7 @@ def _looped_on_cpu(fn: F) -> F:
         del size
         axes = [0 if flag else None for flag in is_batched]
         loop, batch = jax.vmap(sequential, axes), jax.vmap(fn, axes)
-        if jax.default_backend() == "cpu":
-            out = loop(*args)
-        else:
-            # The program may be one for the CPU of such a machine.
-            out = lax.platform_dependent(*args, cpu=loop, default=batch)
+        out = on_cpu_or(loop, batch, *args)
         return out, jax.tree.map(lambda _: True, out)
 
     return one  # type: ignore[return-value]
@@ -135,14 +132,17 @@ def _invert_block(factor: jax.Array) -> jax.Array:
 def log_abs_det(a: jax.Array) -> jax.Array:
     """``log |det a|`` of a matrix (d, d), by Gauss and Jordan's elimination with pivots: 2 d³.
 
-    Without LAPACK, so that it may be mapped over many small matrices.
+    On a CPU without LAPACK, so that it may be mapped over many small matrices. Elsewhere by the
+    library's LU factors: every turn of the elimination would be a launch.
     """
-    return _eliminate(a)[0]
+    return on_cpu_or(lambda a: _eliminate(a)[0], lambda a: jnp.linalg.slogdet(a)[1], a)
 
 
 @log_abs_det.defjvp
 def _log_abs_det_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    value, inverse = _eliminate(*primals)
+    value, inverse = on_cpu_or(
+        _eliminate, lambda a: (jnp.linalg.slogdet(a)[1], jnp.linalg.inv(a)), *primals
+    )
     return value, jnp.sum(inverse.T * tangents[0])
 
 

@@ -15,6 +15,7 @@ from numpyro.infer import SVI
 from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, log_abs_det, qr
 from support.compiling import default_jit
+from support.platforms import elsewhere_than_on_a_cpu
 
 LOWER = np.float32([[2.0, 0.0, 0.0], [0.5, 1.5, 0.0], [-0.3, 0.2, 1.0]])
 SYMMETRIC = LOWER @ LOWER.T
@@ -23,6 +24,7 @@ CASES = {
     "cholesky": (cholesky, jnp.linalg.cholesky, (SYMMETRIC,)),
     "qr": (qr, jnp.linalg.qr, (SYMMETRIC[:, :2],)),
     "invert_lower": (invert_lower, lambda a: jnp.linalg.inv(jnp.tril(a)), (LOWER,)),
+    "log_abs_det": (log_abs_det, lambda a: jnp.linalg.slogdet(a)[1], (LOWER + 1,)),
 }
 
 
@@ -103,9 +105,13 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     assert sizes["trsm"] < 1024
 
 
-@pytest.mark.parametrize("dim", [1, 2, 7, 30])
-def test_log_abs_det_and_its_gradient(dim):
+@pytest.mark.parametrize(
+    ("dim", "is_cpu"), [(1, True), (2, True), (7, True), (30, True), (1, False), (7, False)]
+)
+def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
     """Against NumPy in float64; the first pivot of the second matrix is zero."""
+    if not is_cpu:
+        elsewhere_than_on_a_cpu(monkeypatch)
     generator = np.random.default_rng(dim)
     matrices = generator.standard_normal((2, dim, dim))
     if dim > 1:

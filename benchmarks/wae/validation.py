@@ -1,0 +1,185 @@
+"""Settings of the Wasserstein autoencoder compared on images held out from MNIST's training images.
+
+    python -m benchmarks.wae.validation --data FOLDER --cache FOLDER --csv FILE
+        [--variants "default, weight 1" "KEF-CG, weight 1" ...] [--latent-dims 128] [--epochs 300]
+        [--seeds 0 1 2]
+    python -m benchmarks.wae.validation --csv FILE --print
+    python -m benchmarks.wae.validation --quick
+
+The last 10 000 training images are left out of the training, and the first of them are those whose
+likelihood is estimated: no choice made by this table has seen a test image. Differences are means
+over the same images and all seeds that both variants have.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+import numpy as np
+import numpyro.distributions as dist
+
+from benchmarks.wae.states import quick_images
+from examples.common.tables import Row, fill, markdown_line, read
+from examples.wae.ais import Annealing
+from examples.wae.data import Images, load_images
+from examples.wae.metrics import held_out_batch, measure_aggregate, measure_likelihood
+from examples.wae.training import ROWS, Autoencoder, Settings, train
+from numpyro_kscore import ImplicitELBO, ScoreEstimator
+from numpyro_kscore.estimators import Median, kef_cg
+from numpyro_kscore.regularizers import NuMethod
+
+COLUMNS = ("nll", "information", "mean", "sd", "distance", "cost", "nll_of_each")
+CASE = ("latent_dim", "epochs", "learning_rate", "variant")  # differ between lines of the table
+HELD_OUT = 10_000
+
+
+# What a variant changes: the estimator with its base and bias correction.
+OBJECTIVES: dict[str, Callable[[], ImplicitELBO]] = {
+    "default": lambda: ImplicitELBO(1, aggregate=ROWS),
+    "KEF-CG": lambda: ImplicitELBO(
+        1, aggregate=ROWS, estimator=kef_cg(1e-4), base=None, debias=None
+    ),
+    "KEF-CG, base prior": lambda: ImplicitELBO(
+        1, aggregate=ROWS, estimator=kef_cg(1e-4), base="model", debias=None
+    ),
+    "own scales only": lambda: ImplicitELBO(
+        1,
+        aggregate=ROWS,
+        estimator=ScoreEstimator(
+            regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="diagonal"
+        ),
+    ),
+}
+WEIGHTS = (0.5, 1.0, 2.0, 4.0)
+VARIANTS = [f"{name}, weight {weight:g}" for name in OBJECTIVES for weight in WEIGHTS]
+
+
+def hold_out(images: Images, count: int) -> Images:
+    """The training images without the last ones, which take the place of the test images."""
+    labels = images.train_labels
+    return Images(
+        f"{images.name}, {count} held out",
+        images.train[:-count],
+        images.train[-count:],
+        None if labels is None else labels[:-count],
+        None if labels is None else labels[-count:],
+    )
+
+
+def compute(images: Images, cache: Path, cell: Row) -> Row:
+    """One row: train to the given number of epochs, then measure on images held out."""
+    name, weight = cell["variant"].rsplit(", weight ", 1)
+    settings = Settings(
+        latent_dim=cell["latent_dim"],
+        learning_rate=cell["learning_rate"],
+        seed=cell["seed"],
+        weight=float(weight),
+    )
+    autoencoder = Autoencoder(settings, images.shape, OBJECTIVES[name]())
+    rest = "-".join(str(cell[name]) for name in ("latent_dim", "learning_rate", "seed"))
+    path = cache / f"{cell['variant']}-{rest}.npz"
+    params = train(autoencoder, images, cell["epochs"], path).params
+    found = measure_likelihood(
+        autoencoder, params, images, cell["images"], Annealing(cell["temperatures"]), progress=True
+    )
+    aggregate = measure_aggregate(autoencoder, params, images)._asdict()
+    mean, sd = autoencoder.encode(params, held_out_batch(images, 5_000))
+    information = dist.kl_divergence(dist.Normal(mean, sd), dist.Normal(0.0, 1.0)).sum(1).mean()
+    nll = -found.log_likelihood
+    jax.clear_caches()
+    figures = {"nll": nll.mean(), "information": information}
+    figures |= {name: aggregate[name] for name in ("mean", "sd", "distance", "cost")}
+    rounded = {name: float(f"{value:.5g}") for name, value in figures.items()}
+    return rounded | {"nll_of_each": " ".join(f"{value:.2f}" for value in nll)}
+
+
+def differences(rows: Sequence[Row], other: Sequence[Row]) -> np.ndarray:
+    """NLL of one variant minus another's, (seeds, images), for all seeds that both have."""
+    found = {row["seed"]: np.array(str(row["nll_of_each"]).split(), float) for row in rows}
+    rivals = {row["seed"]: np.array(str(row["nll_of_each"]).split(), float) for row in other}
+    return np.array([found[seed] - rivals[seed] for seed in found if seed in rivals])
+
+
+def table(rows: Sequence[Row], rival: str = "default, weight 1") -> list[str]:
+    """The table in Markdown, one line for each variant, means over its seeds.
+
+    The error of a difference is that over seeds where there are three, and over images otherwise.
+    """
+    names = ("latent", "epochs", "step size", "variant", "seeds", "NLL", f"less that of {rival}",
+             "KL of a code", "cost", "code sd", "sliced W")  # fmt: skip
+    lines = [markdown_line(names), "|---" * len(names) + "|"]
+    key = lambda row: tuple(row[name] for name in CASE)  # noqa: E731
+    groups = {k: list(g) for k, g in itertools.groupby(sorted(rows, key=key), key)}
+    for (*case, variant), group in groups.items():
+        apart = differences(group, groups.get((*case, rival), []))
+        difference = ""
+        if variant != rival and len(apart):
+            sample = apart.mean(1) if len(apart) > 2 else apart.mean(0)
+            error = sample.std(ddof=1) / np.sqrt(len(sample))
+            difference = f"{apart.mean():+.2f} ± {error:.2f}"
+        mean = {name: np.mean([row[name] for row in group]) for name in COLUMNS[:-1]}
+        entries = (
+            *case, variant, len(group), f"{mean['nll']:.2f}", difference,
+            f"{mean['information']:.0f}", f"{mean['cost']:.2f}", f"{mean['sd']:.3f}",
+            f"{mean['distance']:.3f}",
+        )  # fmt: skip
+        lines.append(markdown_line(entries))
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the table and print it in Markdown."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--data", type=Path, help="folder of MNIST's idx files")
+    parser.add_argument("--cache", type=Path, help="folder for training states")
+    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, metavar="NAME",
+                        default=[v for v in VARIANTS if v.endswith("weight 1")])  # fmt: skip
+    parser.add_argument("--latent-dims", nargs="+", type=int, default=[128])
+    parser.add_argument("--epochs", nargs="+", type=int, default=[300])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--learning-rates", nargs="+", type=float, default=[1e-4])
+    parser.add_argument("--images", type=int, default=100, help="images behind an NLL")
+    parser.add_argument("--temperatures", type=int, default=1000, help="of the annealing")
+    parser.add_argument("--print", action="store_true", help="print the table and do nothing else")
+    parser.add_argument("--quick", action="store_true", help="one epoch on scikit-learn's digits")
+    options = parser.parse_args(arguments)
+    settings = ("variant", "latent_dim", "epochs", "learning_rate", "seed", "images",
+                "temperatures")  # fmt: skip
+    if options.print and options.csv:
+        print(*table(read(options.csv, (*settings, *COLUMNS))), sep="\n")
+        return
+    if options.quick:
+        options.latent_dims, options.epochs, options.seeds = [2], [1], [0]
+        options.images, options.temperatures = 4, 20
+        images = hold_out(quick_images(), 64)
+    elif options.data is None or options.cache is None or options.csv is None:
+        parser.error("expected --data FOLDER, --cache FOLDER and --csv FILE; or --quick")
+    else:
+        images = hold_out(load_images("mnist", options.data), HELD_OUT)
+    cells = [
+        dict(
+            zip(
+                settings,
+                (variant, dim, epochs, rate, seed, options.images, options.temperatures),
+                strict=True,
+            )
+        )  # fmt: skip
+        for epochs in sorted(options.epochs)
+        for rate in options.learning_rates
+        for seed in options.seeds
+        for dim in options.latent_dims
+        for variant in options.variants
+    ]
+    with TemporaryDirectory() as folder:
+        cache = options.cache or Path(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        rows = fill(cells, lambda **cell: compute(images, cache, cell), COLUMNS, options.csv)
+    print(*table(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
