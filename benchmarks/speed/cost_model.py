@@ -147,7 +147,7 @@ def for_another_device() -> Iterator[None]:
     """Programs that are traced here take the ways that are not for a CPU, nor for one GPU."""
     default = lambda *operands, default, **_: default(*operands)  # noqa: E731
     with (
-        mock.patch.object(jax, "default_backend", lambda: "gpu"),
+        mock.patch.object(jax, "default_backend", return_value="gpu"),
         mock.patch.object(lax, "platform_dependent", default),
     ):
         yield

@@ -244,8 +244,7 @@ def functional_pathwise(
     start = time.process_time()
     data = condition(found, x, y)
     pool = uniform_pool(random.key(2), x, PATHWISE_POOL)
-    steps = max(int(PATHWISE_STEPS * settings.num_steps), 1)
-    settings = replace(settings, num_steps=steps, batch_size=min(settings.batch_size, len(y)))
+    settings = replace(settings, batch_size=min(settings.batch_size, len(y)))
     ratio = information_ratio(data, pool, settings.batch_size, settings.num_points, PATHWISE_JITTER)
     fitted, _ = pathwise_fit(data, pool, settings, key, log_df=log_df, ratio=ratio)
     return fitted._replace(seconds=time.process_time() - start)
@@ -269,11 +268,12 @@ def pathwise_fit(
     Args:
         data: the Gaussian process with its data.
         pool: further inputs, (K, d).
-        settings: settings of the fit.
+        settings: settings of the fit, with the steps that a network would take.
         key: random key.
         num_priors: sets of 512 prior functions, each with both signs, behind predictions.
         options: of :func:`functional`.
     """
+    settings = replace(settings, num_steps=max(int(PATHWISE_STEPS * settings.num_steps), 1))
     found, y = data.found, jnp.asarray(data.y, pool.dtype)
     inputs = jnp.concatenate([jnp.asarray(data.x, pool.dtype), pool])
     priors = [draw_prior(data, seed) for seed in range(num_priors)]

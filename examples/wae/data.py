@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from PIL import Image, UnidentifiedImageError
-from sklearn.datasets import fetch_openml, load_digits
+from sklearn.datasets import fetch_openml, load_digits, load_sample_images
 from sklearn.model_selection import train_test_split
 
 MNIST_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -55,7 +55,8 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
     """The images of a data set.
 
     Args:
-        dataset: ``digits``, ``mnist``, ``celeba``, or a folder of idx files or of pictures.
+        dataset: ``digits``, ``patches``, ``mnist``, ``celeba``, or a folder of idx files or of
+            pictures.
         folder: folder with the files of ``mnist`` or ``celeba``. Without it MNIST is downloaded.
         limit: largest number of training images; the first ones are taken.
 
@@ -64,6 +65,8 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
     """
     if dataset == "digits":
         images = _digits()
+    elif dataset == "patches":
+        images = _patches()
     elif dataset == "mnist":
         images = read_mnist(folder) if folder else _download_mnist()
     elif dataset == "celeba":
@@ -78,8 +81,8 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
         path = Path(dataset)
         if not path.is_dir():
             raise ValueError(
-                f"dataset: expected digits, mnist, celeba or a folder; got {dataset!r}. Give the "
-                "path of a folder of idx files or of pictures"
+                f"dataset: expected digits, patches, mnist, celeba or a folder; got "
+                f"{dataset!r}. Give the path of a folder of idx files or of pictures"
             )
         has_idx = any("idx3-ubyte" in file.name for file in path.iterdir())
         images = read_mnist(path) if has_idx else read_pictures(path, limit)
@@ -114,6 +117,29 @@ def _digits() -> Images:
         pixels, labels.astype(np.int32), test_size=297, random_state=0, stratify=labels
     )
     return Images("digits", *parts)
+
+
+def _patches(count: int = 6_000, side: int = 16) -> Images:
+    """Squares of the two photographs that come with scikit-learn, labeled by photograph.
+
+    Test images come from the right fifth of each photograph, which no training image touches.
+    """
+    generator = np.random.default_rng(0)
+    parts: list[list[np.ndarray]] = [[], []]
+    for picture in load_sample_images().images:
+        border = round(0.8 * picture.shape[1])
+        for part, half, number in zip(
+            parts,
+            (picture[:, :border], picture[:, border:]),
+            (count // 2, count // 12),
+            strict=True,
+        ):
+            top, left = (generator.integers(0, n - side + 1, number) for n in half.shape[:2])
+            squares = zip(top, left, strict=True)
+            part.append(np.stack([half[t : t + side, c : c + side] for t, c in squares]))
+    labels = [np.repeat(np.arange(2, dtype=np.int32), len(part[0])) for part in parts]
+    train, test = (np.concatenate(part) for part in parts)
+    return Images("patches", train, test, *labels)
 
 
 def _download_mnist() -> Images:

@@ -33,16 +33,22 @@ from examples.wae.metrics import (
     train_features,
 )
 from examples.wae.networks import WIDTH
+from examples.wae.rivals import RIVALS, make_autoencoder
 from examples.wae.training import COSTS, ESTIMATORS, Autoencoder, Settings, Trained, train
 
 
 def make_parser() -> ArgumentParser:
     """The options of the command."""
     parser = ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--dataset", default="digits", help="digits, mnist, celeba or a folder")
+    parser.add_argument(
+        "--dataset", default="digits", help="digits, patches, mnist, celeba or a folder"
+    )
     parser.add_argument("--data", type=Path, help="folder with the files of mnist or celeba")
     parser.add_argument("--limit", type=int, help="largest number of training images")
-    parser.add_argument("--estimator", choices=ESTIMATORS, default="default")
+    parser.add_argument("--estimator", choices=[*ESTIMATORS, *RIVALS], default="default",
+                        help="of scores; or a rival, vae or mmd")  # fmt: skip
+    parser.add_argument("--weight", type=float, default=1.0,
+                        help="of the divergence from the prior, next to the cost")  # fmt: skip
     parser.add_argument("--value", type=float, help="regularization parameter of the estimator")
     parser.add_argument("--latent-dim", type=int, default=8)
     parser.add_argument("--cost", choices=COSTS, help="reconstruction cost; default: norm for grey "
@@ -142,8 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.cost,
             options.seed,
             options.width,
+            options.weight,
         )
-        autoencoder = Autoencoder(settings, images.shape)
+        autoencoder = make_autoencoder(settings, images.shape)
         trained = train(autoencoder, images, options.epochs, options.checkpoint)
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 import optax
 from jax import Array, lax, random
 from numpyro.contrib.module import flax_module
-from numpyro.infer import SVI
+from numpyro.infer import ELBO, SVI
 from tqdm import tqdm
 
 from examples.wae.data import Images, to_batch
@@ -129,7 +129,7 @@ class Autoencoder:
     Args:
         settings: the settings.
         shape: height, width and channels of an image.
-        objective: used instead of that of the settings, for an estimator without a name.
+        objective: used instead of that of the settings.
 
     Raises:
         ValueError: for an unknown cost or estimator.
@@ -139,7 +139,7 @@ class Autoencoder:
         self,
         settings: Settings,
         shape: tuple[int, int, int],
-        objective: ImplicitELBO | None = None,
+        objective: ELBO | None = None,
     ) -> None:
         if settings.cost not in COSTS:
             raise ValueError(f"cost: expected one of {', '.join(COSTS)}; got {settings.cost!r}")
@@ -148,7 +148,9 @@ class Autoencoder:
         self.encoder, self.decoder = make_networks(shape, settings.latent_dim, settings.width)
         if objective is None:
             objective = make_objective(settings.estimator, settings.value, settings.latent_dim)
-        guide = objective.stateful(self.model, self.guide)
+        guide = self.guide
+        if isinstance(objective, ImplicitELBO):
+            guide = objective.stateful(self.model, guide)
         optimizer = optax.adam(settings.learning_rate, b1=0.5)
         self.svi = SVI(self.model, guide, optimizer, objective)
 

@@ -71,7 +71,9 @@ def test_idx_files(compress, tmp_path):
 def test_missing_and_broken_files(tmp_path):
     with pytest.raises(ValueError, match="expected the file train-images-idx3-ubyte or .*got"):
         load_images("mnist", tmp_path)
-    with pytest.raises(ValueError, match="dataset: expected digits, mnist, celeba or a folder"):
+    with pytest.raises(
+        ValueError, match="dataset: expected digits, patches, mnist, celeba or a folder"
+    ):
         load_images(str(tmp_path / "none"))
     with pytest.raises(ValueError, match=r"celeba|CelebA"):
         load_images("celeba")
@@ -361,7 +363,7 @@ def test_command_on_a_folder_of_pictures(tmp_path, capsys, monkeypatch):
     assert figure.stat().st_size > 10_000
     with pytest.raises(SystemExit):
         command.main(["--dataset", str(tmp_path / "none")])
-    assert "expected digits, mnist, celeba or a folder" in capsys.readouterr().err
+    assert "expected digits, patches, mnist, celeba or a folder" in capsys.readouterr().err
 
 
 def test_table_says_what_was_run():
