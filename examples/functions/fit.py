@@ -290,7 +290,8 @@ def pathwise_fit(
     )  # fmt: skip
     learned = result.params["shift"], result.params["log_size"]
 
-    draws = [draw_paths(data, prior, *learned) for prior in priors]
+    # No seed is used twice: the first ones made the prior functions.
+    draws = [draw_paths(data, prior, *learned, num_priors + k) for k, prior in enumerate(priors)]
 
     def draw(points: Array) -> np.ndarray:
         return np.concatenate([each(np.asarray(points)) for each in draws])

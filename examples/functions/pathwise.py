@@ -109,7 +109,7 @@ def make_paths(data: Conditioned, prior: PriorFunctions, pool: Array) -> Paths:
 
 
 def draw_paths(
-    data: Conditioned, prior: PriorFunctions, shift: Array, log_size: Array
+    data: Conditioned, prior: PriorFunctions, shift: Array, log_size: Array, seed: int
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Functions of the guide: any points (m, d) -> (2 S, m), in float64.
 
@@ -119,7 +119,7 @@ def draw_paths(
     targets = data.y + data.noise * np.asarray(shift, float)
     sizes = data.noise * np.exp(np.asarray(log_size, float))
     at_data = prior(data.x)
-    unit = np.random.default_rng(1).normal(size=at_data.shape)
+    unit = np.random.default_rng(seed).normal(size=at_data.shape)
     of_mean = data.inverse @ targets
     of_departure = data.inverse @ (at_data + sizes * unit).T
 

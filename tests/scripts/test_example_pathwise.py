@@ -87,7 +87,7 @@ def test_paths_are_draws_of_the_exact_posterior():
     """At the start, the mean is exact and the covariance that of 1024 draws."""
     process = gp.condition(FOUND, X, Y)
     zero = np.zeros(len(Y))
-    draws = pathwise.draw_paths(process, pathwise.draw_prior(process), zero, zero)(POINTS)
+    draws = pathwise.draw_paths(process, pathwise.draw_prior(process), zero, zero, 1)(POINTS)
     mean, covariance = dense_posterior()
     np.testing.assert_allclose(draws.mean(0), mean, rtol=1e-6)
     sd = np.sqrt(np.diag(covariance))
@@ -110,7 +110,7 @@ def test_the_guide_draws_what_the_predictions_do():
 
     found = np.asarray(jax.vmap(draw)(random.split(random.key(0), 4000)))
     points = np.concatenate([X[[0, 3]], POINTS[:2]])
-    exact = pathwise.draw_paths(process, prior, shift, log_size)(points)
+    exact = pathwise.draw_paths(process, prior, shift, log_size, 1)(points)
     sd = exact.std(0)
     # 4000 draws, and 1024 in pairs, whose mean is exact.
     assert np.all(np.abs(found.mean(0) - exact.mean(0)) < 4 * sd / 4000**0.5)

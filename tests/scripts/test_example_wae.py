@@ -22,6 +22,7 @@ from examples.wae.ais import Annealing, annealed_log_likelihood, sandwich, tempe
 from examples.wae.data import MNIST_FILES, load_images, read_idx, read_pictures, to_batch
 from examples.wae.metrics import compare_with_prior, frechet_distance
 from examples.wae.networks import make_networks
+from examples.wae.rivals import RIVALS, discrepancy, make_autoencoder
 from examples.wae.training import (
     ESTIMATORS,
     Autoencoder,
@@ -54,6 +55,15 @@ def write_mnist(folder, compress):
         path = folder / f"{name}-ubyte{'.gz' if compress else ''}"
         path.write_bytes(gzip.compress(data) if compress else data)
     return written
+
+
+def test_patches_of_test_images_do_not_touch_training_images():
+    images = load_images("patches")
+    assert images.train.shape == (6000, 16, 16, 3)
+    assert images.test.shape == (1000, 16, 16, 3)
+    shown = {patch.tobytes() for patch in images.train}
+    assert not any(patch.tobytes() in shown for patch in images.test)
+    np.testing.assert_array_equal(np.bincount(images.test_labels), [500, 500])
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -149,6 +159,46 @@ def test_every_estimator_takes_a_step(name):
     types = [jax.tree.map(lambda a: (a.shape, a.dtype), tree) for tree in (state, updated)]
     assert types[0] == types[1]
     assert loss.shape == ()
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_rivals_compare_codes_as_they_say(name):
+    """With a decoder that ignores codes the reconstruction cost is known, and the rest is left."""
+    settings = Settings(name, latent_dim=3, batch_size=16, weight=0.5)
+    autoencoder = make_autoencoder(settings, (2, 2, 1))
+    x = random.bernoulli(random.key(1), shape=(16, 2, 2, 1)).astype(jnp.float32)
+    params = autoencoder.svi.get_params(autoencoder.init())
+    params["decoder$params"] = jax.tree.map(jnp.zeros_like, params["decoder$params"])
+    model, guide, elbo = autoencoder.model, autoencoder.guide, autoencoder.svi.loss
+    keys = random.split(random.key(2), 400)
+    # Parameters are an argument: compiled on a CPU, products with a constant of zeros are garbage.
+    loss = jax.vmap(lambda key, params: elbo.loss(key, params, model, guide, x), (0, None))
+    losses = jax.jit(loss)(keys, params)
+    # Every logit is zero, so every pixel is off by a half: distance 1, over the weight of .5.
+    rest = np.asarray(losses) - 16 * 2.0
+    mean, sd = autoencoder.encode(params, x)
+    if name == "vae":
+        divergence = dist.kl_divergence(dist.Normal(mean, sd), dist.Normal(0.0, 1.0)).sum()
+        np.testing.assert_allclose(rest, divergence, rtol=1e-4)
+        return
+    codes, draws = random.normal(random.key(3), (2, 400, 16, 3))
+    expected = 10 * 16 * np.asarray(jax.vmap(discrepancy)(mean + sd * codes, draws))
+    error = np.hypot(rest.std(), expected.std()) / np.sqrt(400)
+    assert abs(rest.mean() - expected.mean()) < 4 * error
+    assert error < 0.1 * 10 * 16 * 0.1
+
+
+def test_discrepancy_is_unbiased():
+    """Of draws of one distribution it is zero on average; against a shifted one it is not."""
+    x, y = random.normal(random.key(0), (2, 500, 8, 3))
+    values = np.asarray(jax.vmap(discrepancy)(x, y))
+    assert abs(values.mean()) < 4 * values.std() / np.sqrt(500)
+    # The kernel is 6 / (6 + |x - y|²): by pairs, in float64.
+    first, second = np.asarray(x[0], float), np.asarray(y[0], float) + 2.0
+    kernel = lambda a, b: 6 / (6 + np.sum((a[:, None] - b) ** 2, axis=-1))  # noqa: E731
+    within = [(kernel(a, a).sum() - 8) / 56 for a in (first, second)]
+    exact = sum(within) - 2 * kernel(first, second).mean()
+    assert abs(float(discrepancy(x[0], y[0] + 2.0)) - exact) < 1e-5
 
 
 def test_convolutions_take_a_step():
