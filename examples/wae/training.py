@@ -132,7 +132,7 @@ class Autoencoder:
         objective: used instead of that of the settings.
 
     Raises:
-        ValueError: for an unknown cost or estimator.
+        ValueError: for an unknown cost or estimator, or a weight that is not positive.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class Autoencoder:
     ) -> None:
         if settings.cost not in COSTS:
             raise ValueError(f"cost: expected one of {', '.join(COSTS)}; got {settings.cost!r}")
+        if not settings.weight > 0:
+            raise ValueError(f"weight: expected a positive number; got {settings.weight!r}")
         self.settings = settings
         self.shape = tuple(shape)
         self.encoder, self.decoder = make_networks(shape, settings.latent_dim, settings.width)
