@@ -16,7 +16,7 @@ from jax import random
 from jax.scipy.stats import multivariate_normal, norm
 from PIL import Image
 
-from benchmarks.wae import table
+from benchmarks.wae import samples, table, validation
 from examples.wae import run as command
 from examples.wae.ais import Annealing, annealed_log_likelihood, sandwich, temperatures
 from examples.wae.data import MNIST_FILES, load_images, read_idx, read_pictures, to_batch
@@ -427,6 +427,38 @@ def test_table_says_what_was_run():
     # 14, 15 and 16: their mean, and their standard deviation over √3.
     assert "| 128 | ssge, share 0.99 | 20 | 3 | 110.0 ± 1.0 | +15.0 ± 0.6 | 114.57 |" in lines[-1]
     assert "| 128 | nu, steps 90 | 20 | 3 | 95.0 ± 1.0 |  | 92.10 |" in lines[-2]
+
+
+def test_table_of_settings_pairs_seeds_and_images():
+    common = {"latent_dim": 2, "epochs": 1, "learning_rate": 0.1, "information": 5.0, "mean": 0.0,
+              "sd": 1.0, "distance": 0.1, "cost": 2.0, "nll": 0.0}  # fmt: skip
+    rows = [
+        common | {"variant": f"default, weight {weight}", "seed": seed, "nll_of_each": n}
+        for weight, seed, n in ((1, 0, "1 2"), (1, 1, "3 5"), (2, 1, "4 8"), (2, 0, "0 1"))
+    ]
+    apart = validation.differences(rows[2:], rows[:2])
+    np.testing.assert_array_equal(apart, [[1, 3], [-1, -1]])
+    # Two seeds: the error is that over images, of 0 and 1.
+    line = validation.table(rows)[-1]
+    assert "| default, weight 2 | 2 | 0.00 | +0.50 ± 0.50 | 5 | 2.00 |" in line
+
+
+def test_held_out_images_are_not_trained_on():
+    images = load_images("digits")
+    parts = validation.hold_out(images, 200)
+    np.testing.assert_array_equal(parts.test, images.train[-200:])
+    np.testing.assert_array_equal(parts.train, images.train[:-200])
+    assert len(parts.train_labels) == len(parts.train)
+
+
+def test_table_of_samples_is_read_by_method():
+    settings = samples.make_settings(
+        {"method": "vae, weight 0.1", "latent_dim": 4, "seed": 1, "width": 8}
+    )
+    assert (settings.estimator, settings.weight, settings.cost) == ("vae", 0.1, "squared")
+    row = dict.fromkeys(samples.COLUMNS, 1.0) | {"dataset": "patches", "latent_dim": 4}
+    rows = [row | {"method": "mmd", "frechet": value} for value in (2.0, 4.0)]
+    assert "| patches | 4 | mmd | 2 | 3.00 (2.00–4.00) | 1.00 |" in samples.table(rows)[-1]
 
 
 @pytest.mark.slow
