@@ -76,13 +76,22 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
     nll = -found.log_likelihood
     jax.clear_caches()
     figures = {
-        "nll": float(nll.mean()),
         "nll_error": float(nll.std(ddof=1) / np.sqrt(len(nll))),
         **aggregate._asdict(),
         "acceptance": float(found.acceptance.mean()),
     }
-    rounded = {column: float(f"{value:.5g}") for column, value in figures.items()}
+    return likelihood_entries(nll, figures)
+
+
+def likelihood_entries(nll: np.ndarray, figures: dict[str, Any]) -> Row:
+    """Entries of a row: the mean of the NLL of each image, further figures, and each."""
+    rounded = {k: float(f"{v:.5g}") for k, v in {"nll": nll.mean(), **figures}.items()}
     return rounded | {"nll_of_each": " ".join(f"{value:.2f}" for value in nll)}
+
+
+def nll_of_each(row: Row) -> np.ndarray:
+    """NLL of each image of a row, (images,)."""
+    return np.array(str(row["nll_of_each"]).split(), float)
 
 
 def without_score_term(images: Images, latent_dim: int) -> tuple[Callable[..., Any], Any]:
@@ -141,8 +150,7 @@ def measure_times(images: Images, estimators: Sequence[str], latent_dim: int) ->
 
 def difference(row: Row, other: Row) -> str:
     """NLL minus that of another row on the same images, with its standard error."""
-    first, second = (np.array(str(r["nll_of_each"]).split(), float) for r in (row, other))
-    apart = first - second
+    apart = nll_of_each(row) - nll_of_each(other)
     return f"{apart.mean():+.1f} ± {apart.std(ddof=1) / np.sqrt(len(apart)):.1f}"
 
 

@@ -14,19 +14,26 @@ over the same images and all seeds that both variants have.
 import argparse
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import jax
 import numpy as np
-import numpyro.distributions as dist
 
+from benchmarks.wae.information import NUM_IMAGES
 from benchmarks.wae.states import quick_images
+from benchmarks.wae.table import likelihood_entries, nll_of_each
 from examples.common.tables import Row, fill, markdown_line, read
 from examples.wae.ais import Annealing
 from examples.wae.data import Images, load_images
-from examples.wae.metrics import held_out_batch, measure_aggregate, measure_likelihood
-from examples.wae.training import ROWS, Autoencoder, Settings, train
+from examples.wae.metrics import (
+    code_divergences,
+    held_out_batch,
+    measure_aggregate,
+    measure_likelihood,
+)
+from examples.wae.training import ROWS, Autoencoder, Settings, make_objective, train
 from numpyro_kscore import ImplicitELBO, ScoreEstimator
 from numpyro_kscore.estimators import Median, kef_cg
 from numpyro_kscore.regularizers import NuMethod
@@ -34,18 +41,14 @@ from numpyro_kscore.regularizers import NuMethod
 COLUMNS = ("nll", "information", "mean", "sd", "distance", "cost", "nll_of_each")
 CASE = ("latent_dim", "epochs", "learning_rate", "variant")  # differ between lines of the table
 HELD_OUT = 10_000
-
-
-# What a variant changes: the estimator with its base and bias correction.
-OBJECTIVES: dict[str, Callable[[], ImplicitELBO]] = {
-    "default": lambda: ImplicitELBO(1, aggregate=ROWS),
-    "KEF-CG": lambda: ImplicitELBO(
-        1, aggregate=ROWS, estimator=kef_cg(1e-4), base=None, debias=None
-    ),
-    "KEF-CG, base prior": lambda: ImplicitELBO(
+# What a variant changes: the estimator with its base and bias correction, for a latent dimension.
+OBJECTIVES: dict[str, Callable[[int], ImplicitELBO]] = {
+    "default": partial(make_objective, "default", None),
+    "KEF-CG": partial(make_objective, "kef-cg", None),
+    "KEF-CG, base prior": lambda _: ImplicitELBO(
         1, aggregate=ROWS, estimator=kef_cg(1e-4), base="model", debias=None
     ),
-    "own scales only": lambda: ImplicitELBO(
+    "own scales only": lambda _: ImplicitELBO(
         1,
         aggregate=ROWS,
         estimator=ScoreEstimator(
@@ -78,7 +81,7 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
         seed=cell["seed"],
         weight=float(weight),
     )
-    autoencoder = Autoencoder(settings, images.shape, OBJECTIVES[name]())
+    autoencoder = Autoencoder(settings, images.shape, OBJECTIVES[name](settings.latent_dim))
     rest = "-".join(str(cell[name]) for name in ("latent_dim", "learning_rate", "seed"))
     path = cache / f"{cell['variant']}-{rest}.npz"
     params = train(autoencoder, images, cell["epochs"], path).params
@@ -86,20 +89,17 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
         autoencoder, params, images, cell["images"], Annealing(cell["temperatures"]), progress=True
     )
     aggregate = measure_aggregate(autoencoder, params, images)._asdict()
-    mean, sd = autoencoder.encode(params, held_out_batch(images, 5_000))
-    information = dist.kl_divergence(dist.Normal(mean, sd), dist.Normal(0.0, 1.0)).sum(1).mean()
-    nll = -found.log_likelihood
-    jax.clear_caches()
-    figures = {"nll": nll.mean(), "information": information}
+    mean, sd = autoencoder.encode(params, held_out_batch(images, NUM_IMAGES))
+    figures = {"information": code_divergences(mean, sd).mean()}
     figures |= {name: aggregate[name] for name in ("mean", "sd", "distance", "cost")}
-    rounded = {name: float(f"{value:.5g}") for name, value in figures.items()}
-    return rounded | {"nll_of_each": " ".join(f"{value:.2f}" for value in nll)}
+    entries = likelihood_entries(-found.log_likelihood, figures)
+    jax.clear_caches()
+    return entries
 
 
 def differences(rows: Sequence[Row], other: Sequence[Row]) -> np.ndarray:
     """NLL of one variant minus another's, (seeds, images), for all seeds that both have."""
-    found = {row["seed"]: np.array(str(row["nll_of_each"]).split(), float) for row in rows}
-    rivals = {row["seed"]: np.array(str(row["nll_of_each"]).split(), float) for row in other}
+    found, rivals = ({row["seed"]: nll_of_each(row) for row in part} for part in (rows, other))
     return np.array([found[seed] - rivals[seed] for seed in found if seed in rivals])
 
 
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 (variant, dim, epochs, rate, seed, options.images, options.temperatures),
                 strict=True,
             )
-        )  # fmt: skip
+        )
         for epochs in sorted(options.epochs)
         for rate in options.learning_rates
         for seed in options.seeds

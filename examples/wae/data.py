@@ -81,7 +81,7 @@ def load_images(dataset: str, folder: Path | None = None, limit: int | None = No
         path = Path(dataset)
         if not path.is_dir():
             raise ValueError(
-                f"dataset: expected digits, patches, mnist, celeba or a folder; got "
+                "dataset: expected digits, patches, mnist, celeba or a folder; got "
                 f"{dataset!r}. Give the path of a folder of idx files or of pictures"
             )
         has_idx = any("idx3-ubyte" in file.name for file in path.iterdir())

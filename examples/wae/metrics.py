@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import optax
 from jax import Array, lax, random
 
@@ -53,6 +54,11 @@ def draw_codes(key: Array, autoencoder: Autoencoder, params: dict[str, Any], x: 
     """One draw of the code of each image, (n, latent_dim)."""
     mean, sd = jax.jit(autoencoder.encode)(params, x)
     return mean + sd * random.normal(key, mean.shape)
+
+
+def code_divergences(mean: Array, sd: Array) -> Array:
+    """KL divergence of the Gaussian code of each image from the prior, in nats: (n, d) -> (n,)."""
+    return dist.kl_divergence(dist.Normal(mean, sd), dist.Normal(0.0, 1.0)).sum(1)
 
 
 def compare_with_prior(codes: Array) -> dict[str, float]:
