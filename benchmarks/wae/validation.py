@@ -56,7 +56,7 @@ OBJECTIVES: dict[str, Callable[[int], ImplicitELBO]] = {
         ),
     ),
 }
-WEIGHTS = (0.5, 1.0, 2.0, 4.0)
+WEIGHTS = (0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 VARIANTS = [f"{name}, weight {weight:g}" for name in OBJECTIVES for weight in WEIGHTS]
 
 
