@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.batch_checks import check_batch
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
@@ -29,6 +30,7 @@ from numpyro_kscore._fit.svi import (
     parameter_slots,
     strongly_typed,
 )
+from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_svi, is_concrete
 from numpyro_kscore._util.keys import check_key
@@ -198,7 +200,8 @@ def fit(
     batches = None if loader is None else Batches(loader, args, kwargs)
     arguments = (lambda batch: (args, kwargs)) if batches is None else batches.arguments
     given = arguments(None if batches is None else batches.first)
-    with contextlib.nullcontext() if batches is None else batches.explained():
+    explained = contextlib.nullcontext() if batches is None else batches.explained()
+    with explained, Bar(settings) as bar:
         if batches is not None:
             check_batch(svi, given)
         # SVI.init also tells the SVI what constraints its parameters have.
@@ -215,7 +218,12 @@ def fit(
             if batches is None
             else make_loader_expander(svi, layout, batches)
         )
-        run, stopped = run_chunks(take_chunk, expander, batches, state, rule, settings, rng_key)
+        bar.say("compiling")
+        run, stopped = run_chunks(
+            take_chunk, expander, batches, state, rule, settings, rng_key, bar
+        )
+    if run.progress.cause == "nan" and not run.progress.looks:
+        _explain_failure(svi, state, *given)
     return _finish(svi, run, rule, stopped)
 
 
@@ -245,15 +253,22 @@ def _check_criterion(svi: SVI, criterion: str) -> None:
         )
 
 
+def _explain_failure(
+    svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> NoReturn:
+    """Raise what explains that no step gave finite numbers."""
+    error = FloatingPointError(
+        f"fit: expected finite losses and gradients; got none in {MOST_RECOVERIES + 1} attempts "
+        "at the first steps. Look for a model whose density is not finite where the guide starts; "
+        "try init_params, a smaller init_scale or a smaller step size"
+    )
+    params, kwargs = svi.get_params(state), {**kwargs, **svi.static_kwargs}
+    check_within_supports(svi.model, svi.guide, args, kwargs, params, error)
+    raise error
+
+
 def _finish(svi: SVI, run: Run, rule: Rule, stopped: Cause) -> FitResult:
     progress, looks = run.progress, run.progress.looks
-    if progress.cause == "nan" and not looks:
-        raise FloatingPointError(
-            f"fit: expected finite losses and gradients; got none in {MOST_RECOVERIES + 1} "
-            "attempts at the first steps. Look for draws outside a latent's support, and a model "
-            "whose density is not finite where the guide starts; try init_params, a smaller "
-            "init_scale or a smaller step size"
-        )
     ending = conclude(progress, rule, stopped)
     reason, advice = describe(ending)
     if advice:

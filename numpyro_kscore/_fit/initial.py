@@ -47,7 +47,8 @@ def initial_state(
             return init(rng_key)
         except ValueError as error:
             # NumPyro names the distribution that gets a value, not the latent that has it.
-            check_within_supports(svi.model, guide, args, {**kwargs, **svi.static_kwargs}, error)
+            kwargs = {**kwargs, **svi.static_kwargs}
+            check_within_supports(svi.model, guide, args, kwargs, init_params or {}, error)
             raise
     if guide.prototype_trace is None:
         # With the key that svi.init would give it.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.chunks import LOOK_BATCHES, Chunk
 from numpyro_kscore._fit.expansion import Expander
@@ -58,6 +59,7 @@ def run_chunks(
     rule: Rule,
     settings: Settings,
     rng_key: jax.Array,
+    bar: Bar,
 ) -> tuple[Run, Cause]:
     """Take chunks until the rule says that the fit is done.
 
@@ -69,6 +71,7 @@ def run_chunks(
         rule: the stopping rule.
         settings: the settings of the fit.
         rng_key: the key of the fit, which must be that of the checkpoint.
+        bar: shows every look.
 
     Returns:
         The run; and ``"interrupted"`` from the keyboard or ``"callback"`` if one of them ended it,
@@ -89,7 +92,6 @@ def run_chunks(
         run = _restore(path, Run(state, state, anchor=expander.like(state)), recorded)
     else:
         run = Run(state, state, anchor=expander.expand(state))
-    bar = _progress_bar(run, rule) if settings.progress_bar else None
     stream = _stream(batches, rule, settings, run.position)
     try:
         while run.progress.phase != "done":
@@ -103,8 +105,7 @@ def run_chunks(
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
                 _save(path, run, recorded)
-            if bar is not None:
-                _show(bar, run, rule)
+            bar.show(run.progress, rule)
             if settings.callback is None or len(run.progress.looks) == count:
                 continue
             more = {"step_size": float(sizes[-1]), "seconds": time.perf_counter() - begin}
@@ -115,8 +116,6 @@ def run_chunks(
         return run, "interrupted"
     finally:
         stream.close()
-        if bar is not None:
-            bar.close()
     return run, ""
 
 
@@ -193,24 +192,3 @@ def _key_words(rng_key: jax.Array) -> list[int]:
     is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
     data = jax.random.key_data(rng_key) if is_typed else rng_key
     return [int(word) for word in np.asarray(data).ravel()]
-
-
-def _progress_bar(run: Run, rule: Rule) -> Any:
-    """A bar of tqdm; None where it is not installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    done = len(run.progress.looks) * rule.chunk_size
-    return tqdm(total=rule.num_chunks * rule.chunk_size, initial=done)
-
-
-def _show(bar: Any, run: Run, rule: Rule) -> None:
-    if not run.progress.looks:
-        return
-    look = run.progress.looks[-1]
-    text = f"{run.progress.phase}, loss {look.loss:.4f}"
-    if np.isfinite(look.discrepancy):
-        text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
-    bar.set_postfix_str(text, refresh=False)
-    bar.update(len(run.progress.looks) * rule.chunk_size - bar.n)

@@ -398,7 +398,7 @@ class AutoImplicit(WithoutDensity):
             sample_shape: leading dimensions.
             **kwargs: keyword arguments of the model.
         """
-        check_set_up(self)
+        check_set_up(self, params)
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
             values = rows.sample(rng_key, params, math.prod(sample_shape))
@@ -415,7 +415,7 @@ class AutoImplicit(WithoutDensity):
         It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
-        check_set_up(self)
+        check_set_up(self, params)
         if self.amortize:
             return self._row_posterior().median(params, QUANTILE_DRAWS)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -165,12 +165,22 @@ def check_noise(noise_dim: int, latent_dim: int) -> None:
         )
 
 
-def check_set_up(guide: Any) -> None:
-    """Raise ``RuntimeError`` for a guide that has not seen its model."""
+def check_set_up(guide: Any, params: Any) -> None:
+    """Raise unless a guide has seen its model, and its parameters are given by name.
+
+    Raises:
+        RuntimeError: for a guide that has not seen its model.
+        TypeError: for anything but a dict of parameters.
+    """
     if guide.prototype_trace is None:
         raise RuntimeError(
             f"{type(guide).__name__}: expected a guide that has seen its model; got a new one. "
             "Call svi.init(rng_key, *args) or svi.run(...) first"
+        )
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            "params: expected the fitted parameters by name, such as result.params; got "
+            f"{type(params).__name__}"
         )
 
 

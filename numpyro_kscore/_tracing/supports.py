@@ -21,6 +21,9 @@ from numpyro_kscore._tracing.dependencies import seeded, sources_of
 
 __all__ = ["check_within_supports", "free_axes", "support_sources"]
 
+# Draws of a guide that are looked at after a failure.
+SUPPORT_DRAWS = 100
+
 
 def free_axes(model_site: dict[str, Any]) -> int:
     """Number of axes of a latent, from the left, whose elements have coordinates of their own.
@@ -65,31 +68,47 @@ def support_sources(
 
 
 def check_within_supports(
-    model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cause: Exception
+    model: Any,
+    guide: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    params: dict[str, Any],
+    cause: Exception,
 ) -> None:
-    """Raise ``ValueError`` if a guide, as it starts, draws a latent outside the prior's support.
+    """Raise ``ValueError`` if a guide draws a latent outside the prior's support.
 
     Args:
         model: the model.
         guide: the guide.
         args: arguments of both.
         kwargs: keyword arguments of both.
+        params: parameters of both; those that are missing have their initial values.
         cause: what was raised instead.
     """
-    key = jax.random.key(0)
-    of_guide, of_model = (
-        handlers.trace(handlers.seed(fn, key)).get_trace(*args, **kwargs) for fn in (guide, model)
-    )
-    for name, site in of_guide.items():
-        if site["type"] != "sample" or name not in of_model:
-            continue
-        support, value = of_model[name]["fn"].support, np.asarray(site["value"])
-        if not np.all(support(value)):
+    supports: dict[str, Any] = {}
+
+    def draw(key: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
+        of_guide = handlers.trace(seeded(guide, key, params)).get_trace(*args, **kwargs)
+        drawn = {name: s["value"] for name, s in of_guide.items() if s["type"] == "sample"}
+        of_model = handlers.trace(seeded(model, key, {**params, **drawn})).get_trace(
+            *args, **kwargs
+        )
+        found = {}
+        for name, value in drawn.items():
+            if name in of_model:
+                supports[name] = of_model[name]["fn"].support
+                found[name] = value, jnp.all(supports[name](value))
+        return found
+
+    keys = jax.random.split(jax.random.key(0), SUPPORT_DRAWS)
+    for name, (value, within) in jax.vmap(draw)(keys).items():
+        outside = 1 - np.mean(within)
+        if outside:
             raise ValueError(
-                f"guide: expected values of {name!r} within its support, {support}; got some from "
-                f"{value.min():.3g} to {value.max():.3g}. Map an unconstrained value x there: "
-                "Implicit(jnp.exp(x), unconstrained=x) for a positive one, "
-                "biject_to(support)(x) in general"
+                f"guide: expected values of {name!r} within its support, {supports[name]}; got "
+                f"{outside:.0%} of the draws outside, with values from {np.min(value):.3g} to "
+                f"{np.max(value):.3g}. Map an unconstrained value x there: Implicit(jnp.exp(x), "
+                "unconstrained=x) for a positive one, biject_to(support)(x) in general"
             ) from cause
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Code", "Doubt", "Finding", "Verdict"]
+__all__ = ["Code", "Doubt", "Finding", "Known", "Verdict"]
 
 Verdict = Literal["good", "bad", "cannot tell"]
 # Why a k̂ cannot be trusted; empty where it can.
 Doubt = Literal["", "interval", "few draws", "flat draws", "large error"]
+# What is known of a guide's density: all, the local density of each draw, or nothing.
+Known = Literal["density", "local density", "draws"]
 Code = Literal[
     "draws lost",
     "mode missed",

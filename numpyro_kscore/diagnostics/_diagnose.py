@@ -24,10 +24,10 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
-from numpyro_kscore._tracing.layout import Site, coordinate_names
+from numpyro_kscore._tracing.layout import Layout, Site, coordinate_names
 from numpyro_kscore._util.checks import check_count, check_svi
 from numpyro_kscore._util.keys import check_key, key_apart
-from numpyro_kscore.diagnostics._codes import Code, Verdict
+from numpyro_kscore.diagnostics._codes import Code, Known, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._fitted import check_mostly_finite, draw_fitted, fitted_guide
 from numpyro_kscore.diagnostics._messages import advise, describe
@@ -170,7 +170,8 @@ def diagnose(
     check_mostly_finite(int(finite.sum()), num_samples)
     density = model_density(fitted, key)
     num_lost = int(num_samples - finite.sum())
-    diagnosis = examine(samples[finite], density, fitted.layout.sites, key, num_lost)
+    layout = fitted.layout
+    diagnosis = examine(samples[finite], density, layout.sites, key, num_lost, _known(layout))
     if verbose:
         print(diagnosis)
     return diagnosis
@@ -182,6 +183,7 @@ def examine(
     sites: Sequence[Site],
     key: Array,
     num_lost: int = 0,
+    known: Known = "draws",
 ) -> Diagnosis:
     """:func:`diagnose` of draws (n, d).
 
@@ -191,6 +193,7 @@ def examine(
         sites: the latents that the coordinates belong to.
         key: random key.
         num_lost: draws that were left out.
+        known: of the guide's density, on which the advice depends.
     """
     points = jnp.asarray(samples)
     frame = make_frame(points)
@@ -216,12 +219,19 @@ def examine(
         verdict,
         tuple(finding.code for finding in findings),
         describe(findings),
-        advise(findings),
+        advise(findings, known),
         movement,
         modes,
         names,
         len(samples),
     )
+
+
+def _known(layout: Layout) -> Known:
+    implicit = [part for part in layout.parts if part.is_implicit]
+    if not implicit:
+        return "density"
+    return "local density" if all(part.has_local for part in implicit) else "draws"
 
 
 def _widened(movement: Movement, density: ModelDensity) -> Movement:

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding
+from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding, Known
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
 
 __all__ = ["advise", "describe", "khat_reason"]
 
-MORE_OF_ALL = "more steps; then a more flexible guide, such as AutoImplicit with a wider network"
-# The sentence of each finding, and the advice.
-WORDS: dict[Code, tuple[str, str]] = {
+# What to try where a guide has not the posterior's shape.
+MORE_OF_ALL: dict[Known, str] = {
+    "density": (
+        "AutoImplicit(model) with ImplicitELBO(), which is not bound to one family of shapes; more "
+        "steps, if the loss was still falling"
+    ),
+    "local density": (
+        "more steps; then a wider network, such as AutoImplicit(model, hidden_dims=(128, 128))"
+    ),
+    "draws": "more steps; then a more flexible guide, such as AutoImplicit(model)",
+}
+SPREAD = (
+    "more steps, ImplicitELBO's default base and debias; noise of at least the latents' dimension "
+    "in a network of one's own"
+)
+COLLAPSED: dict[Known, str] = {
+    "density": MORE_OF_ALL["density"],
+    "local density": SPREAD,
+    "draws": SPREAD,
+}
+# The sentence of each finding, and the advice, which may depend on the guide.
+WORDS: dict[Code, tuple[str, str | dict[Known, str]]] = {
     "draws lost": (
         "{value:.0f} draws were left out: they, or the model's density at them, were not finite",
         "look for what the model does at extreme values",
@@ -29,8 +48,7 @@ WORDS: dict[Code, tuple[str, str]] = {
     ),
     "collapsed": (
         "the guide has collapsed: its sd of {where} is {value:.2f} ± {error:.2f} of the model's",
-        "more steps, ImplicitELBO's default base and debias; noise of at least the latents' "
-        "dimension in a network of one's own",
+        COLLAPSED,
     ),
     "too narrow": (
         "the guide is too narrow: its sd of {where} is {value:.2f} ± {error:.2f} of the model's "
@@ -78,9 +96,11 @@ def describe(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(WORDS[finding.code][0].format(**finding._asdict()) for finding in findings)
 
 
-def advise(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """The advice for some findings, without repetition."""
-    return tuple(dict.fromkeys(filter(None, (WORDS[finding.code][1] for finding in findings))))
+def advise(findings: Sequence[Finding], known: Known = "draws") -> tuple[str, ...]:
+    """The advice for some findings on a guide, without repetition."""
+    advice = (WORDS[finding.code][1] for finding in findings)
+    words = (text if isinstance(text, str) else text[known] for text in advice)
+    return tuple(dict.fromkeys(filter(None, words)))
 
 
 def khat_reason(doubt: Doubt, energy: str, num_draws: int, dim: int, error: float) -> str:

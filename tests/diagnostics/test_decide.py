@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore.diagnostics import Modes, Movement
-from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding
+from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding, Known
 from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._messages import advise, describe, khat_reason
 
@@ -68,9 +68,18 @@ def test_findings_in_words():
     assert len(advise(findings)) == 2
 
 
+@pytest.mark.parametrize("code", ["mean off", "too narrow", "collapsed"])
+def test_advice_depends_on_the_guide(code):
+    """A guide with a density has a family of shapes, which more steps or noise cannot widen."""
+    advice = {known: advise([Finding(code, 0.5)], known)[0] for known in get_args(Known)}
+    assert advice["density"].startswith("AutoImplicit(model) with ImplicitELBO()")
+    assert "AutoImplicit(model) " not in advice["local density"]
+
+
 def test_every_code_has_words():
     for code in get_args(Code):
         assert "{" not in "".join(describe([Finding(code, 0.5)]))
-        assert code == "nothing found" or advise([Finding(code, 0.5)])
+        for known in get_args(Known):
+            assert code == "nothing found" or advise([Finding(code, 0.5)], known)
     for doubt in get_args(Doubt):
         assert "{" not in khat_reason(doubt, "Gaussian", 100, 20, 0.6)

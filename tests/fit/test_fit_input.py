@@ -64,8 +64,35 @@ def test_values_outside_a_support_are_named():
         numpyro.sample("scale", Implicit(numpyro.param("loc", -9.0) + noise))
 
     svi = SVI(scaled, negative, optax.adam(1e-2), ImplicitELBO())
-    with pytest.raises(ValueError, match=r"values of 'scale' within its support.*jnp.exp"):
+    with pytest.raises(ValueError, match=r"'scale' within its support.*100% of.*jnp.exp"):
         fit(svi, KEY, jnp.ones(3), **QUICK)
+
+
+def test_values_that_are_sometimes_outside_are_named():
+    """The first draw may be inside: then no step is finite, and more draws tell why."""
+
+    def scaled(data):
+        scale = numpyro.sample("scale", dist.HalfNormal(10.0))
+        numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
+
+    def around_zero(data):
+        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.sample("scale", Implicit(numpyro.param("width", 1.0) * noise))
+
+    svi = SVI(scaled, around_zero, optax.adam(1e-2), ImplicitELBO(8))
+    state = svi.init(KEY, jnp.ones(3))
+    # Half of the draws are outside: 5 standard errors of a share of 100 are .25.
+    with pytest.raises(ValueError, match=r"'scale' within its support.*got [3-6]\d% of") as raised:
+        fit(svi, KEY, jnp.ones(3), init_state=state, **QUICK)
+    assert isinstance(raised.value.__cause__, FloatingPointError)
+
+
+def test_classes_in_place_of_instances():
+    optimizer = optax.adam(1e-2)
+    with pytest.raises(TypeError, match=r"loss: expected an instance, ImplicitELBO\(\)"):
+        fit(SVI(model, guide, optimizer, ImplicitELBO), KEY, DATA)
+    with pytest.raises(TypeError, match=r"guide: expected an instance, AutoImplicit\(model\)"):
+        fit(SVI(model, AutoImplicit, optimizer, ImplicitELBO()), KEY, DATA)
 
 
 @pytest.mark.filterwarnings("ignore:.*Out-of-support values:UserWarning")

@@ -13,6 +13,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive
+from numpyro.infer.svi import SVIRunResult
 
 from numpyro_kscore import AutoImplicit
 from support.autoguides import KEY, NUM_DRAWS, initialized, normal_model, shapes_of
@@ -75,6 +76,12 @@ def test_deterministic_sites_belong_to_the_draws(mixed):
     draws = guide.sample_posterior(KEY, params, sample_shape=(5,))
     expected = draws["effects"] + (draws["matrix"].sum((1, 2)) + draws["shares"][:, 0])[:, None]
     np.testing.assert_allclose(draws["shifted"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_parameters_are_asked_for_by_name(mixed):
+    guide, params = mixed
+    with pytest.raises(TypeError, match=r"such as result\.params; got SVIRunResult"):
+        guide.sample_posterior(KEY, SVIRunResult(params, None, None))
 
 
 def test_sample_posterior_under_jit(mixed):

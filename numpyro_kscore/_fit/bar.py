@@ -1,0 +1,57 @@
+"""The progress bar of a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numpyro_kscore._fit.settings import Settings
+from numpyro_kscore._fit.stopping import Progress, Rule
+
+__all__ = ["Bar"]
+
+
+class Bar:
+    """A bar of tqdm that says what a fit is doing, from its first second.
+
+    It shows nothing where tqdm is not installed or no bar is asked for.
+
+    Args:
+        settings: the settings of the fit.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._bar: Any = None
+        if not settings.progress_bar:
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        self._bar = tqdm(total=settings.max_steps)
+        self.say("finding a start")
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def say(self, text: str) -> None:
+        """Show what is being done."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+
+    def show(self, progress: Progress, rule: Rule) -> None:
+        """Show how far the fit is, and what was seen last."""
+        if self._bar is None or not progress.looks:
+            return
+        look = progress.looks[-1]
+        text = f"{progress.phase}, loss {look.loss:.4f}"
+        if np.isfinite(look.discrepancy):
+            text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
+        self._bar.total = rule.num_chunks * rule.chunk_size
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(len(progress.looks) * rule.chunk_size - self._bar.n)
