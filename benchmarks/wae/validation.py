@@ -82,18 +82,23 @@ def hold_out(images: Images, count: int) -> Images:
     )
 
 
-def compute(images: Images, cache: Path, cell: Row) -> Row:
-    """One row: train to the given number of epochs, then measure on images held out."""
-    name, rest = cell["variant"].rsplit(", weight ", 1)
-    weight, _, prior = rest.partition(", ")
-    settings = Settings(
+def make_settings(cell: Row) -> Settings:
+    """Settings of a row, whose variant names the objective, its weight and a prior."""
+    weight, _, prior = cell["variant"].rsplit(", weight ", 1)[1].partition(", ")
+    return Settings(
         latent_dim=cell["latent_dim"],
         learning_rate=cell["learning_rate"],
         seed=cell["seed"],
         weight=float(weight),
         prior=prior or "normal",
     )
-    autoencoder = Autoencoder(settings, images.shape, OBJECTIVES[name](settings.latent_dim))
+
+
+def compute(images: Images, cache: Path, cell: Row) -> Row:
+    """One row: train to the given number of epochs, then measure on images held out."""
+    settings = make_settings(cell)
+    objective = OBJECTIVES[cell["variant"].rsplit(", weight ", 1)[0]]
+    autoencoder = Autoencoder(settings, images.shape, objective(settings.latent_dim))
     rest = "-".join(str(cell[name]) for name in ("latent_dim", "learning_rate", "seed"))
     path = cache / f"{cell['variant']}-{rest}.npz"
     params = train(autoencoder, images, cell["epochs"], path).params

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, random
@@ -91,6 +92,12 @@ PRIORS: dict[str, Callable[[int, Codes, Array], dist.Distribution]] = {
     "vamp": vamp,
     "flow": flow,
 }
+
+
+def spread_examples(pixels: np.ndarray) -> Array:
+    """As many of the images (n, ...) as a mixture has components, evenly spread, in [0, 1]."""
+    few = pixels[:: max(1, len(pixels) // COMPONENTS)][:COMPONENTS]
+    return jnp.asarray(few / np.float32(255))
 
 
 def make_prior(name: str, latent_dim: int, codes: Codes, examples: Array) -> dist.Distribution:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from examples.wae.data import Images, to_batch
 from examples.wae.networks import WIDTH, make_networks
 from examples.wae.objectives import ROWS, make_objective
-from examples.wae.priors import COMPONENTS, PRIORS, make_prior
+from examples.wae.priors import PRIORS, make_prior, spread_examples
 from numpyro_kscore import ImplicitELBO
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.svi import strongly_typed
@@ -140,8 +140,7 @@ class Autoencoder:
         """
         examples = jnp.zeros((self.settings.batch_size, *self.shape))
         if images is not None:
-            few = images.train[:: max(1, len(images.train) // COMPONENTS)][:COMPONENTS]
-            examples = jnp.asarray(few / np.float32(255))
+            examples = spread_examples(images.train)
         return strongly_typed(self.svi.init(random.key(self.settings.seed), examples))
 
     def make_epoch(self, images: Images) -> Callable[[Any, Array], tuple[Any, Array]]:
