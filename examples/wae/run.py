@@ -3,6 +3,7 @@
     python -m examples.wae.run                          # scikit-learn's digits, no download
     python -m examples.wae.run --dataset mnist --data FOLDER --latent-dim 128 --epochs 100
     python -m examples.wae.run --dataset FOLDER_OF_PICTURES --latent-dim 64
+    python -m examples.wae.run --prior vamp             # or mixture, flow: a prior that is learned
 
 An encoder maps every image to a Gaussian code and a decoder maps codes to images. The codes of all
 images together should be distributed like the prior, so that decoded draws of the prior look like
