@@ -24,7 +24,7 @@ from numpyro.nn.auto_reg_nn import AutoregressiveNN
 
 # A distribution of one code for each image, from the encoder: (n, height, width, channels) -> (n,).
 Codes = Callable[[Array], dist.Distribution]
-COMPONENTS = 200  # of a mixture; the paper has 500 pseudo-images, which take twice the time
+COMPONENTS = 200  # of a mixture; the paper has 500 pseudo-images, which take longer
 NUM_FLOWS = 3  # networks of a flow
 FLOW_HIDDEN = 128  # least width of their two hidden layers
 SPREAD = 0.5  # of the means of a mixture at the start
