@@ -23,7 +23,7 @@ from benchmarks.wae.states import QUICK, load_trained, quick_states
 from examples.common.tables import Row, fill, markdown_line
 from examples.wae.ais import Annealing, sandwich
 from examples.wae.metrics import log_likelihood_of
-from examples.wae.training import ESTIMATORS
+from examples.wae.objectives import ESTIMATORS
 
 COLUMNS = ("epochs", "lower", "gap", "gap_error", "largest", "acceptance")
 MNIST = (28, 28, 1)
@@ -42,7 +42,7 @@ def compute(cache: Path, shape: tuple[int, int, int], cell: Row) -> Row:
         log_likelihood_of(autoencoder, params),
         simulate,
         cell["images"],
-        cell["latent_dim"],
+        autoencoder.prior(params),
         Annealing(cell["temperatures"]),
     )
     gap = upper.log_likelihood - lower.log_likelihood

@@ -22,7 +22,8 @@ from benchmarks.wae.states import QUICK, load_trained, quick_states
 from examples.common.tables import Row, fill, markdown_line
 from examples.wae.data import Images, load_images
 from examples.wae.metrics import code_divergences, held_out_batch
-from examples.wae.training import ESTIMATORS, reconstruction_cost
+from examples.wae.objectives import ESTIMATORS
+from examples.wae.training import reconstruction_cost
 
 COLUMNS = ("epochs", "cost", "divergence", "sd_of_means", "noise")
 NUM_IMAGES = 5_000
@@ -35,7 +36,7 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
     mean, sd = autoencoder.encode(params, x)
     codes = mean + sd * random.normal(random.key(2), mean.shape)
     cost = reconstruction_cost(autoencoder.settings.cost, x, autoencoder.decode(params, codes))
-    divergence = code_divergences(mean, sd)
+    divergence = code_divergences(mean, sd, autoencoder.prior(params))
     jax.clear_caches()
     return {
         "epochs": epochs,

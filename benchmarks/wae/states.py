@@ -8,7 +8,8 @@ from typing import Any
 
 from examples.common.tables import Row
 from examples.wae.data import Images, load_images
-from examples.wae.training import ESTIMATORS, Autoencoder, Settings, Trained, train
+from examples.wae.objectives import ESTIMATORS
+from examples.wae.training import Autoencoder, Settings, Trained, train
 from numpyro_kscore._fit.checkpoint import load_checkpoint
 
 QUICK = {"estimator": "stein", "value": ESTIMATORS["stein"][2], "latent_dim": 2, "seed": 0}

@@ -39,8 +39,8 @@ from examples.common.tables import Row, fill, markdown_line
 from examples.wae.ais import Annealing
 from examples.wae.data import Images, load_images
 from examples.wae.metrics import measure_aggregate, measure_likelihood
+from examples.wae.objectives import ESTIMATORS
 from examples.wae.training import (
-    ESTIMATORS,
     Autoencoder,
     Settings,
     compile_epoch,
@@ -75,11 +75,9 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
     aggregate = measure_aggregate(autoencoder, trained.params, images)
     nll = -found.log_likelihood
     jax.clear_caches()
-    figures = {
-        "nll_error": float(nll.std(ddof=1) / np.sqrt(len(nll))),
-        **aggregate._asdict(),
-        "acceptance": float(found.acceptance.mean()),
-    }
+    figures = {name: value for name, value in aggregate._asdict().items() if name in COLUMNS}
+    figures["nll_error"] = float(nll.std(ddof=1) / np.sqrt(len(nll)))
+    figures["acceptance"] = float(found.acceptance.mean())
     return likelihood_entries(nll, figures)
 
 

@@ -1,8 +1,8 @@
 """Settings of the Wasserstein autoencoder compared on images held out from MNIST's training images.
 
     python -m benchmarks.wae.validation --data FOLDER --cache FOLDER --csv FILE
-        [--variants "default, weight 1" "KEF-CG, weight 1" ...] [--latent-dims 128] [--epochs 300]
-        [--seeds 0 1 2]
+        [--variants "default, weight 1" "default, weight 1, vamp" "VAE, weight 1, flow" ...]
+        [--latent-dims 128] [--epochs 300] [--seeds 0 1 2]
     python -m benchmarks.wae.validation --csv FILE --print
     python -m benchmarks.wae.validation --quick
 
@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 
 import jax
 import numpy as np
+from numpyro.infer import ELBO, TraceMeanField_ELBO
 
 from benchmarks.wae.information import NUM_IMAGES
 from benchmarks.wae.states import quick_images
@@ -33,7 +34,9 @@ from examples.wae.metrics import (
     measure_aggregate,
     measure_likelihood,
 )
-from examples.wae.training import ROWS, Autoencoder, Settings, make_objective, train
+from examples.wae.objectives import ROWS, make_objective
+from examples.wae.priors import PRIORS
+from examples.wae.training import Autoencoder, Settings, train
 from numpyro_kscore import ImplicitELBO, ScoreEstimator
 from numpyro_kscore.estimators import Median, kef_cg
 from numpyro_kscore.regularizers import NuMethod
@@ -41,8 +44,9 @@ from numpyro_kscore.regularizers import NuMethod
 COLUMNS = ("nll", "information", "mean", "sd", "distance", "cost", "nll_of_each")
 CASE = ("latent_dim", "epochs", "learning_rate", "variant")  # differ between lines of the table
 HELD_OUT = 10_000
-# What a variant changes: the estimator with its base and bias correction, for a latent dimension.
-OBJECTIVES: dict[str, Callable[[int], ImplicitELBO]] = {
+# What a variant changes: the estimator with its base and bias correction, for a latent dimension,
+# or the divergence itself; then its weight, and the prior where it is not N(0, I).
+OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
     "default": partial(make_objective, "default", None),
     "KEF-CG": partial(make_objective, "kef-cg", None),
     "KEF-CG, base prior": lambda _: ImplicitELBO(
@@ -55,9 +59,15 @@ OBJECTIVES: dict[str, Callable[[int], ImplicitELBO]] = {
             regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="diagonal"
         ),
     ),
+    "VAE": lambda _: TraceMeanField_ELBO(),
 }
-WEIGHTS = (0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-VARIANTS = [f"{name}, weight {weight:g}" for name in OBJECTIVES for weight in WEIGHTS]
+WEIGHTS = (0.05, 0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+VARIANTS = [
+    f"{name}, weight {weight:g}{'' if prior == 'normal' else f', {prior}'}"
+    for name in OBJECTIVES
+    for weight in WEIGHTS
+    for prior in PRIORS
+]
 
 
 def hold_out(images: Images, count: int) -> Images:
@@ -72,16 +82,23 @@ def hold_out(images: Images, count: int) -> Images:
     )
 
 
-def compute(images: Images, cache: Path, cell: Row) -> Row:
-    """One row: train to the given number of epochs, then measure on images held out."""
-    name, weight = cell["variant"].rsplit(", weight ", 1)
-    settings = Settings(
+def make_settings(cell: Row) -> Settings:
+    """Settings of a row, whose variant names the objective, its weight and a prior."""
+    weight, _, prior = cell["variant"].rsplit(", weight ", 1)[1].partition(", ")
+    return Settings(
         latent_dim=cell["latent_dim"],
         learning_rate=cell["learning_rate"],
         seed=cell["seed"],
         weight=float(weight),
+        prior=prior or "normal",
     )
-    autoencoder = Autoencoder(settings, images.shape, OBJECTIVES[name](settings.latent_dim))
+
+
+def compute(images: Images, cache: Path, cell: Row) -> Row:
+    """One row: train to the given number of epochs, then measure on images held out."""
+    settings = make_settings(cell)
+    objective = OBJECTIVES[cell["variant"].rsplit(", weight ", 1)[0]]
+    autoencoder = Autoencoder(settings, images.shape, objective(settings.latent_dim))
     rest = "-".join(str(cell[name]) for name in ("latent_dim", "learning_rate", "seed"))
     path = cache / f"{cell['variant']}-{rest}.npz"
     params = train(autoencoder, images, cell["epochs"], path).params
@@ -90,7 +107,8 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
     )
     aggregate = measure_aggregate(autoencoder, params, images)._asdict()
     mean, sd = autoencoder.encode(params, held_out_batch(images, NUM_IMAGES))
-    figures = {"information": code_divergences(mean, sd).mean()}
+    divergences = code_divergences(mean, sd, autoencoder.prior(params))
+    figures = {"information": divergences.mean()}
     figures |= {name: aggregate[name] for name in ("mean", "sd", "distance", "cost")}
     entries = likelihood_entries(-found.log_likelihood, figures)
     jax.clear_caches()

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
-from jax.scipy.stats import norm
 from tqdm import tqdm
 
 LogLikelihood = Callable[[Array, Array], Array]
@@ -67,30 +67,29 @@ def annealed_log_likelihood(
     key: Array,
     log_likelihood: LogLikelihood,
     images: Array,
-    latent_dim: int,
+    prior: dist.Distribution,
     annealing: Annealing = Annealing(),  # noqa: B008 (a tuple)
     exact_codes: Array | None = None,
     progress: bool = False,
 ) -> Annealed:
-    """Log likelihood of each image under a standard normal prior of its code.
+    """Log likelihood of each image.
 
     Args:
         key: random key.
         log_likelihood: log likelihood of one image given one code: (latent_dim,), image -> ().
         images: (n, ...).
-        latent_dim: dimension of a code.
+        prior: distribution of a code, event shape (latent_dim,).
         annealing: temperatures, chains and transitions.
         exact_codes: draws from the posterior of each image's code, (n, latent_dim), that the chains
             of an upper bound start from; None starts from the prior.
         progress: whether to show a progress bar.
 
-    Cost: ``num_temperatures (num_leapfrog + 1)`` gradients for each image and chain.
+    Cost: ``num_temperatures (num_leapfrog + 1)`` gradients for each image and chain, of the decoder
+    and of the prior's density.
     """
     n = images.shape[0]
     size = min(annealing.batch_size, n)
-    anneal = jax.jit(
-        partial(_anneal, log_likelihood, latent_dim, annealing, exact_codes is not None)
-    )
+    anneal = jax.jit(partial(_anneal, log_likelihood, prior, annealing, exact_codes is not None))
     values, rates = [], []
     for number, start in enumerate(tqdm(range(0, n, size), disable=not progress, desc="AIS")):
         # The last batch is filled up with the first images, whose values are dropped below.
@@ -107,7 +106,7 @@ def sandwich(
     log_likelihood: LogLikelihood,
     simulate: Callable[[Array, Array], Array],
     num_images: int,
-    latent_dim: int,
+    prior: dist.Distribution,
     annealing: Annealing = Annealing(),  # noqa: B008 (a tuple)
 ) -> tuple[Annealed, Annealed]:
     """Lower and upper bounds for images that the decoder makes.
@@ -117,20 +116,20 @@ def sandwich(
         log_likelihood: as for :func:`annealed_log_likelihood`.
         simulate: draws an image given a code: key, (latent_dim,) -> image.
         num_images: number of images.
-        latent_dim: dimension of a code.
+        prior: distribution of a code, event shape (latent_dim,).
         annealing: temperatures, chains and transitions.
     """
     code_key, image_key, lower_key, upper_key = random.split(key, 4)
-    codes = random.normal(code_key, (num_images, latent_dim))
+    codes = prior.sample(code_key, (num_images,))
     images = jax.vmap(simulate)(random.split(image_key, num_images), codes)
     run = partial(annealed_log_likelihood, annealing=annealing)
-    lower = run(lower_key, log_likelihood, images, latent_dim)
-    upper = run(upper_key, log_likelihood, images, latent_dim, exact_codes=codes)
+    lower = run(lower_key, log_likelihood, images, prior)
+    upper = run(upper_key, log_likelihood, images, prior, exact_codes=codes)
     return lower, upper
 
 
 def _make_transition(
-    log_likelihood: LogLikelihood, latent_dim: int, annealing: Annealing, backwards: bool
+    log_likelihood: LogLikelihood, prior: dist.Distribution, annealing: Annealing, backwards: bool
 ) -> Callable[..., tuple[Array, Array, Array]]:
     """A transition: code, image, step size, β, key -> new code, log p(x | z), acceptance rate."""
     # Imported here, because the import takes a second and only this function needs it.
@@ -140,16 +139,13 @@ def _make_transition(
         error.add_note("Annealed importance sampling needs blackjax: pip install blackjax")
         raise
     transition = hmc.build_kernel()
-    inverse_mass = jnp.ones(latent_dim)
-
-    def log_prior(z: Array) -> Array:
-        return jnp.sum(norm.logpdf(z))
+    inverse_mass = jnp.ones(prior.event_shape)
 
     def one_chain(
         z: Array, x: Array, step_size: Array, beta: Array, key: Array
     ) -> tuple[Array, Array, Array]:
         def log_density(z: Array) -> Array:
-            return log_prior(z) + beta * log_likelihood(z, x)
+            return prior.log_prob(z) + beta * log_likelihood(z, x)
 
         before = hmc.init(z, log_density)
         jitter_key, key = random.split(key)
@@ -159,7 +155,7 @@ def _make_transition(
         )
         # log p(x | z) comes from the state, without another evaluation of the decoder.
         at = after if backwards else before
-        likelihood = (at.logdensity - log_prior(at.position)) / beta
+        likelihood = (at.logdensity - prior.log_prob(at.position)) / beta
         return after.position, likelihood, info.acceptance_rate
 
     return one_chain
@@ -167,7 +163,7 @@ def _make_transition(
 
 def _anneal(
     log_likelihood: LogLikelihood,
-    latent_dim: int,
+    prior: dist.Distribution,
     annealing: Annealing,
     backwards: bool,
     key: Array,
@@ -176,7 +172,7 @@ def _anneal(
 ) -> tuple[Array, Array]:
     """Values and acceptance rates of a batch of images."""
     chains = annealing.num_chains
-    one_chain = _make_transition(log_likelihood, latent_dim, annealing, backwards)
+    one_chain = _make_transition(log_likelihood, prior, annealing, backwards)
     all_chains = jax.vmap(jax.vmap(one_chain, (0, None, None, None, 0)), in_axes=(0, 0, 0, None, 0))
 
     def step(
@@ -198,7 +194,7 @@ def _anneal(
     n = images.shape[0]
     start_key, key = random.split(key)
     if codes is None:
-        z = random.normal(start_key, (n, chains, latent_dim))
+        z = prior.sample(start_key, (n, chains))
     else:
         # Several chains start from one draw: each has the right distribution, as the bound needs.
         z = jnp.repeat(codes[:, None], chains, axis=1)

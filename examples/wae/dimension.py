@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, random
 
 from examples.common.tables import Row, fill, make_parser
-from examples.wae.training import ESTIMATORS, make_objective
+from examples.wae.objectives import ESTIMATORS, make_objective
 
 BATCH = 64
 WIDTH = 0.5  # sd of the codes

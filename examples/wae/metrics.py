@@ -20,15 +20,18 @@ Features = Callable[[Array], Array]
 CODES = 2048  # largest number of codes behind the figures of an aggregate posterior
 FEATURES = 64  # units of the classifier before its last layer
 AT_ONCE = 500  # images per batch
+DRAWS = 8  # of a code, behind a divergence without a closed form
 
 
 class Aggregate(NamedTuple):
     """The aggregate posterior compared with the prior, from one code per test image.
 
     Attributes:
-        mean: root mean square over coordinates of the codes' mean; 0 in the prior.
-        sd: mean over coordinates of their standard deviation; 1 in the prior.
-        distance: sliced Wasserstein distance to the prior.
+        mean: root mean square over coordinates of the codes' mean.
+        sd: mean over coordinates of their standard deviation.
+        prior_mean: as ``mean``, of as many draws from the prior.
+        prior_sd: as ``sd``, of the same draws.
+        distance: sliced Wasserstein distance between codes and draws from the prior.
         distance_floor: the same distance between two sets of draws from the prior.
         mmd: unbiased squared maximum mean discrepancy, Gaussian kernel at the median distance.
         cost: mean reconstruction cost, as in training.
@@ -36,6 +39,8 @@ class Aggregate(NamedTuple):
 
     mean: float
     sd: float
+    prior_mean: float
+    prior_sd: float
     distance: float
     distance_floor: float
     mmd: float
@@ -56,18 +61,37 @@ def draw_codes(key: Array, autoencoder: Autoencoder, params: dict[str, Any], x: 
     return mean + sd * random.normal(key, mean.shape)
 
 
-def code_divergences(mean: Array, sd: Array) -> Array:
-    """KL divergence of the Gaussian code of each image from the prior, in nats: (n, d) -> (n,)."""
-    return dist.kl_divergence(dist.Normal(mean, sd), dist.Normal(0.0, 1.0)).sum(1)
+def code_divergences(mean: Array, sd: Array, prior: dist.Distribution) -> Array:
+    """KL divergence of the Gaussian code of each image from the prior, in nats: (n, d) -> (n,).
+
+    Where NumPyro knows no closed form it is an average of ``log q(z|x) - log p(z)`` over draws.
+    """
+    codes = dist.Normal(mean, sd).to_event(1)
+    try:
+        return dist.kl_divergence(codes, prior)
+    except NotImplementedError:
+        pass
+
+    def of_one(inputs: tuple[Array, Array, Array]) -> Array:
+        mean, sd, key = inputs
+        code = dist.Normal(mean, sd).to_event(1)
+        z = code.sample(key, (DRAWS,))
+        return jnp.mean(code.log_prob(z) - prior.log_prob(z))
+
+    # Some images at once: a mixture needs the distance of every draw from every component.
+    keys = random.split(random.key(8), len(mean))
+    return jax.jit(lambda *inputs: lax.map(of_one, inputs, batch_size=50))(mean, sd, keys)
 
 
-def compare_with_prior(codes: Array) -> dict[str, float]:
-    """Moments and distances of codes (n, d) and a standard normal distribution."""
-    first, second = random.normal(random.key(1), (2, *codes.shape))
+def compare_with_prior(codes: Array, prior: dist.Distribution) -> dict[str, float]:
+    """Moments and distances of codes (n, d) and as many draws of a prior, event shape (d,)."""
+    first, second = prior.sample(random.key(1), (2, len(codes)))
     key = random.key(0)
-    return {
-        "mean": float(jnp.sqrt(jnp.mean(jnp.mean(codes, axis=0) ** 2))),
-        "sd": float(jnp.mean(jnp.std(codes, axis=0))),
+    found = {}
+    for name, values in (("", codes), ("prior_", first)):
+        found[f"{name}mean"] = float(jnp.sqrt(jnp.mean(jnp.mean(values, axis=0) ** 2)))
+        found[f"{name}sd"] = float(jnp.mean(jnp.std(values, axis=0)))
+    return found | {
         "distance": float(sliced_wasserstein(codes, first, key)),
         "distance_floor": float(sliced_wasserstein(second, first, key)),
         "mmd": float(mmd_squared(codes, first)),
@@ -82,7 +106,7 @@ def measure_aggregate(
     codes = draw_codes(random.key(2), autoencoder, params, x)
     logits = jax.jit(autoencoder.decode)(params, codes)
     cost = jnp.mean(reconstruction_cost(autoencoder.settings.cost, x, logits))
-    return Aggregate(**compare_with_prior(codes), cost=float(cost))
+    return Aggregate(**compare_with_prior(codes, autoencoder.prior(params)), cost=float(cost))
 
 
 def log_likelihood_of(
@@ -119,7 +143,7 @@ def measure_likelihood(
         random.key(3),
         log_likelihood_of(autoencoder, params),
         held_out_batch(images, num_images),
-        autoencoder.settings.latent_dim,
+        autoencoder.prior(params),
         annealing,
         progress=progress,
     )
@@ -214,7 +238,7 @@ def measure_samples(
 ) -> float:
     """Fréchet distance between the features of decoded draws of the prior and of test images."""
     count = min(num_samples or len(images.test), len(images.test))
-    z = random.normal(random.key(4), (count, autoencoder.settings.latent_dim))
+    z = autoencoder.prior(params).sample(random.key(4), (count,))
     decode = jax.jit(lambda p, z: jax.nn.sigmoid(autoencoder.decode(p, z)))
     found: tuple[list[Array], list[Array]] = ([], [])
     for k in range(0, count, AT_ONCE):

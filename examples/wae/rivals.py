@@ -8,36 +8,48 @@
 
 import jax.numpy as jnp
 import numpyro
-import numpyro.distributions as dist
 from jax import Array, random
 from numpyro import handlers
 from numpyro.contrib.module import flax_module
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-from examples.wae.training import ROWS, Autoencoder, Settings, reconstruction_cost
+from examples.wae.objectives import ROWS
+from examples.wae.training import Autoencoder, Settings, reconstruction_cost
 
 # Of the discrepancy, next to the squared error of an image; that of the published experiments.
 MMD_WEIGHT = 10.0
 
 
 class VariationalAutoencoder(Autoencoder):
-    """The same model, with the KL divergence of every code from the prior in closed form."""
+    """The same model, with the KL divergence of every code from the prior.
+
+    It is that of the draw of a step, ``log q(z|x) - log p(z)``, where there is no closed form.
+    """
 
     def __init__(self, settings: Settings, shape: tuple[int, int, int]) -> None:
         super().__init__(settings, shape, TraceMeanField_ELBO())
 
 
 class MMDAutoencoder(Autoencoder):
-    """Codes and draws of the prior are compared by a kernel; no density counts."""
+    """Codes and draws of the prior are compared by a kernel; no density counts.
+
+    Raises:
+        ValueError: for a prior with parameters, which draws would have to be differentiated in.
+    """
 
     def __init__(self, settings: Settings, shape: tuple[int, int, int]) -> None:
+        if settings.prior != "normal":
+            raise ValueError(
+                f"prior: expected normal with the estimator mmd; got {settings.prior!r}. Use vae "
+                "or a score estimator"
+            )
         super().__init__(settings, shape, Trace_ELBO())
 
     def model(self, x: Array) -> None:
         """The reconstruction cost, and the discrepancy of all codes."""
         count, dim = len(x), self.settings.latent_dim
         decode = flax_module("decoder", self.decoder, input_shape=(1, dim))
-        prior = dist.Normal(jnp.zeros(dim), 1.0).to_event(1)
+        prior = self.declare_prior(x)
         with numpyro.plate(ROWS, count), handlers.mask(mask=False):
             z = numpyro.sample("z", prior)
         draws = random.normal(numpyro.prng_key(), z.shape)

@@ -3,6 +3,7 @@
     python -m examples.wae.run                          # scikit-learn's digits, no download
     python -m examples.wae.run --dataset mnist --data FOLDER --latent-dim 128 --epochs 100
     python -m examples.wae.run --dataset FOLDER_OF_PICTURES --latent-dim 64
+    python -m examples.wae.run --prior vamp             # or mixture, flow: a prior that is learned
 
 An encoder maps every image to a Gaussian code and a decoder maps codes to images. The codes of all
 images together should be distributed like the prior, so that decoded draws of the prior look like
@@ -33,8 +34,10 @@ from examples.wae.metrics import (
     train_features,
 )
 from examples.wae.networks import WIDTH
+from examples.wae.objectives import ESTIMATORS
+from examples.wae.priors import PRIORS
 from examples.wae.rivals import RIVALS, make_autoencoder
-from examples.wae.training import COSTS, ESTIMATORS, Autoencoder, Settings, Trained, train
+from examples.wae.training import COSTS, Autoencoder, Settings, Trained, train
 
 
 def make_parser() -> ArgumentParser:
@@ -47,6 +50,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--limit", type=int, help="largest number of training images")
     parser.add_argument("--estimator", choices=[*ESTIMATORS, *RIVALS], default="default",
                         help="of scores; or a rival, vae or mmd")  # fmt: skip
+    parser.add_argument("--prior", choices=PRIORS, default="normal", help="of a code")
     parser.add_argument("--weight", type=float, default=1.0,
                         help="of the divergence from the prior, next to the cost")  # fmt: skip
     parser.add_argument("--value", type=float, help="regularization parameter of the estimator")
@@ -89,14 +93,15 @@ def figures_of(
     """Rows of the table: the name of a figure, its value and the best possible value."""
     params = trained.params
     found = measure_aggregate(autoencoder, params, images)
+    of_draws = "{:.3f}, that of draws of the prior".format
     rows = [
         ("reconstruction cost of test images", f"{found.cost:.2f}", "0"),
-        ("codes: sd, mean over coordinates", f"{found.sd:.3f}", "1"),
-        ("codes: rms mean", f"{found.mean:.3f}", "0"),
+        ("codes: sd, mean over coordinates", f"{found.sd:.3f}", of_draws(found.prior_sd)),
+        ("codes: rms mean", f"{found.mean:.3f}", of_draws(found.prior_mean)),
         (
             "codes: sliced Wasserstein distance to the prior",
             f"{found.distance:.3f}",
-            f"{found.distance_floor:.3f}, that of draws of the prior",
+            of_draws(found.distance_floor),
         ),
         ("codes: MMD² to the prior", f"{found.mmd:.5f}", "0"),
     ]
@@ -149,6 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.seed,
             options.width,
             options.weight,
+            options.prior,
         )
         autoencoder = make_autoencoder(settings, images.shape)
         trained = train(autoencoder, images, options.epochs, options.checkpoint)
@@ -158,8 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seconds = float(np.median(trained.seconds[1:])) if len(trained.seconds) > 1 else np.nan
     rows = figures_of(options, autoencoder, trained, images)
     title = (
-        f"{images.name}, estimator {options.estimator}, latent dimension {options.latent_dim}, "
-        f"{len(trained.losses)} epochs"
+        f"{images.name}, estimator {options.estimator}, prior {options.prior}, "
+        f"latent dimension {options.latent_dim}, {len(trained.losses)} epochs"
     )
     plt.switch_backend("agg")
     plot_run(options.figure, autoencoder, trained, images, title)

@@ -14,60 +14,20 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import Array, lax, random
+from numpyro import handlers
 from numpyro.contrib.module import flax_module
 from numpyro.infer import ELBO, SVI
 from tqdm import tqdm
 
 from examples.wae.data import Images, to_batch
 from examples.wae.networks import WIDTH, make_networks
+from examples.wae.objectives import ROWS, make_objective
+from examples.wae.priors import PRIORS, make_prior, spread_examples
 from numpyro_kscore import ImplicitELBO
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.svi import strongly_typed
-from numpyro_kscore.estimators import (
-    Landmarks,
-    kef,
-    kef_cg,
-    landweber,
-    nkef,
-    nu_method,
-    ssge,
-    stein,
-)
-from numpyro_kscore.sliced import SlicedScoreMatching
-from numpyro_kscore.solvers import Krylov
 
-ROWS = "rows"
 COSTS = ("norm", "squared", "bernoulli")
-# Estimators as published, except for the solver where a dense one is too large. Each comes with the
-# name of its parameter and the value used here.
-ESTIMATORS: dict[str, tuple[Callable[[Any, int], Any] | None, str, float]] = {
-    "default": (None, "", 0.0),
-    "nu": (lambda steps, dim: nu_method(int(steps), solver=_krylov(dim)), "steps", 90),
-    "landweber": (lambda steps, dim: landweber(int(steps), solver=_krylov(dim)), "steps", 1000),
-    "kef": (lambda lam, dim: kef(lam, solver=Krylov(64)), "lam", 1e-4),
-    "kef-cg": (lambda lam, dim: kef_cg(lam), "lam", 1e-4),
-    "nkef-20": (lambda lam, dim: _nkef(lam, 0.2), "lam", 1e-4),
-    "nkef-40": (lambda lam, dim: _nkef(lam, 0.4), "lam", 1e-4),
-    "nkef-80": (lambda lam, dim: _nkef(lam, 0.8), "lam", 1e-4),
-    "ssge": (lambda share, dim: ssge(share), "share", 0.99),
-    "stein": (lambda lam, dim: stein(lam), "lam", 1e-4),
-    "ssm": (
-        lambda rate, dim: SlicedScoreMatching(
-            (256, 256), learning_rate=rate, standardize="none", base=None
-        ),
-        "rate",
-        1e-3,
-    ),
-}
-
-
-def _krylov(latent_dim: int) -> Krylov:
-    """Enough steps to reproduce 90 iterations of the ν-method on 64 codes to 5 · 10⁻⁵."""
-    return Krylov(24 if latent_dim < 32 else 12 if latent_dim < 128 else 8)
-
-
-def _nkef(lam: float, fraction: float) -> Any:
-    return nkef(lam, landmarks=Landmarks(fraction=fraction), solver=Krylov(32))
 
 
 class Settings(NamedTuple):
@@ -84,6 +44,7 @@ class Settings(NamedTuple):
         seed: seed of all random numbers.
         width: channels after the first convolution.
         weight: of the divergence of the codes from the prior, next to the reconstruction cost.
+        prior: a name in ``PRIORS``.
     """
 
     estimator: str = "default"
@@ -95,23 +56,7 @@ class Settings(NamedTuple):
     seed: int = 0
     width: int = WIDTH
     weight: float = 1.0
-
-
-def make_objective(name: str, value: float | None, latent_dim: int) -> ImplicitELBO:
-    """The objective with one of ``ESTIMATORS``.
-
-    Published estimators are used as published: without a base score and without bias correction.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
-    if name not in ESTIMATORS:
-        raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}; got {name!r}")
-    make, _, default = ESTIMATORS[name]
-    if make is None:
-        return ImplicitELBO(1, aggregate=ROWS)
-    estimator = make(default if value is None else value, latent_dim)
-    return ImplicitELBO(1, estimator=estimator, base=None, debias=None, aggregate=ROWS)
+    prior: str = "normal"
 
 
 def reconstruction_cost(kind: str, x: Array, logits: Array) -> Array:
@@ -132,7 +77,7 @@ class Autoencoder:
         objective: used instead of that of the settings.
 
     Raises:
-        ValueError: for an unknown cost or estimator, or a weight that is not positive.
+        ValueError: for an unknown cost, prior or estimator, or a weight that is not positive.
     """
 
     def __init__(
@@ -143,6 +88,8 @@ class Autoencoder:
     ) -> None:
         if settings.cost not in COSTS:
             raise ValueError(f"cost: expected one of {', '.join(COSTS)}; got {settings.cost!r}")
+        if settings.prior not in PRIORS:
+            raise ValueError(f"prior: expected one of {', '.join(PRIORS)}; got {settings.prior!r}")
         if not settings.weight > 0:
             raise ValueError(f"weight: expected a positive number; got {settings.weight!r}")
         self.settings = settings
@@ -160,24 +107,41 @@ class Autoencoder:
         """Codes from the prior; the log likelihood is minus the reconstruction cost."""
         dim = self.settings.latent_dim
         decode = flax_module("decoder", self.decoder, input_shape=(1, dim))
+        prior = self.declare_prior(x)
         with numpyro.plate(ROWS, x.shape[0]):
-            z = numpyro.sample("z", dist.Normal(jnp.zeros(dim), 1.0).to_event(1))
+            z = numpyro.sample("z", prior)
             cost = reconstruction_cost(self.settings.cost, x, decode(z))
             # The whole objective over the weight, to which Adam is indifferent.
             numpyro.factor("reconstruction", -cost / self.settings.weight)
 
     def guide(self, x: Array) -> None:
         """A Gaussian code for each image; the density of their mixture is unknown."""
-        encode = flax_module("encoder", self.encoder, input_shape=(1, *self.shape))
+        codes = self.declare_codes(x)
         with numpyro.plate(ROWS, x.shape[0]):
-            mean, sd = encode(x)
-            code = dist.Normal(mean, sd).to_event(1)
-            numpyro.sample("z", code, infer={"implicit": True})
+            numpyro.sample("z", codes, infer={"implicit": True})
 
-    def init(self) -> Any:
-        """The initial training state."""
-        example = jnp.zeros((self.settings.batch_size, *self.shape))
-        return strongly_typed(self.svi.init(random.key(self.settings.seed), example))
+    def declare_codes(self, x: Array) -> dist.Distribution:
+        """Gaussian codes of images, batch shape (n,), with the encoder as a module."""
+        encode = flax_module("encoder", self.encoder, input_shape=(1, *self.shape))
+        mean, sd = encode(x)
+        return dist.Normal(mean, sd).to_event(1)
+
+    def declare_prior(self, examples: Array) -> dist.Distribution:
+        """The distribution of one code, with its parameters; they may start from examples."""
+        settings = self.settings
+        return make_prior(settings.prior, settings.latent_dim, self.declare_codes, examples)
+
+    def init(self, images: Images | None = None) -> Any:
+        """The initial training state.
+
+        Args:
+            images: training images for a prior that starts from some; without them the state is
+                good for its structure and shapes only.
+        """
+        examples = jnp.zeros((self.settings.batch_size, *self.shape))
+        if images is not None:
+            examples = spread_examples(images.train)
+        return strongly_typed(self.svi.init(random.key(self.settings.seed), examples))
 
     def make_epoch(self, images: Images) -> Callable[[Any, Array], tuple[Any, Array]]:
         """Compile ``(state, key) -> (state, mean loss)``: every image once, in random order."""
@@ -190,6 +154,11 @@ class Autoencoder:
     def decode(self, params: dict[str, Any], z: Array) -> Array:
         """Logits of pixels."""
         return self.decoder.apply({"params": params["decoder$params"]}, z)
+
+    def prior(self, params: dict[str, Any]) -> dist.Distribution:
+        """The trained prior of a code, event shape (latent_dim,)."""
+        no_examples = jnp.zeros((1, *self.shape))
+        return handlers.substitute(self.declare_prior, data=params)(no_examples)
 
 
 def compile_epoch(
@@ -262,11 +231,13 @@ def train(
         ValueError: if the checkpoint has other settings.
         FloatingPointError: if the loss is not finite.
     """
-    state = autoencoder.init()
+    state = autoencoder.init(images)
     settings = autoencoder.settings._asdict() | {"images": images.name}
     losses, seconds = np.empty(0), np.empty(0)
     if checkpoint is not None and checkpoint.exists():
         state, record, series = load_checkpoint(checkpoint, state)
+        # What a record does not name has its default.
+        record = Settings._field_defaults | record
         if record != settings:
             changed = [name for name in settings if record.get(name) != settings[name]]
             raise ValueError(

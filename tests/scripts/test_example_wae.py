@@ -22,12 +22,11 @@ from examples.wae.ais import Annealing, annealed_log_likelihood, sandwich, tempe
 from examples.wae.data import MNIST_FILES, load_images, read_idx, read_pictures, to_batch
 from examples.wae.metrics import compare_with_prior, frechet_distance
 from examples.wae.networks import make_networks
+from examples.wae.objectives import ESTIMATORS, make_objective
 from examples.wae.rivals import RIVALS, discrepancy, make_autoencoder
 from examples.wae.training import (
-    ESTIMATORS,
     Autoencoder,
     Settings,
-    make_objective,
     reconstruction_cost,
     train,
 )
@@ -323,7 +322,8 @@ def test_annealed_likelihood_of_a_linear_gaussian_decoder():
     covariance = weight @ weight.T + sd**2 * jnp.eye(size)
     exact = multivariate_normal.logpdf(images, shift, covariance)
     annealing = Annealing(1000, batch_size=200)
-    found = annealed_log_likelihood(random.key(0), log_likelihood, images, dim, annealing)
+    prior = dist.Normal(jnp.zeros(dim), 1.0).to_event(1)
+    found = annealed_log_likelihood(random.key(0), log_likelihood, images, prior, annealing)
     error = found.log_likelihood - np.asarray(exact)
     # Four standard errors of the mean are below the .05 nats that are asked for; no value is far.
     assert 4 * error.std() / np.sqrt(200) < 0.05
@@ -345,7 +345,8 @@ def test_bounds_of_a_bernoulli_decoder():
         return random.bernoulli(key, jax.nn.sigmoid(logits)).astype(jnp.float32)
 
     key, annealing = random.key(0), Annealing(100, batch_size=100)
-    lower, upper = sandwich(key, log_likelihood, simulate, 100, 1, annealing)
+    prior = dist.Normal(jnp.zeros(1), 1.0).to_event(1)
+    lower, upper = sandwich(key, log_likelihood, simulate, 100, prior, annealing)
     gap = upper.log_likelihood - lower.log_likelihood
     # The required gap. On average, up to four standard errors, the bounds are in order.
     assert abs(gap.mean()) < 0.5
@@ -386,7 +387,8 @@ def test_frechet_distance():
 
 def test_codes_that_shrink_are_seen():
     codes = random.normal(random.key(9), (500, 4))
-    good, narrow = compare_with_prior(codes), compare_with_prior(0.5 * codes)
+    prior = dist.Normal(jnp.zeros(4), 1.0).to_event(1)
+    good, narrow = compare_with_prior(codes, prior), compare_with_prior(0.5 * codes, prior)
     # Standard deviations of 500 draws are good to 1/sqrt(1000), means of four of them to half that.
     assert abs(good["sd"] - 1) < 4 / np.sqrt(1000) / 2
     assert abs(narrow["sd"] - good["sd"] / 2) < 1e-5
