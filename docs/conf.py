@@ -29,6 +29,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx-mathjax-offline",  # formulas without a network
 ]
 exclude_patterns = ["_build"]
 

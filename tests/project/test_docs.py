@@ -152,15 +152,42 @@ def test_cells_are_formatted(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_every_page_is_in_one_menu():
-    listed = [
-        line
+def menus() -> list[tuple[str, list[str]]]:
+    """Captions of the menus, and the pages in them."""
+    found = [
+        menu
         for page in PAGES.values()
         for menu in re.findall(r"```\{toctree\}\n(.*?)```", page, flags=re.DOTALL)
-        for line in menu.split("\n")
-        if re.fullmatch(r"\w+", line)
     ]
+    caption = re.compile(r"^:caption: (.*)$", flags=re.MULTILINE)
+    return [
+        (
+            (caption.search(menu) or ["", ""])[1],
+            [line for line in menu.split("\n") if re.fullmatch(r"\w+", line)],
+        )
+        for menu in found
+    ]
+
+
+def test_every_page_is_in_one_menu():
+    listed = [page for _, pages in menus() for page in pages]
     assert sorted(listed) == sorted(set(PAGES) - {"index"})
+
+
+def count_numbers(page: str) -> int:
+    """Numbers that a reader of a page meets, formulas, code and addresses apart."""
+    text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)", " ", text)
+    return len(re.findall(r"(?<![\w.])\d*\.?\d+", text))
+
+
+def test_numbers_are_in_reports():
+    """Others tell a story, and link to the figures behind it."""
+    (reports,) = (pages for caption, pages in menus() if caption == "Reports")
+    counts = {name: count_numbers(PROSE[name]) for name in [*PAGES, "README"]}
+    assert {name for name, count in counts.items() if count > 150} <= set(reports)
+    assert counts["accuracy"] > 150
+    assert count_numbers("3 of `4` at $5$, .6 [7](8)\n```\n9\n```\n") == 3
 
 
 def test_the_table_of_folders_says_what_they_may_import():
