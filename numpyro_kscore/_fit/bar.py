@@ -52,6 +52,9 @@ class Bar:
         text = f"{progress.phase}, loss {look.loss:.4f}"
         if np.isfinite(look.discrepancy):
             text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
-        self._bar.total = rule.num_chunks * rule.chunk_size
+        steps = len(progress.looks) * rule.chunk_size
+        # A fit that is done is all of what it needed.
+        is_done = progress.phase == "done"
+        self._bar.total = steps if is_done else rule.num_chunks * rule.chunk_size
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(len(progress.looks) * rule.chunk_size - self._bar.n)
+        self._bar.update(steps - self._bar.n)
