@@ -60,6 +60,10 @@ class Base:
 
         return jax.vmap(trace)(x)
 
+    def whitening(self) -> Coordinates | None:
+        """The map that makes the samples' scatter the identity, if the base was fitted to them."""
+        return None
+
 
 @pytree
 class ZeroBase(Base):

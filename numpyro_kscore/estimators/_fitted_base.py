@@ -20,6 +20,7 @@ from numpyro_kscore.estimators._base import (
     ZeroBase,
 )
 from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._mixture_base import fit_mixture
 from numpyro_kscore.estimators._student_fit import fit_student
 
 __all__ = ["make_base"]
@@ -66,6 +67,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             coordinates=student.coordinates,
             inverse_degrees=student.inverse_degrees,
         )
+    elif isinstance(base, str) and base == "mixture":
+        fitted = fit_mixture(samples)
     elif callable(base):
         # JAX compares a bound method by identity of its object, whose own equality may compare
         # arrays.
@@ -73,7 +76,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
-            "base: expected None, 'student', 'gaussian', a score function or a NumPyro "
-            f"distribution; got {base!r}"
+            "base: expected None, 'student', 'gaussian', 'mixture', a score function or a "
+            f"NumPyro distribution; got {base!r}"
         )
     return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))

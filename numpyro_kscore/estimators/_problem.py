@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._base import Base, EllipticalBase
+from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._coordinates import (
     WHITENING_CHOICES,
     Coordinates,
@@ -26,6 +27,8 @@ from numpyro_kscore.estimators._feature_selection import span_features
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._landmarks import compress
+from numpyro_kscore.estimators._layout import Layout, lay_out
+from numpyro_kscore.estimators._mixture_base import MixtureBase
 from numpyro_kscore.estimators._operator import FitOperator, Full
 from numpyro_kscore.estimators._selection import choose
 from numpyro_kscore.estimators._settings import FitSettings
@@ -55,6 +58,7 @@ class Problem(NamedTuple):
         base_scores: base scores at the samples, (n, d), or None.
         reduction: the same two in the span of their own vectors, which the operator acts in.
         operator: the operator.
+        layout: the maps of groups and of their samples, or None: then ``coordinates`` is all.
         nearest: squared distance of samples to their nearest other, in standardized units.
         nearest_context: the same of the context alone, or None.
     """
@@ -67,12 +71,18 @@ class Problem(NamedTuple):
     base_scores: jax.Array | None
     reduction: Reduction
     operator: FitOperator
+    layout: Layout | None
     nearest: jax.Array
     nearest_context: jax.Array | None
 
     def solve(self, operator: FitOperator, base_scores: jax.Array | None) -> Solution:
         """The estimate less its base by an operator: that of all samples, or of some."""
         return operator.solve(self.settings.solver, self.regularizer, base_scores)
+
+    @property
+    def frame(self) -> Coordinates | Layout:
+        """The map of the samples and of scores at them."""
+        return self.coordinates if self.layout is None else self.layout
 
 
 class _Standardized(NamedTuple):
@@ -83,12 +93,16 @@ class _Standardized(NamedTuple):
         points: the samples, (n, d).
         base_scores: base scores at them, (n, d), or None.
         context: the context in its own standardized coordinates, (n, c), or None.
+        layout: the maps of groups and of their samples, or None.
+        together: the samples with all groups at one place, (n, d), or None without a layout.
     """
 
     coordinates: Coordinates
     points: jax.Array
     base_scores: jax.Array | None
     context: jax.Array | None
+    layout: Layout | None = None
+    together: jax.Array | None = None
 
 
 class _Distances(NamedTuple):
@@ -118,13 +132,13 @@ def make_problem(
     """
     n, dim = samples.shape
     standardized = _standardize(settings, samples, base, context)
-    _, z, base_scores, context = standardized
+    z, base_scores, context = standardized[1:4]
     reduction = Reduction(None, z, base_scores)
     keeps_space = settings.subset is not None or settings.features is not None
     if is_cached(n) and not keeps_space and not isinstance(settings.solver, Dense):
         reduction = reduce_dimension(z, base_scores)
     distances = _measure(z, context, settings.sharding)
-    bandwidths = _bandwidths(settings, distances.joint)
+    bandwidths = _bandwidths(settings, _within_groups(settings, standardized, base, distances))
     held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
     operator: FitOperator
     if settings.features is not None:
@@ -145,6 +159,7 @@ def make_problem(
         _times(base_scores, bandwidth),
         in_bandwidths,
         operator,
+        None if standardized.layout is None else standardized.layout.with_bandwidth(bandwidth),
         nearest_squared(distances.joint),
         distances.nearest_context,
     )
@@ -158,19 +173,24 @@ def _standardize(
         context = standardize_samples(context, how).to_kernel(context)
         if how in WHITENING_CHOICES:
             samples = regress_out(samples, context)
-    if isinstance(base, EllipticalBase) and how in WHITENING_CHOICES:
+    fitted = base.whitening()
+    if fitted is not None and how in WHITENING_CHOICES:
         # One estimate of the covariance, the better one, serves both.
-        coordinates = base.whitening()
+        coordinates = fitted
         if how == "local":
             coordinates = coordinates.localized(samples)
     else:
         coordinates = standardize_samples(samples, how)
-    points = constrain_rows(coordinates.to_kernel(samples), sharding)
+    layout, together = None, None
+    if isinstance(base, MixtureBase) and how in WHITENING_CHOICES:
+        layout, together = lay_out(samples, base, local=how == "local")
+    frame = coordinates if layout is None else layout
+    points = constrain_rows(frame.to_kernel(samples), sharding)
     base_scores = None
     if base.at_samples is not None:
-        base_scores = coordinates.scores_to_kernel(base.at_samples)
+        base_scores = frame.scores_to_kernel(base.at_samples)
         base_scores = constrain_rows(base_scores, sharding)
-    return _Standardized(coordinates, points, base_scores, context)
+    return _Standardized(coordinates, points, base_scores, context, layout, together)
 
 
 def _measure(
@@ -183,6 +203,20 @@ def _measure(
         return _Distances(own, None, None)
     apart = _all_squared_distances(context, sharding)
     return _Distances(own + apart, own, nearest_squared(apart))
+
+
+def _within_groups(
+    settings: FitSettings, standardized: _Standardized, base: Base, distances: _Distances
+) -> jax.Array:
+    """Squared distances that the bandwidth is taken from: without those between groups."""
+    together = standardized.together
+    if together is None or not isinstance(base, MixtureBase):
+        return distances.joint
+    return lax.cond(
+        base.count > 1,
+        lambda: _measure(together, None, settings.sharding).joint,
+        lambda: distances.joint,
+    )
 
 
 def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:

@@ -1,0 +1,146 @@
+"""The fitted score of separate groups: that of a mixture of one density for each.
+
+The density of group k is a component of the base times the exponential of a potential f_k, that of
+the residual in the group's own coordinates: ``p(x) = Σ_k w_k b_k(x) exp(f_k(x)) / Z_k``. Score and
+divergence are those of the mixture; far from boundaries they are those of one group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._mixture_base import MixtureBase
+from numpyro_kscore.estimators._score import Score
+
+__all__ = ["GroupedScore", "grouped"]
+
+# Draws of each component of the base, from which its constant is found.
+DRAWS = 1024
+
+
+@pytree
+class GroupedScore(Score):
+    """An estimate of ``∇ log q`` with a residual of its own for each group of samples.
+
+    Attributes:
+        groups: the maps of the groups to the kernel's coordinates, stacked, (K, ...).
+        log_constants: the log Z_k, (K,).
+    """
+
+    groups: Coordinates
+    log_constants: jax.Array
+
+    def __call__(self, x: Any) -> jax.Array:
+        x = self._points(x)
+        return jnp.einsum("mk,kmd->md", self._shares(x), self._scores(x))
+
+    def residual(self, x: Any) -> jax.Array:
+        x = self._points(x)
+        return self(x) - self.base.score(x)
+
+    def log_density(self, x: Any) -> jax.Array:
+        return jax.nn.logsumexp(self._joint(self._points(x)), axis=1)
+
+    def residual_potential(self, x: Any) -> jax.Array:
+        x = self._points(x)
+        return self.log_density(x) - self.base.log_density(x)
+
+    def divergence(self, x: Any) -> jax.Array:
+        x = self._points(x)
+        shares, scores = self._shares(x), self._scores(x)
+        apart = scores - jnp.einsum("mk,kmd->md", shares, scores)
+        each = self._mixture.each("divergence", x) + self._residuals("divergence", x)
+        return jnp.einsum("mk,km->m", shares, each + jnp.sum(apart * apart, axis=2))
+
+    def residual_divergence(self, x: Any) -> jax.Array:
+        x = self._points(x)
+        return self.divergence(x) - self.base.divergence(x)
+
+    @property
+    def _mixture(self) -> MixtureBase:
+        base: Any = self.base
+        return base
+
+    def _joint(self, x: jax.Array) -> jax.Array:
+        """Log density of points and groups, (m, K)."""
+        potentials = self._residuals("potential", x).T
+        return self._mixture.joint(x) + potentials - self.log_constants
+
+    def _shares(self, x: jax.Array) -> jax.Array:
+        """Probabilities of the groups given points: those of the base without a potential."""
+        if self.kernel.has_potential:
+            return jax.nn.softmax(self._joint(x), axis=1)
+        return self._mixture.shares(x)
+
+    def _scores(self, x: jax.Array) -> jax.Array:
+        """The score of each group, (K, m, d)."""
+        return self._mixture.each("score", x) + self._residuals("field", x)
+
+    @full_precision
+    def _residuals(self, what: str, x: jax.Array) -> jax.Array:
+        """Fields, potentials or divergences of the residual of each group, (K, ...)."""
+
+        def evaluate(coordinates: Coordinates) -> jax.Array:
+            z = coordinates.to_kernel(x)
+            if what == "field":
+                return coordinates.scores_from_kernel(self._evaluate(what, z))
+            more = (coordinates.factor(),) if what == "divergence" else ()
+            return self._evaluate(what, z, *more)
+
+        shape = x.shape if what == "field" else x.shape[:1]
+
+        def one(each: tuple[Coordinates, jax.Array]) -> jax.Array:
+            return lax.cond(each[1], evaluate, lambda _: jnp.zeros(shape, x.dtype), each[0])
+
+        return lax.map(one, (self.groups, self._mixture.used))
+
+
+def grouped(score: Score, groups: Coordinates, samples: jax.Array) -> GroupedScore:
+    """A score fitted in the layout of groups, with their constants.
+
+    Score matching does not see the constants, and they are what gives every group its share of
+    the mass. They are found by fixed draws of the components of the base.
+
+    Args:
+        score: the score; its base is a :class:`MixtureBase`.
+        groups: the maps of the groups, stacked, (K, ...).
+        samples: that it was fitted to, (n, d).
+
+    Cost: O(n d) for each of 1024 draws a group, and for each sample and group; nothing for one.
+    """
+    parts = {f.name: getattr(score, f.name) for f in dataclasses.fields(Score)}
+    mixture: Any = score.base
+    start = jnp.zeros_like(groups.bandwidth)
+    fitted = GroupedScore(**parts, groups=groups, log_constants=start)
+    if score.kernel.has_potential:
+        fitted = dataclasses.replace(fitted, log_constants=_log_constants(fitted))
+    if score.stored is None:
+        return fitted
+    stored = lax.cond(mixture.count > 1, lambda x: fitted(x), lambda _: score.stored, samples)
+    return dataclasses.replace(fitted, stored=stored)
+
+
+def _log_constants(score: GroupedScore) -> jax.Array:
+    """Logarithms of ``∫ b_k exp(f_k)``, (K,); 0 where there is one group."""
+    base: Any = score.base
+
+    def evaluate(each: Any) -> jax.Array:
+        component, coordinates, key = each
+        potential = score._evaluate("potential", coordinates.to_kernel(component.draw(key, DRAWS)))
+        return jax.nn.logsumexp(potential) - math.log(DRAWS)
+
+    def one(each: Any) -> jax.Array:
+        return lax.cond(each[1], evaluate, lambda _: score.log_constants[0], each[0])
+
+    keys = random.split(random.key(0), score.log_constants.shape[0])
+    several = base.used & (base.count > 1)
+    return lax.map(one, ((base.components, score.groups, keys), several))

@@ -1,0 +1,200 @@
+"""Separate groups of samples, found by a mixture of Student t distributions of one shape.
+
+The modes of a distribution are its groups where they hardly overlap. In coordinates that make
+neighbors lie in all directions alike (:mod:`._local_shape`) what separates modes is a direction of
+large spread, so groups are found by splitting one of them along its longest axis, again and again.
+The integrated completed likelihood decides how many there are (Biernacki, Celeux and Govaert
+2000). Heavy tails keep outliers from becoming groups, and one shape keeps the likelihood bounded.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower
+from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
+
+__all__ = ["MOST_GROUPS", "Groups", "find_groups"]
+
+MOST_GROUPS = 4
+# Numbers of groups in a row that may be no better before the search ends.
+LOOK_AHEAD = 2
+# Samples that are looked at.
+MOST_POINTS = 512
+# Of freedom, of the t distributions.
+DEGREES = 4.0
+# Steps of the EM algorithm for each number of groups.
+STEPS = 30
+# Largest expected fraction of a group's samples that another group claims.
+MOST_OVERLAP = 0.08
+# Fewest samples of a group: this many, and this many a dimension.
+FEWEST, FEWEST_EACH = 8, 1
+# Fraction of the shape, times d/n, that is replaced by a multiple of the identity.
+SHRINKAGE = 0.5
+
+
+class Groups(NamedTuple):
+    """How samples fall into groups.
+
+    Attributes:
+        shares: probabilities that each sample belongs to each group, (n, K); zero for groups that
+            are not in use, which come last.
+        count: number of groups in use, at least 1.
+    """
+
+    shares: jax.Array
+    count: jax.Array
+
+
+class _Mixture(NamedTuple):
+    """t distributions of one shape.
+
+    Attributes:
+        means: (K, d).
+        log_weights: (K,), -inf for those that are not in use.
+        factor: lower triangular L of the shape ``L Lᵀ``, (d, d).
+    """
+
+    means: jax.Array
+    log_weights: jax.Array
+    factor: jax.Array
+
+
+class _Posterior(NamedTuple):
+    """What a mixture says of samples: log shares and squared distances (n, K), densities (n,)."""
+
+    log_shares: jax.Array
+    squared: jax.Array
+    log_density: jax.Array
+
+
+class _Search(NamedTuple):
+    """The largest number of groups tried, its mixture, and the best so far."""
+
+    number: jax.Array
+    mixture: _Mixture
+    best: _Mixture
+    count: jax.Array
+    criterion: jax.Array
+
+
+@jax.jit
+@full_precision
+def find_groups(samples: jax.Array) -> Groups:
+    """Groups of samples (n, d), at most four; not differentiated.
+
+    Cost: O(n d²) for each of 30 steps and 2 to 3 numbers of groups, with n at most 512.
+    """
+    z = lax.stop_gradient(samples)
+    z = whiten_samples(z).localized(z).to_kernel(z)
+    some = z[:: -(-z.shape[0] // MOST_POINTS)]
+    n, dim = some.shape
+    fewest = max(FEWEST, FEWEST_EACH * dim) * n / z.shape[0]
+
+    def proceed(state: _Search) -> jax.Array:
+        return (state.number < MOST_GROUPS) & (state.number < state.count + LOOK_AHEAD)
+
+    def step(state: _Search) -> _Search:
+        mixture = _fitted(_split(state.mixture, some, state.number), some)
+        criterion, overlap, least = _judged(mixture, some)
+        number = state.number + 1
+        better = (criterion > state.criterion) & (overlap <= MOST_OVERLAP) & (least >= fewest)
+        taken = _Search(number, mixture, mixture, number, criterion)
+        left = state._replace(number=number, mixture=mixture)
+        return jax.tree.map(lambda a, b: jnp.where(better, a, b), taken, left)
+
+    whole = _fitted(_one(some), some)
+    # A split begins with the shape of neighbors, which the spread between groups is not in.
+    one = jnp.asarray(1)
+    start = _Search(one, _one(some), whole, one, _judged(whole, some)[0])
+    found = lax.while_loop(proceed, step, start)
+    return Groups(jnp.exp(_posterior(found.best, z).log_shares), found.count)
+
+
+def _one(z: jax.Array) -> _Mixture:
+    """A single group with the shape of neighbors, as wide as samples are along most axes."""
+    n, dim = z.shape
+    scale = jnp.sqrt(eigh(z.T @ z / n)[0][(dim - 1) // 2])
+    log_weights = jnp.full(MOST_GROUPS, -jnp.inf, z.dtype).at[0].set(0.0)
+    means = jnp.zeros((MOST_GROUPS, dim), z.dtype)
+    return _Mixture(means, log_weights, scale * jnp.eye(dim, dtype=z.dtype))
+
+
+def _posterior(mixture: _Mixture, z: jax.Array) -> _Posterior:
+    dim = z.shape[1]
+    inverse = invert_lower(mixture.factor)
+    apart = (z @ inverse.T)[:, None] - mixture.means @ inverse.T
+    squared = jnp.sum(jnp.square(apart), axis=2)
+    each = log_tail(1.0 / DEGREES, squared, dim) + mixture.log_weights
+    total = jax.nn.logsumexp(each, axis=1)
+    center = log_normalizer(1.0 / DEGREES, dim) - jnp.sum(jnp.log(jnp.diag(mixture.factor)))
+    return _Posterior(each - total[:, None], squared, total + center)
+
+
+def _fitted(start: _Mixture, z: jax.Array) -> _Mixture:
+    """The mixture of greatest likelihood near another, by the EM algorithm."""
+    n, dim = z.shape
+    rho = min(1.0, SHRINKAGE * dim / n)
+    eye = jnp.eye(dim, dtype=z.dtype)
+
+    def step(mixture: _Mixture, _: None) -> tuple[_Mixture, None]:
+        posterior = _posterior(mixture, z)
+        shares = jnp.exp(posterior.log_shares)
+        weights = shares * tail_weights(1.0 / DEGREES, posterior.squared, dim)
+        totals = jnp.sum(weights, axis=0)
+        means = (weights.T @ z) / jnp.where(totals > 0, totals, 1.0)[:, None]
+        scatter = jnp.sum(_scatters(weights, z, means), axis=0) / jnp.sum(totals)
+        scatter = (1.0 - rho) * scatter + rho / dim * jnp.trace(scatter) * eye
+        log_weights = jnp.log(jnp.mean(shares, axis=0))
+        return _Mixture(means, log_weights, cholesky(scatter)), None
+
+    return lax.scan(step, start, None, length=STEPS)[0]
+
+
+def _split(mixture: _Mixture, z: jax.Array, number: jax.Array) -> _Mixture:
+    """One group more: the one with the largest spread beyond its shape is split along it."""
+    shares = jnp.exp(_posterior(mixture, z).log_shares)
+    inverse = invert_lower(mixture.factor)
+    spreads, axes = jax.vmap(eigh)(_scatters(shares, z @ inverse.T, mixture.means @ inverse.T))
+    widest = jnp.argmax(spreads[:, -1])
+    length = jnp.sqrt(spreads[widest, -1] / jnp.sum(shares[:, widest]))
+    move = length * mixture.factor @ axes[widest, :, -1]
+    center = mixture.means[widest]
+    means = mixture.means.at[number].set(center + move).at[widest].set(center - move)
+    half = mixture.log_weights[widest] - jnp.log(2.0)
+    log_weights = mixture.log_weights.at[number].set(half).at[widest].set(half)
+    return _Mixture(means, log_weights, mixture.factor)
+
+
+def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
+    """``Σ_i w_ik (z_i - m_k)(z_i - m_k)ᵀ`` for weights (n, K): (K, d, d)."""
+
+    def one(weights: jax.Array, mean: jax.Array) -> jax.Array:
+        apart = z - mean
+        return (weights[:, None] * apart).T @ apart
+
+    return jax.vmap(one)(weights.T, means)
+
+
+def _judged(mixture: _Mixture, z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Integrated completed likelihood, the largest overlap of a group and the smallest one's size.
+
+    The number of parameters is that of means and weights, since the shape is common to all.
+    """
+    n, dim = z.shape
+    posterior = _posterior(mixture, z)
+    shares = jnp.exp(posterior.log_shares)
+    used = mixture.log_weights > -jnp.inf
+    surprise = jnp.where(shares > 0, shares * posterior.log_shares, 0.0)
+    parameters = jnp.sum(used) * (dim + 1)
+    criterion = jnp.sum(posterior.log_density) + jnp.sum(surprise) - 0.5 * parameters * jnp.log(n)
+    own = jnp.argmax(shares, axis=1)[:, None] == jnp.arange(MOST_GROUPS)
+    sizes = jnp.where(used, jnp.sum(shares, axis=0), jnp.inf)
+    overlap = jnp.max(jnp.sum(jnp.where(own, 0.0, shares), axis=0) / sizes)
+    return criterion, overlap, jnp.min(sizes)

@@ -1,0 +1,104 @@
+"""Samples of separate groups, each whitened by its own covariance, laid out far apart.
+
+A kernel should see the spread within a group, not the one between groups, and should not connect
+groups: the potential of one would then depend on where others lie. Here every group has an affine
+map of its own, into places so far apart, in bandwidths, that a kernel is zero between them but for
+rounding. One fit in these coordinates is a fit of each group, with a strength and a bandwidth in
+common.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_kscore._util.linalg import invert_lower
+from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._coordinates import Coordinates, Whitening
+from numpyro_kscore.estimators._local_shape import local_shape
+from numpyro_kscore.estimators._mixture_base import MixtureBase
+
+__all__ = ["Layout", "lay_out"]
+
+# Distance of neighboring groups over the root mean square radius of a group. The widest bandwidth
+# that is tried is about six radii, the usual one 1.4.
+SPACING = 100.0
+
+
+@pytree
+class Layout:
+    """Coordinates of samples by their groups.
+
+    Attributes:
+        each: the groups' coordinates, stacked, (K, ...).
+        own: the group of each sample, (n,).
+    """
+
+    each: Coordinates
+    own: jax.Array
+
+    def to_kernel(self, samples: jax.Array) -> jax.Array:
+        """The samples in the coordinates of their groups, (n, d)."""
+        return self._of_own(jax.vmap(lambda map_: map_.to_kernel(samples))(self.each))
+
+    def scores_to_kernel(self, s: jax.Array) -> jax.Array:
+        """Scores at the samples, (n, d), in those coordinates."""
+        return self._of_own(jax.vmap(lambda map_: map_.scores_to_kernel(s))(self.each))
+
+    def scores_from_kernel(self, s: jax.Array) -> jax.Array:
+        """Scores at the samples, (n, d), in the original coordinates."""
+        return self._of_own(jax.vmap(lambda map_: map_.scores_from_kernel(s))(self.each))
+
+    def with_bandwidth(self, bandwidth: jax.Array) -> Layout:
+        """The same in units of a bandwidth."""
+        shared = jnp.broadcast_to(bandwidth, self.each.bandwidth.shape)
+        return dataclasses.replace(self, each=dataclasses.replace(self.each, bandwidth=shared))
+
+    def _of_own(self, values: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(values, self.own[None, :, None], axis=0)[0]
+
+    @full_precision
+    def _apart(self, samples: jax.Array, count: jax.Array) -> Layout:
+        """The groups along the first axis; with one group nothing moves."""
+        z = self.to_kernel(samples)
+        spacing = SPACING * jnp.sqrt(jnp.mean(jnp.sum(z * z, axis=1)))
+        numbers = jnp.arange(self.each.mean.shape[0], dtype=z.dtype)
+        places = spacing * (numbers - 0.5 * (count - 1).astype(z.dtype))
+        roots = jax.vmap(lambda map_: map_.root()[:, 0])(self.each)
+        mean = self.each.mean - jnp.where(count > 1, places, 0.0)[:, None] * roots
+        return dataclasses.replace(self, each=dataclasses.replace(self.each, mean=mean))
+
+    @full_precision
+    def _localized(self, root: jax.Array) -> Layout:
+        """With the axes of every group mapped by the inverse of ``root``, (d, d)."""
+        whitening = self.each.whitening
+        if whitening is None:
+            return self
+        factor = whitening.factor @ root
+        whitening = Whitening(factor, jax.vmap(invert_lower)(factor))
+        return dataclasses.replace(
+            self, each=dataclasses.replace(self.each, whitening=whitening)
+        )
+
+
+def lay_out(samples: jax.Array, base: MixtureBase, local: bool) -> tuple[Layout, jax.Array]:
+    """The layout of samples (n, d) by the component of a base that each belongs to.
+
+    Args:
+        samples: (n, d), those the base was fitted to.
+        base: the base.
+        local: whether neighbors, not all samples of a group, shall lie in all directions alike.
+
+    Returns:
+        The layout at bandwidth 1, and the samples in it with all groups at one place, (n, d).
+    """
+    own = jnp.argmax(base.shares(samples), axis=1)
+    each = jax.vmap(lambda component: component.whitening())(base.components)
+    together = Layout(each, own)
+    if local:
+        points = together._apart(samples, base.count).to_kernel(samples)
+        together = together._localized(local_shape(points))
+    return together._apart(samples, base.count), together.to_kernel(samples)

@@ -1,0 +1,135 @@
+"""The base score of separate groups of samples: a mixture of Student t distributions, one a group.
+
+Score matching does not see the weights of distant modes (Wenliang and Kanagawa 2020). A base with
+one component a group has them, and the covariance of each group where that of all samples would be
+wrong for every one of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._base import Base, EllipticalBase
+from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._groups import MOST_GROUPS, find_groups
+from numpyro_kscore.estimators._student_fit import fit_student
+
+__all__ = ["MixtureBase", "fit_mixture"]
+
+
+@pytree
+class MixtureBase(Base):
+    """A mixture of Gaussian or Student t distributions, fitted to separate groups of samples.
+
+    Attributes:
+        whole: the distribution of all samples, in whose coordinates the residual is estimated.
+        components: those of the groups, stacked, (K, ...).
+        log_weights: (K,), -inf for components that are not in use.
+    """
+
+    whole: EllipticalBase = EllipticalBase()
+    components: EllipticalBase = EllipticalBase()
+    log_weights: jax.Array | None = None
+
+    @property
+    def used(self) -> jax.Array:
+        """Which components are in use, (K,)."""
+        return jnp.isfinite(self._log_weights())
+
+    @property
+    def count(self) -> jax.Array:
+        """The number of components in use."""
+        return jnp.sum(self.used)
+
+    def shares(self, x: jax.Array) -> jax.Array:
+        """Probabilities of the components given points: (m, d) -> (m, K)."""
+        return jax.nn.softmax(self.joint(x), axis=1)
+
+    def each(self, what: str, x: jax.Array) -> jax.Array:
+        """A method's value for every component, (K, ...)."""
+        return jax.vmap(lambda component: getattr(component, what)(x))(self.components)
+
+    def joint(self, x: jax.Array) -> jax.Array:
+        """Log density of points and components, (m, K)."""
+        # Where squares overflow all are -inf, and shares would be NaN.
+        floor = 0.25 * jnp.finfo(x.dtype).min
+        return jnp.maximum(self.each("log_density", x).T, floor) + self._log_weights()
+
+    def score(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("mk,kmd->md", self.shares(x), self.each("score", x))
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        return jax.nn.logsumexp(self.joint(x), axis=1)
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        shares, scores = self.shares(x), self.each("score", x)
+        apart = scores - jnp.einsum("mk,kmd->md", shares, scores)
+        within = self.each("divergence", x) + jnp.sum(apart * apart, axis=2)
+        return jnp.einsum("mk,km->m", shares, within)
+
+    @full_precision
+    def draw(self, key: jax.Array, count: int) -> jax.Array:
+        """Draws, (count, d)."""
+        first, second = random.split(key)
+        keys = random.split(first, MOST_GROUPS)
+        each = jax.vmap(lambda component, key: component.draw(key, count))(self.components, keys)
+        which = random.categorical(second, self._log_weights(), shape=(count,))
+        return each[which, jnp.arange(count)]
+
+    def whitening(self) -> Coordinates:
+        """The map that makes the scatter of all samples the identity."""
+        return self.whole.whitening()
+
+    def _log_weights(self) -> jax.Array:
+        if self.log_weights is None:
+            raise ValueError("log_weights: expected those of a fitted mixture; got None")
+        return self.log_weights
+
+
+@jax.jit
+@full_precision
+def fit_mixture(samples: jax.Array) -> MixtureBase:
+    """The mixture of samples (n, d), n ≥ 2: with one component where they are one group.
+
+    Cost: that of :func:`fit_student` and of :func:`find_groups`, and of :func:`fit_student` again
+    for each of several groups.
+    """
+    groups = find_groups(samples)
+    several = groups.count > 1
+    whole = jnp.ones_like(groups.shares[:, :1])
+    sets = jnp.concatenate([whole, jnp.where(several, groups.shares, whole)], axis=1).T
+    used = jnp.arange(MOST_GROUPS) < groups.count
+
+    def fit(shares: jax.Array) -> EllipticalBase:
+        student = fit_student(samples, shares)
+        return EllipticalBase(
+            held_out=student.held_out,
+            coordinates=student.coordinates,
+            inverse_degrees=student.inverse_degrees,
+        )
+
+    def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        # Components that are not in use repeat another, so that all their values are finite.
+        fitted = lax.cond(each[1], fit, lambda _: previous, each[0])
+        return fitted, fitted
+
+    first = jnp.ones(1, bool)
+    start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fit, sets[0]))
+    fits = lax.scan(step, start, (sets, jnp.concatenate([first, used & several])))[1]
+    of_all = jax.tree.map(lambda a: a[0], fits)
+    components = jax.tree.map(lambda a: a[1:], fits)
+    shares = jnp.where(several, groups.shares, (jnp.arange(MOST_GROUPS) == 0).astype(samples.dtype))
+    held_out = jnp.sum(shares * components.held_out.T, axis=1)
+    return MixtureBase(
+        held_out=held_out,
+        whole=dataclasses.replace(of_all, held_out=None),
+        components=dataclasses.replace(components, held_out=None),
+        log_weights=jnp.log(jnp.mean(shares, axis=0)),
+    )
