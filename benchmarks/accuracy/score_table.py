@@ -94,6 +94,7 @@ ESTIMATORS = {
     "Gaussian kernel": fixed(ScoreEstimator(CurlFree(Gaussian()))),
     "diagonal kernel": fixed(ScoreEstimator(Diagonal())),
     "Gaussian base": fixed(ScoreEstimator(base="gaussian")),
+    "mixture base": fixed(ScoreEstimator(base="mixture")),
     "whitened": fixed(ScoreEstimator(standardize="full")),
     "median": fixed(ScoreEstimator(bandwidth="median")),
     "seven bandwidths": fixed(ScoreEstimator(bandwidth=AutoBandwidth(BANDWIDTHS))),

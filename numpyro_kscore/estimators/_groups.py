@@ -3,8 +3,11 @@
 The modes of a distribution are its groups where they hardly overlap. In coordinates that make
 neighbors lie in all directions alike (:mod:`._local_shape`) what separates modes is a direction of
 large spread, so groups are found by splitting one of them along its longest axis, again and again.
-The integrated completed likelihood decides how many there are (Biernacki, Celeux and Govaert
-2000). Heavy tails keep outliers from becoming groups, and one shape keeps the likelihood bounded.
+Heavy tails keep outliers from becoming groups, and one shape keeps the likelihood bounded.
+
+A better fit by several components does not mean several modes: a curved ridge is fitted better by
+two. Groups count as separate only if they hardly overlap and if samples are seen to be rarer
+between any two of them than at both.
 """
 
 from __future__ import annotations
@@ -27,12 +30,21 @@ MOST_GROUPS = 4
 LOOK_AHEAD = 2
 # Samples that are looked at.
 MOST_POINTS = 512
+# Those whose neighbors show the shape of groups: so many, or so many a dimension. Neighbors among
+# more are much nearer than groups are wide, where all directions look alike.
+SHAPE_POINTS, SHAPE_POINTS_EACH = 128, 8
 # Of freedom, of the t distributions.
 DEGREES = 4.0
 # Steps of the EM algorithm for each number of groups.
 STEPS = 30
+# Gain in log likelihood, less half of log n for each parameter (Schwarz 1978), for which one more
+# group is taken: strong evidence in the words of Kass and Raftery (1995).
+LEAST_GAIN = 3.0
 # Largest expected fraction of a group's samples that another group claims.
 MOST_OVERLAP = 0.08
+# Standard errors by which samples must be rarer between two groups than at both, counted along the
+# line through their centers, each time over a quarter of its length.
+VALLEY = 2.0
 # Fewest samples of a group: this many, and this many a dimension.
 FEWEST, FEWEST_EACH = 8, 1
 # Fraction of the shape, times d/n, that is replaced by a multiple of the identity.
@@ -92,19 +104,24 @@ def find_groups(samples: jax.Array) -> Groups:
     Cost: O(n d²) for each of 30 steps and 2 to 3 numbers of groups, with n at most 512.
     """
     z = lax.stop_gradient(samples)
-    z = whiten_samples(z).localized(z).to_kernel(z)
-    some = z[:: -(-z.shape[0] // MOST_POINTS)]
-    n, dim = some.shape
-    fewest = max(FEWEST, FEWEST_EACH * dim) * n / z.shape[0]
+    size, dim = z.shape
+    fewest = max(FEWEST, FEWEST_EACH * dim)
+    if size < 2 * fewest:
+        return Groups(jnp.zeros((size, MOST_GROUPS), z.dtype).at[:, 0].set(1.0), jnp.asarray(1))
+    few = _evenly(z, max(SHAPE_POINTS, SHAPE_POINTS_EACH * dim))
+    z = whiten_samples(z).localized(few).to_kernel(z)
+    some = _evenly(z, MOST_POINTS)
+    n = some.shape[0]
 
     def proceed(state: _Search) -> jax.Array:
         return (state.number < MOST_GROUPS) & (state.number < state.count + LOOK_AHEAD)
 
     def step(state: _Search) -> _Search:
         mixture = _fitted(_split(state.mixture, some, state.number), some)
-        criterion, overlap, least = _judged(mixture, some)
+        criterion = _criterion(mixture, some)
         number = state.number + 1
-        better = (criterion > state.criterion) & (overlap <= MOST_OVERLAP) & (least >= fewest)
+        better = criterion > state.criterion + LEAST_GAIN
+        better = better & _are_separate(mixture, some, fewest * n / size)
         taken = _Search(number, mixture, mixture, number, criterion)
         left = state._replace(number=number, mixture=mixture)
         return jax.tree.map(lambda a, b: jnp.where(better, a, b), taken, left)
@@ -112,9 +129,14 @@ def find_groups(samples: jax.Array) -> Groups:
     whole = _fitted(_one(some), some)
     # A split begins with the shape of neighbors, which the spread between groups is not in.
     one = jnp.asarray(1)
-    start = _Search(one, _one(some), whole, one, _judged(whole, some)[0])
+    start = _Search(one, _one(some), whole, one, _criterion(whole, some))
     found = lax.while_loop(proceed, step, start)
     return Groups(jnp.exp(_posterior(found.best, z).log_shares), found.count)
+
+
+def _evenly(z: jax.Array, most: int) -> jax.Array:
+    """At most so many of samples, evenly spaced."""
+    return z[:: -(-z.shape[0] // most)]
 
 
 def _one(z: jax.Array) -> _Mixture:
@@ -182,19 +204,49 @@ def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
     return jax.vmap(one)(weights.T, means)
 
 
-def _judged(mixture: _Mixture, z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Integrated completed likelihood, the largest overlap of a group and the smallest one's size.
-
-    The number of parameters is that of means and weights, since the shape is common to all.
-    """
+def _criterion(mixture: _Mixture, z: jax.Array) -> jax.Array:
+    """Log likelihood less half of log n for every mean and weight; the shape is common to all."""
     n, dim = z.shape
-    posterior = _posterior(mixture, z)
-    shares = jnp.exp(posterior.log_shares)
+    parameters = jnp.sum(mixture.log_weights > -jnp.inf) * (dim + 1)
+    return jnp.sum(_posterior(mixture, z).log_density) - 0.5 * parameters * jnp.log(n)
+
+
+def _are_separate(mixture: _Mixture, z: jax.Array, fewest: float) -> jax.Array:
+    """Whether all groups are large enough, hardly overlap and have a valley between any two."""
+    log_shares = _posterior(mixture, z).log_shares
+    shares = jnp.exp(log_shares)
     used = mixture.log_weights > -jnp.inf
-    surprise = jnp.where(shares > 0, shares * posterior.log_shares, 0.0)
-    parameters = jnp.sum(used) * (dim + 1)
-    criterion = jnp.sum(posterior.log_density) + jnp.sum(surprise) - 0.5 * parameters * jnp.log(n)
     own = jnp.argmax(shares, axis=1)[:, None] == jnp.arange(MOST_GROUPS)
     sizes = jnp.where(used, jnp.sum(shares, axis=0), jnp.inf)
-    overlap = jnp.max(jnp.sum(jnp.where(own, 0.0, shares), axis=0) / sizes)
-    return criterion, overlap, jnp.min(sizes)
+    overlaps = jnp.sum(jnp.where(own, 0.0, shares), axis=0) / sizes
+    pairs = used[:, None] & used & ~jnp.eye(MOST_GROUPS, dtype=bool)
+    depths = jnp.where(pairs, _valley_depths(mixture, z, own), jnp.inf)
+    shallow = (jnp.max(overlaps) > MOST_OVERLAP) | (jnp.min(depths) < VALLEY)
+    return (jnp.min(sizes) >= fewest) & ~shallow
+
+
+def _valley_depths(mixture: _Mixture, z: jax.Array, own: jax.Array) -> jax.Array:
+    """Standard errors by which samples of two groups are rarer between them than at both, (K, K).
+
+    Between them is where they are equally dense.
+
+    Args:
+        mixture: the groups.
+        z: samples, (n, d).
+        own: whether each belongs to each group, (n, K).
+    """
+    inverse = invert_lower(mixture.factor)
+    y, centers = z @ inverse.T, mixture.means @ inverse.T
+    toward = centers[None] - centers[:, None]
+    apart = jnp.sqrt(jnp.maximum(jnp.sum(toward * toward, axis=2), jnp.finfo(z.dtype).tiny))
+    along = jnp.einsum("nad,abd->nab", y[:, None] - centers, toward) / apart
+    log_weights = jnp.where(mixture.log_weights > -jnp.inf, mixture.log_weights, 0.0)
+    between = 0.5 * apart + (log_weights[:, None] - log_weights) / apart
+    either = own[:, :, None] | own[:, None, :]
+
+    def count(at: jax.Array | float) -> jax.Array:
+        return jnp.sum(either & (jnp.abs(along - at) <= 0.125 * apart), axis=0).astype(z.dtype)
+
+    first, valley = count(0.0), count(between)
+    least = jnp.minimum(first, first.T)
+    return (least - valley) / jnp.sqrt(least + valley + 1.0)
