@@ -58,6 +58,9 @@ class KernelExponentialFamily(Distribution):
 
     No Jacobian is needed: the prior is the density of the transformed draws.
 
+    Draws with distant modes need ``ScoreEstimator(base="mixture")``, or the modes' weights are
+    arbitrary: score matching does not see them.
+
     Args:
         samples: the draws, shape (n, d), n ≥ 2. Every evaluation costs O(n d), so thin a long
             chain, but keep 1000 to 4000 draws that are nearly independent: from fewer, little is

@@ -49,7 +49,7 @@ def fit_score(settings: FitSettings, samples: jax.Array, base: Base) -> Score:
         estimate.info,
         sharding=settings.sharding,
     )
-    return score if problem.layout is None else grouped(score, problem.layout.each, samples)
+    return score if problem.layout is None else grouped(score, problem.layout, samples)
 
 
 @partial(jax.jit, static_argnames="jackknife")

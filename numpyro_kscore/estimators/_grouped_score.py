@@ -18,6 +18,8 @@ from jax import lax, random
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._features import FeatureExpansion
+from numpyro_kscore.estimators._layout import Layout
 from numpyro_kscore.estimators._mixture_base import MixtureBase
 from numpyro_kscore.estimators._score import Score
 
@@ -32,12 +34,23 @@ class GroupedScore(Score):
     """An estimate of ``∇ log q`` with a residual of its own for each group of samples.
 
     Attributes:
-        groups: the maps of the groups to the kernel's coordinates, stacked, (K, ...).
+        layout: the maps of the groups to the kernel's coordinates, and the samples' groups.
         log_constants: the log Z_k, (K,).
     """
 
-    groups: Coordinates
+    layout: Layout
     log_constants: jax.Array
+
+    @property
+    def at_samples(self) -> jax.Array:
+        """The estimate at the samples; after a fit with ``subset`` that of each one's own group."""
+        if self.stored is not None:
+            return self.stored
+        expansion, base_scores = self.expansion, self.base.at_samples
+        if isinstance(expansion, FeatureExpansion) or base_scores is None:
+            raise ValueError("at_samples: expected a fit that keeps its samples; got one without")
+        field = self._evaluate("field", expansion.points)
+        return base_scores + self.layout.scores_from_kernel(field)
 
     def __call__(self, x: Any) -> jax.Array:
         x = self._points(x)
@@ -101,10 +114,10 @@ class GroupedScore(Score):
         def one(each: tuple[Coordinates, jax.Array]) -> jax.Array:
             return lax.cond(each[1], evaluate, lambda _: jnp.zeros(shape, x.dtype), each[0])
 
-        return lax.map(one, (self.groups, self._mixture.used))
+        return lax.map(one, (self.layout.each, self._mixture.used))
 
 
-def grouped(score: Score, groups: Coordinates, samples: jax.Array) -> GroupedScore:
+def grouped(score: Score, layout: Layout, samples: jax.Array) -> GroupedScore:
     """A score fitted in the layout of groups, with their constants.
 
     Score matching does not see the constants, and they are what gives every group its share of
@@ -112,20 +125,20 @@ def grouped(score: Score, groups: Coordinates, samples: jax.Array) -> GroupedSco
 
     Args:
         score: the score; its base is a :class:`MixtureBase`.
-        groups: the maps of the groups, stacked, (K, ...).
+        layout: that of the fit.
         samples: that it was fitted to, (n, d).
 
     Cost: O(n d) for each of 1024 draws a group, and for each sample and group; nothing for one.
     """
     parts = {f.name: getattr(score, f.name) for f in dataclasses.fields(Score)}
     mixture: Any = score.base
-    start = jnp.zeros_like(groups.bandwidth)
-    fitted = GroupedScore(**parts, groups=groups, log_constants=start)
+    start = jnp.zeros_like(layout.each.bandwidth)
+    fitted = GroupedScore(**parts, layout=layout, log_constants=start)
     if score.kernel.has_potential:
         fitted = dataclasses.replace(fitted, log_constants=_log_constants(fitted))
     if score.stored is None:
         return fitted
-    stored = lax.cond(mixture.count > 1, lambda x: fitted(x), lambda _: score.stored, samples)
+    stored = lax.cond(mixture.number > 1, lambda x: fitted(x), lambda _: score.stored, samples)
     return dataclasses.replace(fitted, stored=stored)
 
 
@@ -142,5 +155,5 @@ def _log_constants(score: GroupedScore) -> jax.Array:
         return lax.cond(each[1], evaluate, lambda _: score.log_constants[0], each[0])
 
     keys = random.split(random.key(0), score.log_constants.shape[0])
-    several = base.used & (base.count > 1)
-    return lax.map(one, ((base.components, score.groups, keys), several))
+    several = base.used & (base.number > 1)
+    return lax.map(one, ((base.components, score.layout.each, keys), several))

@@ -57,11 +57,11 @@ class Groups(NamedTuple):
     Attributes:
         shares: probabilities that each sample belongs to each group, (n, K); zero for groups that
             are not in use, which come last.
-        count: number of groups in use, at least 1.
+        number: of groups in use, at least 1.
     """
 
     shares: jax.Array
-    count: jax.Array
+    number: jax.Array
 
 
 class _Mixture(NamedTuple):
@@ -89,10 +89,10 @@ class _Posterior(NamedTuple):
 class _Search(NamedTuple):
     """The largest number of groups tried, its mixture, and the best so far."""
 
-    number: jax.Array
+    tried: jax.Array
     mixture: _Mixture
     best: _Mixture
-    count: jax.Array
+    found: jax.Array
     criterion: jax.Array
 
 
@@ -114,16 +114,16 @@ def find_groups(samples: jax.Array) -> Groups:
     n = some.shape[0]
 
     def proceed(state: _Search) -> jax.Array:
-        return (state.number < MOST_GROUPS) & (state.number < state.count + LOOK_AHEAD)
+        return (state.tried < MOST_GROUPS) & (state.tried < state.found + LOOK_AHEAD)
 
     def step(state: _Search) -> _Search:
-        mixture = _fitted(_split(state.mixture, some, state.number), some)
+        mixture = _fitted(_split(state.mixture, some, state.tried), some)
         criterion = _criterion(mixture, some)
-        number = state.number + 1
+        tried = state.tried + 1
         better = criterion > state.criterion + LEAST_GAIN
         better = better & _are_separate(mixture, some, fewest * n / size)
-        taken = _Search(number, mixture, mixture, number, criterion)
-        left = state._replace(number=number, mixture=mixture)
+        taken = _Search(tried, mixture, mixture, tried, criterion)
+        left = state._replace(tried=tried, mixture=mixture)
         return jax.tree.map(lambda a, b: jnp.where(better, a, b), taken, left)
 
     whole = _fitted(_one(some), some)
@@ -131,7 +131,7 @@ def find_groups(samples: jax.Array) -> Groups:
     one = jnp.asarray(1)
     start = _Search(one, _one(some), whole, one, _criterion(whole, some))
     found = lax.while_loop(proceed, step, start)
-    return Groups(jnp.exp(_posterior(found.best, z).log_shares), found.count)
+    return Groups(jnp.exp(_posterior(found.best, z).log_shares), found.found)
 
 
 def _evenly(z: jax.Array, most: int) -> jax.Array:

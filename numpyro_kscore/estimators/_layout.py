@@ -79,9 +79,7 @@ class Layout:
             return self
         factor = whitening.factor @ root
         whitening = Whitening(factor, jax.vmap(invert_lower)(factor))
-        return dataclasses.replace(
-            self, each=dataclasses.replace(self.each, whitening=whitening)
-        )
+        return dataclasses.replace(self, each=dataclasses.replace(self.each, whitening=whitening))
 
 
 def lay_out(samples: jax.Array, base: MixtureBase, local: bool) -> tuple[Layout, jax.Array]:
@@ -99,6 +97,6 @@ def lay_out(samples: jax.Array, base: MixtureBase, local: bool) -> tuple[Layout,
     each = jax.vmap(lambda component: component.whitening())(base.components)
     together = Layout(each, own)
     if local:
-        points = together._apart(samples, base.count).to_kernel(samples)
+        points = together._apart(samples, base.number).to_kernel(samples)
         together = together._localized(local_shape(points))
-    return together._apart(samples, base.count), together.to_kernel(samples)
+    return together._apart(samples, base.number), together.to_kernel(samples)

@@ -44,7 +44,7 @@ class MixtureBase(Base):
         return jnp.isfinite(self._log_weights())
 
     @property
-    def count(self) -> jax.Array:
+    def number(self) -> jax.Array:
         """The number of components in use."""
         return jnp.sum(self.used)
 
@@ -102,10 +102,10 @@ def fit_mixture(samples: jax.Array) -> MixtureBase:
     for each of several groups.
     """
     groups = find_groups(samples)
-    several = groups.count > 1
+    several = groups.number > 1
     whole = jnp.ones_like(groups.shares[:, :1])
     sets = jnp.concatenate([whole, jnp.where(several, groups.shares, whole)], axis=1).T
-    used = jnp.arange(MOST_GROUPS) < groups.count
+    used = jnp.arange(MOST_GROUPS) < groups.number
 
     def fit(shares: jax.Array) -> EllipticalBase:
         student = fit_student(samples, shares)

@@ -213,7 +213,7 @@ def _within_groups(
     if together is None or not isinstance(base, MixtureBase):
         return distances.joint
     return lax.cond(
-        base.count > 1,
+        base.number > 1,
         lambda: _measure(together, None, settings.sharding).joint,
         lambda: distances.joint,
     )
