@@ -57,7 +57,7 @@ class FittedGaussian(NamedTuple):
 
 @jax.jit
 @full_precision
-def fit_gaussian(samples: jax.Array, shares: jax.Array | None = None) -> FittedGaussian:
+def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> FittedGaussian:
     """The Gaussian whose score predicts left-out samples best, of a family with three parameters.
 
     First the standard deviations D: τ moves their logarithms to the mean, as the best Gaussian
@@ -69,26 +69,22 @@ def fit_gaussian(samples: jax.Array, shares: jax.Array | None = None) -> FittedG
 
     Args:
         samples: shape (n, d), n ≥ 2.
-        shares: how much each counts, from 0 to 1, (n,): with zeros and ones it is the Gaussian of
-            those with ones. None is all ones.
+        members: 1 for the samples it is fitted to and 0 for others, (n,); None is all of them.
 
     Cost: O(n d² + d³), the eigendecomposition O(min(n, d)³).
     """
     dim = samples.shape[1]
     n: Any = samples.shape[0]
     average = partial(jnp.mean, axis=0)
-    if shares is not None:
-        n = jnp.maximum(jnp.sum(shares), 2.0)
-        average = partial(jnp.tensordot, shares / n, axes=1)
-        # Those that do not count are at the mean, where they add nothing.
-        center, part = average(samples), shares[:, None]
-        moved = center + jnp.sqrt(part) * (samples - center)
-        samples = jnp.where(part < 1, moved, samples)
+    if members is not None:
+        n = jnp.maximum(jnp.sum(members), 2.0)
+        average = partial(jnp.tensordot, members / n, axes=1)
+        # Others are moved to the mean, where they add nothing.
+        samples = jnp.where(members[:, None] > 0, samples, average(samples))
     diagonal = standardize_samples(samples, "diagonal")
-    if shares is not None:
-        diagonal = dataclasses.replace(
-            diagonal, scale=diagonal.scale * jnp.sqrt(samples.shape[0] / n)
-        )
+    if members is not None:
+        scale = diagonal.scale * jnp.sqrt(samples.shape[0] / n)
+        diagonal = dataclasses.replace(diagonal, scale=scale)
     # Coordinates that do not vary have scale 1 by definition, and at most rounding in them. They
     # say nothing about the others, and are left out.
     varies = jnp.sum(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5 * n

@@ -55,12 +55,11 @@ class Groups(NamedTuple):
     """How samples fall into groups.
 
     Attributes:
-        shares: probabilities that each sample belongs to each group, (n, K); zero for groups that
-            are not in use, which come last.
-        number: of groups in use, at least 1.
+        own: the group of each sample, (n,).
+        number: of groups, at least 1.
     """
 
-    shares: jax.Array
+    own: jax.Array
     number: jax.Array
 
 
@@ -107,7 +106,7 @@ def find_groups(samples: jax.Array) -> Groups:
     size, dim = z.shape
     fewest = max(FEWEST, FEWEST_EACH * dim)
     if size < 2 * fewest:
-        return Groups(jnp.zeros((size, MOST_GROUPS), z.dtype).at[:, 0].set(1.0), jnp.asarray(1))
+        return Groups(jnp.zeros(size, int), jnp.asarray(1))
     few = _evenly(z, max(SHAPE_POINTS, SHAPE_POINTS_EACH * dim))
     z = whiten_samples(z).localized(few).to_kernel(z)
     some = _evenly(z, MOST_POINTS)
@@ -131,7 +130,7 @@ def find_groups(samples: jax.Array) -> Groups:
     one = jnp.asarray(1)
     start = _Search(one, _one(some), whole, one, _criterion(whole, some))
     found = lax.while_loop(proceed, step, start)
-    return Groups(jnp.exp(_posterior(found.best, z).log_shares), found.found)
+    return Groups(jnp.argmax(_posterior(found.best, z).log_shares, axis=1), found.found)
 
 
 def _evenly(z: jax.Array, most: int) -> jax.Array:

@@ -102,13 +102,13 @@ def fit_mixture(samples: jax.Array) -> MixtureBase:
     for each of several groups.
     """
     groups = find_groups(samples)
-    several = groups.number > 1
-    whole = jnp.ones_like(groups.shares[:, :1])
-    sets = jnp.concatenate([whole, jnp.where(several, groups.shares, whole)], axis=1).T
+    # Whole samples, not the probabilities of t distributions: their tails would widen the groups.
+    members = (groups.own == jnp.arange(MOST_GROUPS)[:, None]).astype(samples.dtype)
+    sets = jnp.concatenate([jnp.ones_like(members[:1]), members])
     used = jnp.arange(MOST_GROUPS) < groups.number
 
-    def fit(shares: jax.Array) -> EllipticalBase:
-        student = fit_student(samples, shares)
+    def fit(members: jax.Array) -> EllipticalBase:
+        student = fit_student(samples, members)
         return EllipticalBase(
             held_out=student.held_out,
             coordinates=student.coordinates,
@@ -120,16 +120,14 @@ def fit_mixture(samples: jax.Array) -> MixtureBase:
         fitted = lax.cond(each[1], fit, lambda _: previous, each[0])
         return fitted, fitted
 
-    first = jnp.ones(1, bool)
     start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fit, sets[0]))
-    fits = lax.scan(step, start, (sets, jnp.concatenate([first, used & several])))[1]
-    of_all = jax.tree.map(lambda a: a[0], fits)
-    components = jax.tree.map(lambda a: a[1:], fits)
-    shares = jnp.where(several, groups.shares, (jnp.arange(MOST_GROUPS) == 0).astype(samples.dtype))
-    held_out = jnp.sum(shares * components.held_out.T, axis=1)
+    # Of a single group the fit to all samples is that of the group.
+    is_new = jnp.concatenate([jnp.ones(1, bool), used & (groups.number > 1)])
+    fits = lax.scan(step, start, (sets, is_new))[1]
+    whole, components = (jax.tree.map(lambda a, k=k: a[k], fits) for k in (0, slice(1, None)))
     return MixtureBase(
-        held_out=held_out,
-        whole=dataclasses.replace(of_all, held_out=None),
+        held_out=jnp.sum(members * components.held_out, axis=0),
+        whole=dataclasses.replace(whole, held_out=None),
         components=dataclasses.replace(components, held_out=None),
-        log_weights=jnp.log(jnp.mean(shares, axis=0)),
+        log_weights=jnp.log(jnp.mean(members, axis=1)),
     )
