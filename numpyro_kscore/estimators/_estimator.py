@@ -19,7 +19,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base
-from numpyro_kscore.estimators._checks import check_context, check_settings
+from numpyro_kscore.estimators._checks import check_context, check_settings, check_stream_base
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._fitted_base import make_base
@@ -139,9 +139,7 @@ class ScoreEstimator(GuideEstimator):
                 ``jit``), or a profile too rough for the kernel.
             TypeError: for integer samples or a regularizer the solver cannot apply.
 
-        Cost: O(n² d) a solver step, O(n²) memory up to about 2900 samples and O(n d) beyond. With
-        ``base="mixture"`` finding groups takes about as long as half a fit to 100 samples, and an
-        evaluation as many times as long as there are groups.
+        Cost: O(n² d) a solver step, O(n²) memory up to about 2900 samples and O(n d) beyond.
         """
         return fit_score(*self._checked(samples, base_scores))
 
@@ -207,11 +205,7 @@ class ScoreEstimator(GuideEstimator):
             TypeError: as :meth:`fit`.
         """
         self._features_of_stream()
-        if isinstance(self.base, str) and self.base == "mixture":
-            raise ValueError(
-                "base: expected one of a single group for a stream, whose later samples are not "
-                "dealt into groups; got 'mixture'. Use base='student'"
-            )
+        check_stream_base(self.base)
         return start_stream(*self._checked(batch, None))
 
     def partial_fit(self, state: StreamState, batch: Any) -> StreamState:

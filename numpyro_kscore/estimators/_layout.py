@@ -35,10 +35,12 @@ class Layout:
     Attributes:
         each: the groups' coordinates, stacked, (K, ...).
         own: the group of each sample, (n,).
+        number: of groups.
     """
 
     each: Coordinates
     own: jax.Array
+    number: jax.Array
 
     def to_kernel(self, samples: jax.Array) -> jax.Array:
         """The samples in the coordinates of their groups, (n, d)."""
@@ -61,14 +63,14 @@ class Layout:
         return jnp.take_along_axis(values, self.own[None, :, None], axis=0)[0]
 
     @full_precision
-    def _apart(self, samples: jax.Array, count: jax.Array) -> Layout:
+    def _apart(self, samples: jax.Array) -> Layout:
         """The groups along the first axis; with one group nothing moves."""
         z = self.to_kernel(samples)
         spacing = SPACING * jnp.sqrt(jnp.mean(jnp.sum(z * z, axis=1)))
         numbers = jnp.arange(self.each.mean.shape[0], dtype=z.dtype)
-        places = spacing * (numbers - 0.5 * (count - 1).astype(z.dtype))
+        places = spacing * (numbers - 0.5 * (self.number - 1).astype(z.dtype))
         roots = jax.vmap(lambda map_: map_.root()[:, 0])(self.each)
-        mean = self.each.mean - jnp.where(count > 1, places, 0.0)[:, None] * roots
+        mean = self.each.mean - jnp.where(self.number > 1, places, 0.0)[:, None] * roots
         return dataclasses.replace(self, each=dataclasses.replace(self.each, mean=mean))
 
     @full_precision
@@ -95,8 +97,8 @@ def lay_out(samples: jax.Array, base: MixtureBase, local: bool) -> tuple[Layout,
     """
     own = jnp.argmax(base.shares(samples), axis=1)
     each = jax.vmap(lambda component: component.whitening())(base.components)
-    together = Layout(each, own)
+    together = Layout(each, own, base.number)
     if local:
-        points = together._apart(samples, base.number).to_kernel(samples)
+        points = together._apart(samples).to_kernel(samples)
         together = together._localized(local_shape(points))
-    return together._apart(samples, base.number), together.to_kernel(samples)
+    return together._apart(samples), together.to_kernel(samples)

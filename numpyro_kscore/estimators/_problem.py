@@ -10,12 +10,9 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.sharding import by_rows, constrain_rows
-from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
+from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._coordinates import (
     WHITENING_CHOICES,
@@ -23,6 +20,7 @@ from numpyro_kscore.estimators._coordinates import (
     regress_out,
     standardize_samples,
 )
+from numpyro_kscore.estimators._distances import Distances, bandwidth_candidates, measure
 from numpyro_kscore.estimators._feature_selection import span_features
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
@@ -34,16 +32,12 @@ from numpyro_kscore.estimators._selection import choose
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.estimators._subset import subsample
 from numpyro_kscore.kernels._gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
-from numpyro_kscore.kernels._median import median_distance
-from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.kernels._pairwise import nearest_squared
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._solvers import Dense, Krylov
 
 __all__ = ["Problem", "make_problem"]
-
-# Number of samples whose distances are measured where not all pairs are kept.
-SOME_POINTS = 1024
 
 
 class Problem(NamedTuple):
@@ -105,20 +99,6 @@ class _Standardized(NamedTuple):
     together: jax.Array | None = None
 
 
-class _Distances(NamedTuple):
-    """Squared distances of all pairs, or of 1024 samples where not all pairs are kept.
-
-    Attributes:
-        joint: with the context's added, (k, k).
-        within: of the samples alone where there is a context, otherwise None.
-        nearest_context: each context's to its nearest other, (n,), or None.
-    """
-
-    joint: jax.Array
-    within: jax.Array | None
-    nearest_context: jax.Array | None
-
-
 def make_problem(
     settings: FitSettings, samples: jax.Array, base: Base, context: jax.Array | None = None
 ) -> Problem:
@@ -137,8 +117,10 @@ def make_problem(
     keeps_space = settings.subset is not None or settings.features is not None
     if is_cached(n) and not keeps_space and not isinstance(settings.solver, Dense):
         reduction = reduce_dimension(z, base_scores)
-    distances = _measure(z, context, settings.sharding)
-    bandwidths = _bandwidths(settings, _within_groups(settings, standardized, base, distances))
+    distances = measure(z, context, settings.sharding)
+    bandwidths = bandwidth_candidates(
+        settings.bandwidth, _within_groups(settings, standardized, distances)
+    )
     held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
     operator: FitOperator
     if settings.features is not None:
@@ -193,47 +175,18 @@ def _standardize(
     return _Standardized(coordinates, points, base_scores, context, layout, together)
 
 
-def _measure(
-    points: jax.Array, context: jax.Array | None, sharding: NamedSharding | None
-) -> _Distances:
-    n = points.shape[0]
-    some = points if is_cached(n) else points[:: -(-n // SOME_POINTS)]
-    own = _all_squared_distances(some, sharding)
-    if context is None:
-        return _Distances(own, None, None)
-    apart = _all_squared_distances(context, sharding)
-    return _Distances(own + apart, own, nearest_squared(apart))
-
-
 def _within_groups(
-    settings: FitSettings, standardized: _Standardized, base: Base, distances: _Distances
+    settings: FitSettings, standardized: _Standardized, distances: Distances
 ) -> jax.Array:
     """Squared distances that the bandwidth is taken from: without those between groups."""
-    together = standardized.together
-    if together is None or not isinstance(base, MixtureBase):
+    layout, together = standardized.layout, standardized.together
+    if layout is None or together is None:
         return distances.joint
     return lax.cond(
-        base.number > 1,
-        lambda: _measure(together, None, settings.sharding).joint,
+        layout.number > 1,
+        lambda: measure(together, None, settings.sharding).joint,
         lambda: distances.joint,
     )
-
-
-def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return squared_distances(rows, *whole)
-
-    return by_rows(own, sharding, points, (points, cancels(points)))
-
-
-def _bandwidths(settings: FitSettings, squared: jax.Array) -> jax.Array:
-    """The candidates for the bandwidth, (b,), from squared distances."""
-    bandwidth, dtype = settings.bandwidth, squared.dtype
-    if isinstance(bandwidth, Median):
-        bandwidth = bandwidth.factor * median_distance(squared)
-    elif isinstance(bandwidth, AutoBandwidth):
-        bandwidth = jnp.asarray(bandwidth.factors, dtype) * median_distance(squared)
-    return jnp.atleast_1d(jnp.asarray(bandwidth, dtype))
 
 
 def _choose(
@@ -258,7 +211,7 @@ def _make_gram(
     settings: FitSettings,
     points: jax.Array,
     dim: int,
-    distances: _Distances,
+    distances: Distances,
     bandwidth: jax.Array,
 ) -> Gram:
     """The Gram operator on the samples, in units of the bandwidth."""

@@ -42,7 +42,7 @@ def two_groups(distance, dim=2, seed=0):
     return z[ORDER] + 3.0
 
 
-# ---------------------------------------------------------------------------------- some of the samples
+# ------------------------------------------------------------------------------ some of the samples
 
 
 @pytest.mark.parametrize("fit", [fit_gaussian, fit_student])
