@@ -11,7 +11,7 @@ from jax import random
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
 
 __all__ = [

@@ -26,7 +26,7 @@ from numpyro_kscore.estimators._score import Score
 __all__ = ["GroupedScore", "grouped"]
 
 # Draws of each component of the base, from which its constant is found.
-DRAWS = 1024
+DRAWS = 2048
 
 
 @pytree
@@ -128,7 +128,7 @@ def grouped(score: Score, layout: Layout, samples: jax.Array) -> GroupedScore:
         layout: that of the fit.
         samples: that it was fitted to, (n, d).
 
-    Cost: O(n d) for each of 1024 draws a group, and for each sample and group; nothing for one.
+    Cost: O(n d) for each of 2048 draws a group, and for each sample and group; nothing for one.
     """
     parts = {f.name: getattr(score, f.name) for f in dataclasses.fields(Score)}
     mixture: Any = score.base
@@ -147,13 +147,15 @@ def _log_constants(score: GroupedScore) -> jax.Array:
     base: Any = score.base
 
     def evaluate(each: Any) -> jax.Array:
-        component, coordinates, key = each
+        component, coordinates = each
+        # The same draws in the coordinates of every group: for groups of one shape, whatever it
+        # is, errors are the same too, and shares have none.
+        key = random.key(0)
         potential = score._evaluate("potential", coordinates.to_kernel(component.draw(key, DRAWS)))
         return jax.nn.logsumexp(potential) - math.log(DRAWS)
 
     def one(each: Any) -> jax.Array:
         return lax.cond(each[1], evaluate, lambda _: score.log_constants[0], each[0])
 
-    keys = random.split(random.key(0), score.log_constants.shape[0])
     several = base.used & (base.number > 1)
-    return lax.map(one, ((base.components, score.layout.each, keys), several))
+    return lax.map(one, ((base.components, score.layout.each), several))

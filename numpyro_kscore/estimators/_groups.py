@@ -20,7 +20,7 @@ from jax import lax
 
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.estimators._coordinates import localized, whiten_samples
 from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
 
 __all__ = ["MOST_GROUPS", "Groups", "find_groups"]
@@ -106,9 +106,9 @@ def find_groups(samples: jax.Array) -> Groups:
     size, dim = z.shape
     fewest = max(FEWEST, FEWEST_EACH * dim)
     if size < 2 * fewest:
-        return Groups(jnp.zeros(size, int), jnp.asarray(1))
+        return Groups(jnp.zeros(size, jnp.int32), jnp.asarray(1))
     few = _evenly(z, max(SHAPE_POINTS, SHAPE_POINTS_EACH * dim))
-    z = whiten_samples(z).localized(few).to_kernel(z)
+    z = localized(whiten_samples(z), few).to_kernel(z)
     some = _evenly(z, MOST_POINTS)
     n = some.shape[0]
 

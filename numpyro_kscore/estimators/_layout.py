@@ -14,12 +14,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from numpyro_kscore._util.linalg import invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._coordinates import Coordinates, Whitening
+from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._local_shape import local_shape
-from numpyro_kscore.estimators._mixture_base import MixtureBase
 
 __all__ = ["Layout", "lay_out"]
 
@@ -59,6 +57,10 @@ class Layout:
         shared = jnp.broadcast_to(bandwidth, self.each.bandwidth.shape)
         return dataclasses.replace(self, each=dataclasses.replace(self.each, bandwidth=shared))
 
+    def restricted(self, rows: jax.Array) -> Layout:
+        """The layout of some of the samples."""
+        return dataclasses.replace(self, own=self.own[rows])
+
     def _of_own(self, values: jax.Array) -> jax.Array:
         return jnp.take_along_axis(values, self.own[None, :, None], axis=0)[0]
 
@@ -73,32 +75,20 @@ class Layout:
         mean = self.each.mean - jnp.where(self.number > 1, places, 0.0)[:, None] * roots
         return dataclasses.replace(self, each=dataclasses.replace(self.each, mean=mean))
 
-    @full_precision
-    def _localized(self, root: jax.Array) -> Layout:
-        """With the axes of every group mapped by the inverse of ``root``, (d, d)."""
-        whitening = self.each.whitening
-        if whitening is None:
-            return self
-        factor = whitening.factor @ root
-        whitening = Whitening(factor, jax.vmap(invert_lower)(factor))
-        return dataclasses.replace(self, each=dataclasses.replace(self.each, whitening=whitening))
 
-
-def lay_out(samples: jax.Array, base: MixtureBase, local: bool) -> tuple[Layout, jax.Array]:
-    """The layout of samples (n, d) by the component of a base that each belongs to.
+def lay_out(samples: jax.Array, groups: Layout, local: bool) -> tuple[Layout, jax.Array]:
+    """Groups far apart, from maps that take each to the origin.
 
     Args:
-        samples: (n, d), those the base was fitted to.
-        base: the base.
+        samples: (n, d).
+        groups: the maps at bandwidth 1, each of which whitens its group.
         local: whether neighbors, not all samples of a group, shall lie in all directions alike.
 
     Returns:
-        The layout at bandwidth 1, and the samples in it with all groups at one place, (n, d).
+        The layout, and the samples in it with all groups at one place, (n, d).
     """
-    own = jnp.argmax(base.shares(samples), axis=1)
-    each = jax.vmap(lambda component: component.whitening())(base.components)
-    together = Layout(each, own, base.number)
     if local:
-        points = together._apart(samples).to_kernel(samples)
-        together = together._localized(local_shape(points))
-    return together._apart(samples), together.to_kernel(samples)
+        root = local_shape(groups._apart(samples).to_kernel(samples))
+        each = jax.vmap(lambda map_: map_.turned(root))(groups.each)
+        groups = dataclasses.replace(groups, each=each)
+    return groups._apart(samples), groups.to_kernel(samples)

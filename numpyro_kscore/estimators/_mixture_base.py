@@ -7,21 +7,16 @@ wrong for every one of them.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax import lax, random
+from jax import random
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._base import Base, EllipticalBase
-from numpyro_kscore.estimators._coordinates import Coordinates
-from numpyro_kscore.estimators._groups import MOST_GROUPS, find_groups
-from numpyro_kscore.estimators._student_fit import fit_student
 
-__all__ = ["MixtureBase", "fit_mixture"]
+__all__ = ["MixtureBase"]
 
 
 @pytree
@@ -78,7 +73,7 @@ class MixtureBase(Base):
     def draw(self, key: jax.Array, count: int) -> jax.Array:
         """Draws, (count, d)."""
         first, second = random.split(key)
-        keys = random.split(first, MOST_GROUPS)
+        keys = random.split(first, self._log_weights().shape[0])
         each = jax.vmap(lambda component, key: component.draw(key, count))(self.components, keys)
         which = random.categorical(second, self._log_weights(), shape=(count,))
         return each[which, jnp.arange(count)]
@@ -87,47 +82,16 @@ class MixtureBase(Base):
         """The map that makes the scatter of all samples the identity."""
         return self.whole.whitening()
 
+    @property
+    def coordinates(self) -> Coordinates:
+        """The maps that do so for the components, stacked, (K, ...)."""
+        return jax.vmap(lambda component: component.whitening())(self.components)
+
+    def own(self, x: jax.Array) -> jax.Array:
+        """The most probable component of points: (m, d) -> (m,)."""
+        return jnp.argmax(self.joint(x), axis=1)
+
     def _log_weights(self) -> jax.Array:
         if self.log_weights is None:
             raise ValueError("log_weights: expected those of a fitted mixture; got None")
         return self.log_weights
-
-
-@jax.jit
-@full_precision
-def fit_mixture(samples: jax.Array) -> MixtureBase:
-    """The mixture of samples (n, d), n ≥ 2: with one component where they are one group.
-
-    Cost: that of :func:`fit_student` and of :func:`find_groups`, and of :func:`fit_student` again
-    for each of several groups.
-    """
-    groups = find_groups(samples)
-    # Whole samples, not the probabilities of t distributions: their tails would widen the groups.
-    members = (groups.own == jnp.arange(MOST_GROUPS)[:, None]).astype(samples.dtype)
-    sets = jnp.concatenate([jnp.ones_like(members[:1]), members])
-    used = jnp.arange(MOST_GROUPS) < groups.number
-
-    def fit(members: jax.Array) -> EllipticalBase:
-        student = fit_student(samples, members)
-        return EllipticalBase(
-            held_out=student.held_out,
-            coordinates=student.coordinates,
-            inverse_degrees=student.inverse_degrees,
-        )
-
-    def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
-        # Components that are not in use repeat another, so that all their values are finite.
-        fitted = lax.cond(each[1], fit, lambda _: previous, each[0])
-        return fitted, fitted
-
-    start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fit, sets[0]))
-    # Of a single group the fit to all samples is that of the group.
-    is_new = jnp.concatenate([jnp.ones(1, bool), used & (groups.number > 1)])
-    fits = lax.scan(step, start, (sets, is_new))[1]
-    whole, components = (jax.tree.map(lambda a, k=k: a[k], fits) for k in (0, slice(1, None)))
-    return MixtureBase(
-        held_out=jnp.sum(members * components.held_out, axis=0),
-        whole=dataclasses.replace(whole, held_out=None),
-        components=dataclasses.replace(components, held_out=None),
-        log_weights=jnp.log(jnp.mean(members, axis=1)),
-    )

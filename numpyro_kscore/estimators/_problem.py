@@ -17,6 +17,7 @@ from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._coordinates import (
     WHITENING_CHOICES,
     Coordinates,
+    localized,
     regress_out,
     standardize_samples,
 )
@@ -73,10 +74,11 @@ class Problem(NamedTuple):
         """The estimate less its base by an operator: that of all samples, or of some."""
         return operator.solve(self.settings.solver, self.regularizer, base_scores)
 
-    @property
-    def frame(self) -> Coordinates | Layout:
-        """The map of the samples and of scores at them."""
-        return self.coordinates if self.layout is None else self.layout
+    def frame(self, rows: jax.Array | None) -> Coordinates | Layout:
+        """The map of scores at the samples, or at some of them."""
+        if self.layout is None:
+            return self.coordinates
+        return self.layout if rows is None else self.layout.restricted(rows)
 
 
 class _Standardized(NamedTuple):
@@ -160,12 +162,13 @@ def _standardize(
         # One estimate of the covariance, the better one, serves both.
         coordinates = fitted
         if how == "local":
-            coordinates = coordinates.localized(samples)
+            coordinates = localized(coordinates, samples)
     else:
         coordinates = standardize_samples(samples, how)
     layout, together = None, None
     if isinstance(base, MixtureBase) and how in WHITENING_CHOICES:
-        layout, together = lay_out(samples, base, local=how == "local")
+        groups = Layout(base.coordinates, base.own(samples), base.number)
+        layout, together = lay_out(samples, groups, local=how == "local")
     frame = coordinates if layout is None else layout
     points = constrain_rows(frame.to_kernel(samples), sharding)
     base_scores = None
