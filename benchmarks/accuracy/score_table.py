@@ -58,7 +58,7 @@ COVARIANCE_DRAWS = 100_000
 BANDWIDTHS = (1.0, 0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 # Columns of the printed table; the file has all.
 SHOWN = (
-    *("all three", "Tikhonov", "without base", "diagonal kernel", "256 features"),
+    *("mixture base", "all three", "Tikhonov", "without base", "diagonal kernel", "256 features"),
     *("KDE, debiased", "KDE, debiased, auto", "Stein*", "SSGE*", "KEF-CG*", "ν-method*"),
 )
 
