@@ -90,9 +90,15 @@ class GroupedScore(Score):
 
     def _shares(self, x: jax.Array) -> jax.Array:
         """Probabilities of the groups given points: those of the base without a potential."""
-        if self.kernel.has_potential:
-            return jax.nn.softmax(self._joint(x), axis=1)
-        return self._mixture.shares(x)
+        if not self.kernel.has_potential:
+            return self._mixture.shares(x)
+        # A single group needs no potential.
+        return lax.cond(
+            self._mixture.number > 1,
+            lambda x: jax.nn.softmax(self._joint(x), axis=1),
+            self._mixture.shares,
+            x,
+        )
 
     def _scores(self, x: jax.Array) -> jax.Array:
         """The score of each group, (K, m, d)."""
