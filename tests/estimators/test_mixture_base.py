@@ -237,7 +237,7 @@ def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
     fit = jax.jit(jax.vmap(lambda x: estimator.fit(x)(x)))
     single = np.asarray(fit(jnp.asarray([x, x[::-1]], jnp.float32)))
     one = np.asarray(jax.jit(lambda x: estimator.fit(x)(x))(jnp.asarray(x, jnp.float32)))
-    # Places of groups that are a hundred radii apart cost two digits of seven.
+    # Places of groups that are sixty radii apart cost two digits of seven.
     assert oracle.relative_error(single[0], one) < 1e-3
     with jax.enable_x64(True):
         double = np.asarray(fit(jnp.asarray([x, unit * x + shift])))
