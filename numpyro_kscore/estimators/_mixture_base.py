@@ -24,7 +24,7 @@ class MixtureBase(Base):
     """A mixture of Gaussian or Student t distributions, fitted to separate groups of samples.
 
     Attributes:
-        whole: the distribution of all samples, in whose coordinates the residual is estimated.
+        whole: the distribution of all samples.
         components: those of the groups, stacked, (K, ...).
         log_weights: (K,), -inf for components that are not in use.
     """
