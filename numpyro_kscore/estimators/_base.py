@@ -11,7 +11,7 @@ from jax import random
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
 
 __all__ = [
@@ -59,6 +59,10 @@ class Base:
             return jnp.trace(jax.jacfwd(lambda p: self.score(p[None])[0])(point).reshape(dim, dim))
 
         return jax.vmap(trace)(x)
+
+    def whitening(self) -> Coordinates | None:
+        """The map that makes the samples' scatter the identity, if the base was fitted to them."""
+        return None
 
 
 @pytree

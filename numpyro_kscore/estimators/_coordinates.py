@@ -9,21 +9,18 @@ under affine maps. With the Gaussian base it does not: its shrinkage depends on 
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._util.linalg import cholesky, invert_lower
-from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._affine import Coordinates, Whitening
 from numpyro_kscore.estimators._local_shape import local_shape
 
 __all__ = [
     "Coordinates",
     "Whitening",
+    "localized",
     "regress_out",
     "standardize_samples",
     "whiten_samples",
@@ -36,81 +33,6 @@ WHITENING_CHOICES = ("local", "full")
 LARGEST_WHITENED = 256
 
 
-class Whitening(NamedTuple):
-    """A lower triangular factor of a correlation matrix, with its inverse: both (d, d)."""
-
-    factor: jax.Array
-    inverse: jax.Array
-
-
-@pytree
-class Coordinates:
-    """The affine map to the kernel's coordinates.
-
-    Attributes:
-        mean: (d,).
-        scale: standard deviations (d,), the diagonal part of the map; ones if not standardized.
-        whitening: a factor of the correlation matrix and its inverse, or None if not whitened.
-        bandwidth: h, a scalar, in standardized units.
-    """
-
-    mean: jax.Array
-    scale: jax.Array
-    whitening: Whitening | None
-    bandwidth: jax.Array
-
-    def to_kernel(self, x: jax.Array) -> jax.Array:
-        """Points (m, d) to kernel coordinates."""
-        # Center before dividing: uncentered data at mean 1e3 lose five digits in float32.
-        return self._whiten((x - self.mean) / self.scale) / self.bandwidth
-
-    @full_precision
-    def scores_to_kernel(self, s: jax.Array) -> jax.Array:
-        """Scores (m, d) in the original coordinates to kernel coordinates."""
-        s = s * self.scale
-        return self.bandwidth * (s if self.whitening is None else s @ self.whitening.factor)
-
-    @full_precision
-    def scores_from_kernel(self, s: jax.Array) -> jax.Array:
-        """Scores (m, d) in kernel coordinates to the original ones."""
-        if self.whitening is not None:
-            s = s @ self.whitening.inverse
-        return s / (self.scale * self.bandwidth)
-
-    def factor(self) -> jax.Array:
-        """F, (d, d), with ``div_x s = tr(F Fᵀ ∇~ s~)``: the linear part of :meth:`to_kernel`."""
-        return self._whiten(jnp.diag(1.0 / self.scale)).T / self.bandwidth
-
-    def root(self) -> jax.Array:
-        """L, (d, d), with ``x = mean + L x~`` for whitened x~: of covariance ``L Lᵀ``."""
-        if self.whitening is None:
-            return jnp.diag(self.scale)
-        return self.scale[:, None] * self.whitening.factor
-
-    def log_det(self) -> jax.Array:
-        """log |det| of the map from whitened coordinates to ``x``, without the bandwidth."""
-        total = jnp.sum(jnp.log(self.scale))
-        if self.whitening is not None:
-            total = total + jnp.sum(jnp.log(jnp.diag(self.whitening.factor)))
-        return total
-
-    @full_precision
-    def localized(self, x: jax.Array) -> Coordinates:
-        """Coordinates in which neighbors among samples, (n, d), lie in all directions alike.
-
-        These whiten the samples. The determinant stays the same.
-        """
-        if self.whitening is None:
-            return self
-        root = local_shape(self.to_kernel(x))
-        factor = self.whitening.factor @ root
-        return replace(self, whitening=Whitening(factor, invert_lower(factor)))
-
-    @full_precision
-    def _whiten(self, x: jax.Array) -> jax.Array:
-        return x if self.whitening is None else x @ self.whitening.inverse.T
-
-
 def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     """Mean, scale and whitening of samples (n, d), at bandwidth 1.
 
@@ -121,7 +43,7 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     that do not vary keep scale 1. Cost: O(n d² + d³) for ``"full"``.
     """
     if how == "local":
-        return standardize_samples(x, "full").localized(x)
+        return localized(standardize_samples(x, "full"), x)
     n, dim = x.shape
     eps = jnp.finfo(x.dtype).eps
     mean = jnp.mean(x, axis=0)
@@ -162,6 +84,18 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     factor = cholesky(jnp.where(is_sound, matrix, (1.0 - floor) * correlation + floor * eye))
     whitening = Whitening(factor, invert_lower(factor))
     return Coordinates(mean, scale, whitening, jnp.ones((), x.dtype))
+
+
+def localized(coordinates: Coordinates, x: jax.Array) -> Coordinates:
+    """Coordinates in which neighbors among samples, (n, d), lie in all directions alike.
+
+    Args:
+        coordinates: that whiten the samples; the determinant stays the same.
+        x: the samples.
+    """
+    if coordinates.whitening is None:
+        return coordinates
+    return coordinates.turned(local_shape(coordinates.to_kernel(x)))
 
 
 def whiten_samples(x: jax.Array) -> Coordinates:

@@ -14,6 +14,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro_kscore._util.checks import as_points, check_count
 from numpyro_kscore.estimators._base import DistributionBase, EllipticalBase
 from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._mixture_base import MixtureBase
 from numpyro_kscore.estimators._normalization import (
     Normalization,
     draw_proposal,
@@ -56,6 +57,9 @@ class KernelExponentialFamily(Distribution):
             rate = numpyro.deterministic("rate", to_rate(u[1]))
 
     No Jacobian is needed: the prior is the density of the transformed draws.
+
+    Draws with distant modes need ``ScoreEstimator(base="mixture")``, or the modes' weights are
+    arbitrary: score matching does not see them.
 
     Args:
         samples: the draws, shape (n, d), n ≥ 2. Every evaluation costs O(n d), so thin a long
@@ -105,8 +109,8 @@ class KernelExponentialFamily(Distribution):
             )
         base = estimator.base
         if not (
-            isinstance(base, Distribution | EllipticalBase | DistributionBase)
-            or (isinstance(base, str) and base in ("student", "gaussian"))
+            isinstance(base, Distribution | EllipticalBase | MixtureBase | DistributionBase)
+            or (isinstance(base, str) and base in ("student", "gaussian", "mixture"))
         ):
             raise ValueError(
                 "estimator: expected a base with a density, without which the tails do not fall "

@@ -19,7 +19,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base
-from numpyro_kscore.estimators._checks import check_context, check_settings
+from numpyro_kscore.estimators._checks import check_context, check_settings, check_stream_base
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._fitted_base import make_base
@@ -72,7 +72,11 @@ class ScoreEstimator(GuideEstimator):
             the samples and shrunk by held-out score matching (docs/theory), ``"student"`` that of
             a Student t distribution where tails are heavier and the same Gaussian where not, None
             is zero (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro
-            distribution with event shape (d,) its score.
+            distribution with event shape (d,) its score. ``"mixture"`` is for samples with distant
+            modes, whose weights score matching does not see (docs/accuracy): it looks for up to
+            four separate groups, and where there are several, each has its own base
+            ``"student"``, coordinates and share of the density. With standardize ``"diagonal"``
+            or ``"none"`` only the base is that of groups.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
         landmarks: :class:`Landmarks`, samples in whose span the estimate is (Nyström), at
@@ -197,10 +201,11 @@ class ScoreEstimator(GuideEstimator):
             batch: i.i.d. draws, shape (n, d), n ≥ 2, in any units.
 
         Raises:
-            ValueError: without ``features``; otherwise as :meth:`fit`.
+            ValueError: without ``features``, or with ``base="mixture"``; otherwise as :meth:`fit`.
             TypeError: as :meth:`fit`.
         """
         self._features_of_stream()
+        check_stream_base(self.base)
         return start_stream(*self._checked(batch, None))
 
     def partial_fit(self, state: StreamState, batch: Any) -> StreamState:

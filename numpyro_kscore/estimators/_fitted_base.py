@@ -7,10 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base import (
     Base,
     DistributionBase,
@@ -20,9 +22,11 @@ from numpyro_kscore.estimators._base import (
     ZeroBase,
 )
 from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._groups import MOST_GROUPS, find_groups
+from numpyro_kscore.estimators._mixture_base import MixtureBase
 from numpyro_kscore.estimators._student_fit import fit_student
 
-__all__ = ["make_base"]
+__all__ = ["fit_mixture", "make_base"]
 
 
 def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
@@ -66,6 +70,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             coordinates=student.coordinates,
             inverse_degrees=student.inverse_degrees,
         )
+    elif isinstance(base, str) and base == "mixture":
+        fitted = fit_mixture(samples)
     elif callable(base):
         # JAX compares a bound method by identity of its object, whose own equality may compare
         # arrays.
@@ -73,7 +79,47 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
-            "base: expected None, 'student', 'gaussian', a score function or a NumPyro "
-            f"distribution; got {base!r}"
+            "base: expected None, 'student', 'gaussian', 'mixture', a score function or a "
+            f"NumPyro distribution; got {base!r}"
         )
     return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))
+
+
+@jax.jit
+@full_precision
+def fit_mixture(samples: jax.Array) -> MixtureBase:
+    """The mixture of samples (n, d), n ≥ 2: with one component where they are one group.
+
+    Cost: that of :func:`fit_student` and of :func:`find_groups`, and of :func:`fit_student` again
+    for each of several groups.
+    """
+    groups = find_groups(samples)
+    # Whole samples, not the probabilities of t distributions: their tails would widen the groups.
+    members = (groups.own == jnp.arange(MOST_GROUPS)[:, None]).astype(samples.dtype)
+    sets = jnp.concatenate([jnp.ones_like(members[:1]), members])
+    used = jnp.arange(MOST_GROUPS) < groups.number
+
+    def fit(members: jax.Array) -> EllipticalBase:
+        student = fit_student(samples, members)
+        return EllipticalBase(
+            held_out=student.held_out,
+            coordinates=student.coordinates,
+            inverse_degrees=student.inverse_degrees,
+        )
+
+    def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
+        # Components that are not in use repeat another, so that all their values are finite.
+        fitted = lax.cond(each[1], fit, lambda _: previous, each[0])
+        return fitted, fitted
+
+    start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fit, sets[0]))
+    # Of a single group the fit to all samples is that of the group.
+    is_new = jnp.concatenate([jnp.ones(1, bool), used & (groups.number > 1)])
+    fits = lax.scan(step, start, (sets, is_new))[1]
+    whole, components = (jax.tree.map(lambda a, k=k: a[k], fits) for k in (0, slice(1, None)))
+    return MixtureBase(
+        held_out=jnp.sum(members * components.held_out, axis=0),
+        whole=dataclasses.replace(whole, held_out=None),
+        components=dataclasses.replace(components, held_out=None),
+        log_weights=jnp.log(jnp.mean(members, axis=1)),
+    )

@@ -16,6 +16,7 @@ from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._contract import AtSamples
 from numpyro_kscore.estimators._features import FeatureExpansion
+from numpyro_kscore.estimators._grouped_score import grouped
 from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.estimators._problem import Problem, make_problem
 from numpyro_kscore.estimators._score import Score
@@ -36,10 +37,10 @@ def fit_score(settings: FitSettings, samples: jax.Array, base: Base) -> Score:
     rows, known = problem.operator.solved_rows, base.at_samples
     if rows is not None and known is not None:
         known = known[rows]
-    estimate = _in_original_units(problem, solution, solution.values, known)
+    estimate = _in_original_units(problem, solution, solution.values, known, rows)
     # Values at samples that the solve left out would cost more than the fit: made when asked for.
     stored = constrain_rows(estimate.scores, settings.sharding) if rows is None else None
-    return Score(
+    score = Score(
         settings.kernel,
         problem.coordinates,
         _expansion(problem, solution),
@@ -48,6 +49,7 @@ def fit_score(settings: FitSettings, samples: jax.Array, base: Base) -> Score:
         estimate.info,
         sharding=settings.sharding,
     )
+    return score if problem.layout is None else grouped(score, problem.layout, samples)
 
 
 @partial(jax.jit, static_argnames="jackknife")
@@ -68,7 +70,7 @@ def fit_at_samples(
         values = field_by_rows(settings.kernel, whole, problem.points, settings.sharding).T
     if jackknife:
         values = _jackknife(problem, values)
-    return _in_original_units(problem, solution, values, base.at_samples)
+    return _in_original_units(problem, solution, values, base.at_samples, None)
 
 
 def _expansion(problem: Problem, solution: Solution) -> Expansion | FeatureExpansion:
@@ -106,10 +108,17 @@ def _jackknife(problem: Problem, values: jax.Array) -> jax.Array:
 
 
 def _in_original_units(
-    problem: Problem, solution: Solution, values: jax.Array, base_scores: jax.Array | None
+    problem: Problem,
+    solution: Solution,
+    values: jax.Array,
+    base_scores: jax.Array | None,
+    rows: jax.Array | None,
 ) -> AtSamples:
-    """The estimate from its residual in the kernel's coordinates, (d, n), reduced or not."""
-    residual = problem.coordinates.scores_from_kernel(problem.reduction.expand(values))
+    """The estimate from its residual in the kernel's coordinates, (d, n), reduced or not.
+
+    It may be at some of the samples: at ``rows``.
+    """
+    residual = problem.frame(rows).scores_from_kernel(problem.reduction.expand(values))
     scores = residual if base_scores is None else base_scores + residual
     info = ScoreInfo(
         steps=solution.steps,

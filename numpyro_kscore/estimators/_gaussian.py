@@ -11,7 +11,9 @@ loss in closed form, from one eigendecomposition, so nothing is re-fitted.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +57,7 @@ class FittedGaussian(NamedTuple):
 
 @jax.jit
 @full_precision
-def fit_gaussian(samples: jax.Array) -> FittedGaussian:
+def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> FittedGaussian:
     """The Gaussian whose score predicts left-out samples best, of a family with three parameters.
 
     First the standard deviations D: τ moves their logarithms to the mean, as the best Gaussian
@@ -67,18 +69,29 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
 
     Args:
         samples: shape (n, d), n ≥ 2.
+        members: 1 for the samples it is fitted to and 0 for others, (n,); None is all of them.
 
     Cost: O(n d² + d³), the eigendecomposition O(min(n, d)³).
     """
-    n, dim = samples.shape
+    dim = samples.shape[1]
+    n: Any = samples.shape[0]
+    average = partial(jnp.mean, axis=0)
+    if members is not None:
+        n = jnp.maximum(jnp.sum(members), 2.0)
+        average = partial(jnp.tensordot, members / n, axes=1)
+        # Others are moved to the mean, where they add nothing.
+        samples = jnp.where(members[:, None] > 0, samples, average(samples))
     diagonal = standardize_samples(samples, "diagonal")
+    if members is not None:
+        scale = diagonal.scale * jnp.sqrt(samples.shape[0] / n)
+        diagonal = dataclasses.replace(diagonal, scale=scale)
     # Coordinates that do not vary have scale 1 by definition, and at most rounding in them. They
     # say nothing about the others, and are left out.
-    varies = jnp.mean(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5
-    diagonal, evening = _even(samples, diagonal, varies)
+    varies = jnp.sum(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5 * n
+    diagonal, evening = _even(samples, diagonal, varies, n, average)
     x = jnp.where(varies, diagonal.to_kernel(samples), 0.0)
     covariance = x.T @ x / n + jnp.diag(jnp.where(varies, 0.0, 1.0).astype(samples.dtype))
-    eigenvalues, counts, squares = _spectrum(lax.stop_gradient(x), varies)
+    eigenvalues, counts, squares = _spectrum(lax.stop_gradient(x), varies, n)
 
     # Without sample i, whose own deviation is then n/(n-1) times as large:
     # (1-ρ) R_(-i) + ρ I = B - b x_i x_iᵀ with B = (1-ρ) n/(n-1) R + ρ I, b = (1-ρ) n/(n-1)².
@@ -98,8 +111,8 @@ def fit_gaussian(samples: jax.Array) -> FittedGaussian:
     is_sound = is_sound & (jnp.min(remaining, axis=0) > 1e-3)
     remaining = jnp.maximum(remaining, 1e-3)
     # The loss is γ² square/2 - γ trace.
-    square = jnp.mean(larger**2 * twice / remaining**2, axis=0)
-    trace = jnp.mean(inverse @ (metric * counts) + b * twice / remaining, axis=0)
+    square = average(larger**2 * twice / remaining**2)
+    trace = average(inverse @ (metric * counts) + b * twice / remaining)
     # Samples that do not vary have no square; their scale is 1 by definition, and stays near it.
     ratio = trace / jnp.where(square > 0, square, jnp.inf)
     sharpness = jnp.clip(jnp.where(square > 0, ratio, 1.0), 1e-6, MOST_SHARPNESS)
@@ -152,32 +165,35 @@ def moment_scores(samples: jax.Array, context: jax.Array | None = None) -> jax.A
     return -n * (basis @ invert_lower(factor.T)) / diagonal.scale
 
 
-def _spectrum(x: jax.Array, varies: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Eigenvalues of ``xᵀx/n`` (k,), how many varying coordinates each stands for, squares (n, k).
+def _spectrum(x: jax.Array, varies: jax.Array, n: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Eigenvalues of ``xᵀx/n`` (k,), how many varying coordinates each stands for, squares (m, k).
 
     The squares are those of x's components along the eigenvectors. Where there are more
     coordinates than samples, all but n eigenvalues are zero and the others those of ``x xᵀ/n``.
     Not differentiated: the shrinkage is selected by it, and equal eigenvalues have no derivative.
     """
-    n, dim = x.shape
-    if dim <= n:
+    count, dim = x.shape
+    if dim <= count:
         fixed = jnp.diag(jnp.where(varies, 0.0, 1.0).astype(x.dtype))
         eigenvalues, vectors = eigh(x.T @ x / n + fixed)
         counts = jnp.sum(jnp.square(vectors) * varies[:, None], axis=0)
         return jnp.maximum(eigenvalues, 0.0), counts, jnp.square(x @ vectors)
     eigenvalues, vectors = eigh(x @ x.T / n)
     eigenvalues = jnp.concatenate([jnp.zeros_like(x[:1, 0]), jnp.maximum(eigenvalues, 0.0)])
-    others = jnp.sum(varies.astype(x.dtype)) - n
+    others = jnp.sum(varies.astype(x.dtype)) - count
     counts = jnp.concatenate([others[None], jnp.ones_like(x[:, 0])])
     squares = n * eigenvalues * jnp.pad(jnp.square(vectors), ((0, 0), (1, 0)))
     return eigenvalues, counts, squares
 
 
 def _even(
-    samples: jax.Array, diagonal: Coordinates, varies: jax.Array
+    samples: jax.Array,
+    diagonal: Coordinates,
+    varies: jax.Array,
+    n: Any,
+    average: Callable[[jax.Array], jax.Array],
 ) -> tuple[Coordinates, jax.Array]:
     """Standard deviations moved toward their geometric mean, and the fraction τ."""
-    n = samples.shape[0]
     weights = varies / jnp.maximum(jnp.sum(varies), 1).astype(samples.dtype)
     z = diagonal.to_kernel(samples)
     # Leaving sample i out: variances, and its deviation from the others' mean.
@@ -191,8 +207,8 @@ def _even(
         relative = tau * (log_mean - log_variances) + log_variances - 2 * jnp.log(diagonal.scale)
         inverse = jnp.exp(-relative)
         # The scale of the precision is free; its best value is a ratio.
-        square = jnp.mean(jnp.square(inverse * deviations) @ weights)
-        return -(jnp.mean(inverse @ weights) ** 2) / square
+        square = average(jnp.square(inverse * deviations) @ weights)
+        return -(average(inverse @ weights) ** 2) / square
 
     taus = jnp.asarray(EVENINGS, samples.dtype)
     losses = lax.map(loss, taus)

@@ -17,6 +17,7 @@ from jax import random
 from numpyro_kscore.estimators._base import Base, DistributionBase, EllipticalBase
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._kernel_density import KernelDensity
+from numpyro_kscore.estimators._mixture_base import MixtureBase
 
 __all__ = ["Normalization", "Proposal", "draw_proposal", "importance_sampled"]
 
@@ -68,7 +69,7 @@ def draw_proposal(base: Base, samples: jax.Array, key: jax.Array, num_draws: int
     """Draws of the base and of a kernel density estimate of the samples, half of each."""
     first, second, third = random.split(key, 3)
     shape = (num_draws // 2, samples.shape[1])
-    if isinstance(base, EllipticalBase):
+    if isinstance(base, EllipticalBase | MixtureBase):
         from_base = base.draw(first, shape[0])
     elif isinstance(base, DistributionBase):
         from_base = base.distribution.sample(first, shape[:1]).astype(samples.dtype)

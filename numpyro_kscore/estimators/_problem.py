@@ -10,37 +10,35 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax import lax
 
-from numpyro_kscore._util.sharding import by_rows, constrain_rows
-from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._base import Base, EllipticalBase
+from numpyro_kscore._util.sharding import constrain_rows
+from numpyro_kscore.estimators._base import Base
 from numpyro_kscore.estimators._coordinates import (
     WHITENING_CHOICES,
     Coordinates,
+    localized,
     regress_out,
     standardize_samples,
 )
+from numpyro_kscore.estimators._distances import Distances, bandwidth_candidates, measure
 from numpyro_kscore.estimators._feature_selection import span_features
 from numpyro_kscore.estimators._heldout import HeldOutProblem
 from numpyro_kscore.estimators._info import Selection
 from numpyro_kscore.estimators._landmarks import compress
+from numpyro_kscore.estimators._layout import Layout, lay_out
+from numpyro_kscore.estimators._mixture_base import MixtureBase
 from numpyro_kscore.estimators._operator import FitOperator, Full
 from numpyro_kscore.estimators._selection import choose
 from numpyro_kscore.estimators._settings import FitSettings
 from numpyro_kscore.estimators._subset import subsample
 from numpyro_kscore.kernels._gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
-from numpyro_kscore.kernels._median import median_distance
-from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.kernels._pairwise import nearest_squared
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._solvers import Dense, Krylov
 
 __all__ = ["Problem", "make_problem"]
-
-# Number of samples whose distances are measured where not all pairs are kept.
-SOME_POINTS = 1024
 
 
 class Problem(NamedTuple):
@@ -55,6 +53,7 @@ class Problem(NamedTuple):
         base_scores: base scores at the samples, (n, d), or None.
         reduction: the same two in the span of their own vectors, which the operator acts in.
         operator: the operator.
+        layout: the maps of groups and of their samples, or None: then ``coordinates`` is all.
         nearest: squared distance of samples to their nearest other, in standardized units.
         nearest_context: the same of the context alone, or None.
     """
@@ -67,12 +66,19 @@ class Problem(NamedTuple):
     base_scores: jax.Array | None
     reduction: Reduction
     operator: FitOperator
+    layout: Layout | None
     nearest: jax.Array
     nearest_context: jax.Array | None
 
     def solve(self, operator: FitOperator, base_scores: jax.Array | None) -> Solution:
         """The estimate less its base by an operator: that of all samples, or of some."""
         return operator.solve(self.settings.solver, self.regularizer, base_scores)
+
+    def frame(self, rows: jax.Array | None) -> Coordinates | Layout:
+        """The map of scores at the samples, or at some of them."""
+        if self.layout is None:
+            return self.coordinates
+        return self.layout if rows is None else self.layout.restricted(rows)
 
 
 class _Standardized(NamedTuple):
@@ -83,26 +89,16 @@ class _Standardized(NamedTuple):
         points: the samples, (n, d).
         base_scores: base scores at them, (n, d), or None.
         context: the context in its own standardized coordinates, (n, c), or None.
+        layout: the maps of groups and of their samples, or None.
+        together: the samples with all groups at one place, (n, d), or None without a layout.
     """
 
     coordinates: Coordinates
     points: jax.Array
     base_scores: jax.Array | None
     context: jax.Array | None
-
-
-class _Distances(NamedTuple):
-    """Squared distances of all pairs, or of 1024 samples where not all pairs are kept.
-
-    Attributes:
-        joint: with the context's added, (k, k).
-        within: of the samples alone where there is a context, otherwise None.
-        nearest_context: each context's to its nearest other, (n,), or None.
-    """
-
-    joint: jax.Array
-    within: jax.Array | None
-    nearest_context: jax.Array | None
+    layout: Layout | None = None
+    together: jax.Array | None = None
 
 
 def make_problem(
@@ -118,13 +114,15 @@ def make_problem(
     """
     n, dim = samples.shape
     standardized = _standardize(settings, samples, base, context)
-    _, z, base_scores, context = standardized
+    z, base_scores, context = standardized[1:4]
     reduction = Reduction(None, z, base_scores)
     keeps_space = settings.subset is not None or settings.features is not None
     if is_cached(n) and not keeps_space and not isinstance(settings.solver, Dense):
         reduction = reduce_dimension(z, base_scores)
-    distances = _measure(z, context, settings.sharding)
-    bandwidths = _bandwidths(settings, distances.joint)
+    distances = measure(z, context, settings.sharding)
+    bandwidths = bandwidth_candidates(
+        settings.bandwidth, _within_groups(settings, standardized, distances)
+    )
     held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
     operator: FitOperator
     if settings.features is not None:
@@ -145,6 +143,7 @@ def make_problem(
         _times(base_scores, bandwidth),
         in_bandwidths,
         operator,
+        None if standardized.layout is None else standardized.layout.with_bandwidth(bandwidth),
         nearest_squared(distances.joint),
         distances.nearest_context,
     )
@@ -158,48 +157,39 @@ def _standardize(
         context = standardize_samples(context, how).to_kernel(context)
         if how in WHITENING_CHOICES:
             samples = regress_out(samples, context)
-    if isinstance(base, EllipticalBase) and how in WHITENING_CHOICES:
+    fitted = base.whitening()
+    if fitted is not None and how in WHITENING_CHOICES:
         # One estimate of the covariance, the better one, serves both.
-        coordinates = base.whitening()
+        coordinates = fitted
         if how == "local":
-            coordinates = coordinates.localized(samples)
+            coordinates = localized(coordinates, samples)
     else:
         coordinates = standardize_samples(samples, how)
-    points = constrain_rows(coordinates.to_kernel(samples), sharding)
+    layout, together = None, None
+    if isinstance(base, MixtureBase) and how in WHITENING_CHOICES:
+        groups = Layout(base.coordinates, base.own(samples), base.number)
+        layout, together = lay_out(samples, groups, local=how == "local")
+    frame = coordinates if layout is None else layout
+    points = constrain_rows(frame.to_kernel(samples), sharding)
     base_scores = None
     if base.at_samples is not None:
-        base_scores = coordinates.scores_to_kernel(base.at_samples)
+        base_scores = frame.scores_to_kernel(base.at_samples)
         base_scores = constrain_rows(base_scores, sharding)
-    return _Standardized(coordinates, points, base_scores, context)
+    return _Standardized(coordinates, points, base_scores, context, layout, together)
 
 
-def _measure(
-    points: jax.Array, context: jax.Array | None, sharding: NamedSharding | None
-) -> _Distances:
-    n = points.shape[0]
-    some = points if is_cached(n) else points[:: -(-n // SOME_POINTS)]
-    own = _all_squared_distances(some, sharding)
-    if context is None:
-        return _Distances(own, None, None)
-    apart = _all_squared_distances(context, sharding)
-    return _Distances(own + apart, own, nearest_squared(apart))
-
-
-def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return squared_distances(rows, *whole)
-
-    return by_rows(own, sharding, points, (points, cancels(points)))
-
-
-def _bandwidths(settings: FitSettings, squared: jax.Array) -> jax.Array:
-    """The candidates for the bandwidth, (b,), from squared distances."""
-    bandwidth, dtype = settings.bandwidth, squared.dtype
-    if isinstance(bandwidth, Median):
-        bandwidth = bandwidth.factor * median_distance(squared)
-    elif isinstance(bandwidth, AutoBandwidth):
-        bandwidth = jnp.asarray(bandwidth.factors, dtype) * median_distance(squared)
-    return jnp.atleast_1d(jnp.asarray(bandwidth, dtype))
+def _within_groups(
+    settings: FitSettings, standardized: _Standardized, distances: Distances
+) -> jax.Array:
+    """Squared distances that the bandwidth is taken from: without those between groups."""
+    layout, together = standardized.layout, standardized.together
+    if layout is None or together is None:
+        return distances.joint
+    return lax.cond(
+        layout.number > 1,
+        lambda: measure(together, None, settings.sharding).joint,
+        lambda: distances.joint,
+    )
 
 
 def _choose(
@@ -224,7 +214,7 @@ def _make_gram(
     settings: FitSettings,
     points: jax.Array,
     dim: int,
-    distances: _Distances,
+    distances: Distances,
     bandwidth: jax.Array,
 ) -> Gram:
     """The Gram operator on the samples, in units of the bandwidth."""

@@ -13,8 +13,8 @@ from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows, constrain_rows, place
+from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._base import Base
-from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.kernels._contract import Kernel

@@ -8,7 +8,7 @@ shrinkage matters more than the tails, and without heavy tails nothing changes.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,16 +48,24 @@ class FittedStudent(NamedTuple):
 
 @jax.jit
 @full_precision
-def fit_student(samples: jax.Array) -> FittedStudent:
+def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedStudent:
     """The Student t distribution of samples (n, d), n ≥ 2.
+
+    Args:
+        samples: (n, d).
+        members: 1 for the samples it is fitted to and 0 for others, (n,); None is all of them.
 
     Cost: five times that of :func:`fit_gaussian`.
     """
-    n, dim = samples.shape
+    dim = samples.shape[1]
+    n: Any = samples.shape[0]
+    counted = jnp.ones_like(samples[:, 0])
+    if members is not None:
+        n, counted = jnp.maximum(jnp.sum(members), 2.0), members
     tried = jnp.asarray(INVERSE_DEGREES, samples.dtype)
 
     def refit(weighted: jax.Array) -> tuple[Coordinates, jax.Array]:
-        gaussian = fit_gaussian(weighted)
+        gaussian = fit_gaussian(weighted, members)
         return gaussian.coordinates, gaussian.held_out
 
     def step(weighted: jax.Array, _: None) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -67,13 +75,13 @@ def fit_student(samples: jax.Array) -> FittedStudent:
         # Seen from the other samples a sample is further out than from all.
         apart = lax.stop_gradient(squared * held_out * n / (n - 1))
         # Samples that are all the same have no scale.
-        apart = jnp.where(jnp.max(apart) > jnp.finfo(apart.dtype).tiny, apart, 1.0)
-        scale, gain = _best_scales(tried, apart, dim)
+        apart = jnp.where(jnp.max(counted * apart) > jnp.finfo(apart.dtype).tiny, apart, 1.0)
+        scale, gain = _best_scales(tried, apart, dim, counted)
         best = jnp.argmax(gain)
         best = jnp.where(gain[best] - gain[0] > LEAST_GAIN, best, 0)
         inverse, scale = tried[best], scale[best]
         weights = tail_weights(inverse, squared / scale, dim)
-        mean = weights @ samples / jnp.sum(weights)
+        mean = (counted * weights) @ samples / jnp.sum(counted * weights)
         weighted = mean + jnp.sqrt(weights)[:, None] * (samples - mean)
         # To the last bit: with weights of one only rounding would be left.
         return jnp.where(inverse > 0, weighted, samples), (inverse, mean)
@@ -90,18 +98,20 @@ def fit_student(samples: jax.Array) -> FittedStudent:
     )
 
 
-def _best_scales(tried: jax.Array, squared: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+def _best_scales(
+    tried: jax.Array, squared: jax.Array, dim: int, counted: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """For all inverse degrees the squared scale of greatest likelihood, and its logarithm."""
+    total = jnp.sum(counted)
 
     def step(scale: jax.Array, _: None) -> tuple[jax.Array, None]:
         q = squared[None] / scale[:, None]
         weights = tail_weights(tried[:, None], q, dim)
-        # Divided by the mean weight, which converges faster to the same scale.
-        mean = jnp.mean(weights, axis=1)
-        return scale * jnp.mean(weights * q, axis=1) / (dim * mean), None
+        # Divided by the sum of the weights, which converges faster to the same scale.
+        return scale * ((weights * q) @ counted) / (dim * (weights @ counted)), None
 
-    start = jnp.full_like(tried, jnp.mean(squared) / dim)
+    start = jnp.full_like(tried, squared @ counted / total / dim)
     scale = lax.scan(step, start, None, length=SCALE_ROUNDS)[0]
     tails = log_tail(tried[:, None], squared[None] / scale[:, None], dim)
     center = log_normalizer(tried, dim) - 0.5 * dim * jnp.log(scale)
-    return scale, jnp.sum(tails, axis=1) + squared.shape[0] * center
+    return scale, tails @ counted + total * center

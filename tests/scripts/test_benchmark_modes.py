@@ -30,7 +30,7 @@ def test_two_modes_are_printed_and_written(tmp_path, capsys):
     assert len(lines) == 2 + len(modes.BASES)
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["base"] for row in rows] == ["student", "student", "mixture", "mixture"]
+    assert [row["base"] for row in rows] == [base for base in modes.BASES for _ in range(2)]
     for line, base in zip(lines[2:], modes.BASES, strict=True):
         share, weight = (
             np.array([float(row[name]) for row in rows if row["base"] == base])

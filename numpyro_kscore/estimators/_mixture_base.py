@@ -1,0 +1,97 @@
+"""The base score of separate groups of samples: a mixture of Student t distributions, one a group.
+
+Score matching does not see the weights of distant modes (Wenliang and Kanagawa 2020). A base with
+one component a group has them, and the covariance of each group where that of all samples would be
+wrong for every one of them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore.estimators._affine import Coordinates
+from numpyro_kscore.estimators._base import Base, EllipticalBase
+
+__all__ = ["MixtureBase"]
+
+
+@pytree
+class MixtureBase(Base):
+    """A mixture of Gaussian or Student t distributions, fitted to separate groups of samples.
+
+    Attributes:
+        whole: the distribution of all samples.
+        components: those of the groups, stacked, (K, ...).
+        log_weights: (K,), -inf for components that are not in use.
+    """
+
+    whole: EllipticalBase = EllipticalBase()
+    components: EllipticalBase = EllipticalBase()
+    log_weights: jax.Array | None = None
+
+    @property
+    def used(self) -> jax.Array:
+        """Which components are in use, (K,)."""
+        return jnp.isfinite(self._log_weights())
+
+    @property
+    def number(self) -> jax.Array:
+        """The number of components in use."""
+        return jnp.sum(self.used)
+
+    def shares(self, x: jax.Array) -> jax.Array:
+        """Probabilities of the components given points: (m, d) -> (m, K)."""
+        return jax.nn.softmax(self.joint(x), axis=1)
+
+    def each(self, what: str, x: jax.Array) -> jax.Array:
+        """A method's value for every component, (K, ...)."""
+        return jax.vmap(lambda component: getattr(component, what)(x))(self.components)
+
+    def joint(self, x: jax.Array) -> jax.Array:
+        """Log density of points and components, (m, K)."""
+        # Where squares overflow all are -inf, and shares would be NaN.
+        floor = 0.25 * jnp.finfo(x.dtype).min
+        return jnp.maximum(self.each("log_density", x).T, floor) + self._log_weights()
+
+    def score(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("mk,kmd->md", self.shares(x), self.each("score", x))
+
+    def log_density(self, x: jax.Array) -> jax.Array:
+        return jax.nn.logsumexp(self.joint(x), axis=1)
+
+    def divergence(self, x: jax.Array) -> jax.Array:
+        shares, scores = self.shares(x), self.each("score", x)
+        apart = scores - jnp.einsum("mk,kmd->md", shares, scores)
+        within = self.each("divergence", x) + jnp.sum(apart * apart, axis=2)
+        return jnp.einsum("mk,km->m", shares, within)
+
+    @full_precision
+    def draw(self, key: jax.Array, count: int) -> jax.Array:
+        """Draws, (count, d)."""
+        first, second = random.split(key)
+        keys = random.split(first, self._log_weights().shape[0])
+        each = jax.vmap(lambda component, key: component.draw(key, count))(self.components, keys)
+        which = random.categorical(second, self._log_weights(), shape=(count,))
+        return each[which, jnp.arange(count)]
+
+    def whitening(self) -> Coordinates:
+        """The map that makes the scatter of all samples the identity."""
+        return self.whole.whitening()
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The maps that do so for the components, stacked, (K, ...)."""
+        return jax.vmap(lambda component: component.whitening())(self.components)
+
+    def own(self, x: jax.Array) -> jax.Array:
+        """The most probable component of points: (m, d) -> (m,)."""
+        return jnp.argmax(self.joint(x), axis=1)
+
+    def _log_weights(self) -> jax.Array:
+        if self.log_weights is None:
+            raise ValueError("log_weights: expected those of a fitted mixture; got None")
+        return self.log_weights

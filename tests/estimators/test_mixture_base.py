@@ -1,0 +1,362 @@
+"""The base of separate groups: how groups are found, and the estimate with one density for each."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+
+from benchmarks.accuracy import modes
+from benchmarks.accuracy.score_targets import TARGETS
+from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
+from numpyro_kscore.estimators import RandomFeatures, Subset
+from numpyro_kscore.estimators._base import Base
+from numpyro_kscore.estimators._fitted_base import fit_mixture, make_base
+from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._grouped_score import DRAWS
+from numpyro_kscore.estimators._groups import find_groups
+from numpyro_kscore.estimators._mixture_base import MixtureBase
+from numpyro_kscore.estimators._student_fit import fit_student
+from numpyro_kscore.kernels import CurlFree, Gaussian
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from support import oracle
+from support.compiling import quick_jit
+
+SIZES = (26, 14)
+N = sum(SIZES)
+# Draws of the two groups take turns as long as there are some of both.
+ORDER = np.argsort(np.concatenate([np.arange(k) for k in SIZES]), kind="stable")
+OWN = np.repeat([0, 1], SIZES)[ORDER]
+
+
+def two_groups(distance, dim=2, seed=0):
+    """Skewed draws of two groups of different shapes, off the origin: (n, d)."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(N, dim))
+    z = z + 0.3 * z**2
+    z[SIZES[0] :] = 0.5 * z[SIZES[0] :] @ (np.eye(dim) + 0.6 * np.tri(dim, k=-1))
+    z[: SIZES[0]] += distance
+    return z[ORDER] + 3.0
+
+
+# ------------------------------------------------------------------------------ some of the samples
+
+
+@pytest.mark.parametrize("fit", [fit_gaussian, fit_student])
+def test_samples_that_do_not_count_do_not_matter(fit, x64):
+    """Few enough for shrinkage, and with heavy tails."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(40, 4)) / np.sqrt(rng.gamma(1.0, size=(40, 1)))
+    counts = np.arange(40) % 3 > 0
+    members = counts.astype(float)
+    whole, alone = quick_jit(fit)(jnp.asarray(x), jnp.asarray(members)), fit(jnp.asarray(x[counts]))
+    np.testing.assert_allclose(whole.held_out[counts], alone.held_out, rtol=1e-9)
+    for a, b in zip(*map(jax.tree.leaves, (whole.coordinates, alone.coordinates)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    if fit is fit_student:
+        assert whole.inverse_degrees == alone.inverse_degrees > 0
+
+
+# ------------------------------------------------------------------------------------------- groups
+
+
+@functools.cache
+def groups_in(count, dim):
+    return jax.jit(jax.vmap(find_groups))
+
+
+def found(name, dim, n, seeds=4):
+    """Numbers of groups found in draws of a target."""
+    draw = TARGETS[name](dim).draw
+    sets = jnp.stack([draw(random.key(seed), n) for seed in range(seeds)])
+    return np.asarray(groups_in(n, dim)(sets).number)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("dim", [2, 8])
+def test_modes_are_found_and_nothing_else(dim):
+    """Two normals, and no groups in one normal, a curved ridge, heavy and long tails."""
+    assert np.all(found("far modes", dim, 200) == 2)
+    for name in ("normal", "banana", "student", "log gamma", "funnel"):
+        assert np.all(found(name, dim, 200) == 1), name
+
+
+@pytest.mark.optimized
+def test_groups_are_those_of_the_samples():
+    """Whatever the units and axes, in either precision, under jit and vmap."""
+    x = two_groups(8.0)
+    rng = np.random.default_rng(0)
+    moved = x @ (1e3 * rng.normal(size=(2, 2))) + 1e4
+    for sets in (np.float32([x, moved]), np.float64([x, moved])):
+        with jax.enable_x64(sets.dtype == np.float64):
+            groups = jax.device_get(jax.jit(jax.vmap(find_groups))(jnp.asarray(sets)))
+        assert np.all(groups.number == 2)
+        # Which of them is first depends on the sign of an eigenvector.
+        for own in groups.own:
+            assert np.mean(own == OWN) in (0.0, 1.0)
+
+
+def test_too_few_samples_are_one_group():
+    groups = find_groups(jnp.asarray(two_groups(50.0)[:15]))
+    assert groups.number == 1
+    np.testing.assert_array_equal(groups.own, 0)
+
+
+# --------------------------------------------------------------------------------- the distribution
+
+
+@functools.cache
+def mixture():
+    """A mixture fitted in double precision to groups that touch."""
+    with jax.enable_x64(True):
+        return quick_jit(lambda x: make_base("mixture", x, None))(jnp.asarray(two_groups(7.0)))
+
+
+def test_score_and_divergence_are_derivatives_of_the_mixture(x64):
+    base = mixture()
+    assert isinstance(base, MixtureBase)
+    assert base.number == 2
+    x = two_groups(7.0)
+    far = np.array([[1e3, -1e3]])
+    points = jnp.asarray(np.concatenate([x[:6], 0.5 * (x[:1] + x[1:2]), x[:1] + far]))
+
+    @quick_jit
+    def evaluate(base, x):
+        gradient = jax.grad(lambda x: jnp.sum(base.log_density(x)))(x)
+        return base.score(x), gradient, base.divergence(x), Base.divergence(base, x)
+
+    score, gradient, divergence, by_jacobian = evaluate(base, points)
+    np.testing.assert_allclose(score, gradient, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(divergence, by_jacobian, rtol=1e-8, atol=1e-12)
+    # Between the modes the second term of the divergence counts.
+    shares = np.asarray(base.shares(points))
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(base.log_weights[:2]), [0.5] * 2, atol=0.2)
+    assert np.all(np.isneginf(base.log_weights[2:]))
+
+
+def test_squares_that_overflow():
+    samples = jnp.asarray(two_groups(7.0), jnp.float32)
+    base = quick_jit(lambda x: make_base("mixture", x, None))(samples)
+    assert np.all(np.isfinite(base.score(jnp.array([[1e25, -1e25], [1e19, 0.0]]))))
+
+
+def test_draws_have_the_weights_and_the_moments_of_the_components(x64):
+    base, count = mixture(), 4000
+    x = quick_jit(lambda base: base.draw(random.key(0), count))(base)
+    first = np.asarray(base.components.coordinates.mean[0])
+    near = np.linalg.norm(np.asarray(x) - first, axis=1) < 3.5
+    weight = float(np.exp(base.log_weights[0]))
+    # Four standard errors, and the tails beyond the line between the modes.
+    assert abs(np.mean(near) - weight) < 4 * (weight * (1 - weight) / count) ** 0.5 + 0.01
+
+
+# ------------------------------------------------------------------------------------- the estimate
+
+KERNEL = CurlFree(Gaussian())
+
+
+def test_far_apart_it_is_the_estimate_of_each_group(x64):
+    """By the definition in each group's samples alone, in double precision.
+
+    The operator is averaged over all n samples, so that Tikhonov's λ is n/n_k times as large in
+    group k. Groups are so far apart that shares are zero or one, and the kernel falls off so fast
+    that none is left between them.
+    """
+    x, lam, bandwidth = two_groups(1e4, seed=1), 0.05, 1.3
+    estimator = ScoreEstimator(KERNEL, Tikhonov(lam), bandwidth=bandwidth, standardize="full")
+
+    @quick_jit
+    def fit(x):
+        score = dataclasses.replace(estimator, base="mixture").fit(x)
+        return score, score(x), score.divergence(x), score.log_density(x)
+
+    score, values, divergence, log_density = fit(jnp.asarray(x))
+    assert score.base.number == 2
+    np.testing.assert_allclose(score.at_samples, values, rtol=1e-9)
+    for k in (0, 1):
+        mine = OWN == k
+        part = dataclasses.replace(estimator, regularizer=Tikhonov(lam * N / mine.sum()))
+
+        @quick_jit
+        def alone(x, part=part):
+            score = part.fit(x)
+            return score(x), score.divergence(x), score.log_density(x)
+
+        expected = alone(jnp.asarray(x[mine]))
+        assert oracle.relative_error(values[mine], np.asarray(expected[0])) < 1e-7
+        assert oracle.relative_error(divergence[mine], np.asarray(expected[1])) < 1e-7
+        # Up to a constant for each group.
+        apart = log_density[mine] - expected[2]
+        np.testing.assert_allclose(apart, apart[0], atol=1e-7)
+
+
+@functools.cache
+def touching():
+    """A fit in double precision to groups that touch, and points in and between them."""
+    x = two_groups(7.0)
+    points = np.concatenate([x[:6], 0.5 * (x[:3] + x[1:4])])
+    with jax.enable_x64(True):
+        estimator = ScoreEstimator(regularizer=NuMethod(30), base="mixture")
+        return quick_jit(estimator.fit)(jnp.asarray(x)), points
+
+
+def test_score_and_divergence_are_derivatives_of_the_log_density(x64):
+    score, points = touching()
+    assert score.base.number == 2
+
+    @quick_jit
+    def evaluate(score, x):
+        gradient = jax.grad(lambda x: jnp.sum(score.log_density(x)))(x)
+        jacobian = jax.vmap(jax.jacfwd(lambda p: score(p[None])[0]))(x)
+        parts = score.base.score(x) + score.residual(x)
+        divergences = score.base.divergence(x) + score.residual_divergence(x)
+        density = score.base.log_density(x) + score.residual_potential(x)
+        return score(x), gradient, jacobian, parts, score.divergence(x), divergences, density
+
+    values, gradient, jacobian, parts, divergence, divergences, density = evaluate(
+        score, jnp.asarray(points)
+    )
+    np.testing.assert_allclose(values, gradient, rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(jacobian, jacobian.transpose(0, 2, 1), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(divergence, np.trace(jacobian, axis1=1, axis2=2), rtol=1e-7)
+    np.testing.assert_allclose(parts, values, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(divergences, divergence, rtol=1e-9)
+    np.testing.assert_allclose(density, score.log_density(jnp.asarray(points)), rtol=1e-9)
+
+
+@pytest.mark.optimized
+def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
+    x = two_groups(7.0)
+    # The shrinkage of a group's covariance depends on the axes, and on the ratio of their units.
+    unit, shift = 1e3, np.array([1e4, -4e3])
+    estimator = ScoreEstimator(regularizer=NuMethod(30), base="mixture", bandwidth=2.0)
+    fit = jax.jit(jax.vmap(lambda x: estimator.fit(x)(x)))
+    single = np.asarray(fit(jnp.asarray([x, x[::-1]], jnp.float32)))
+    one = np.asarray(jax.jit(lambda x: estimator.fit(x)(x))(jnp.asarray(x, jnp.float32)))
+    # Places of groups that are sixty radii apart cost two digits of seven.
+    assert oracle.relative_error(single[0], one) < 1e-3
+    with jax.enable_x64(True):
+        double = np.asarray(fit(jnp.asarray([x, unit * x + shift])))
+    assert double.dtype == np.float64
+    assert oracle.relative_error(single[0], double[0]) < 1e-2
+    assert oracle.relative_error(unit * double[1], double[0]) < 1e-6
+
+
+def test_one_group_is_the_default():
+    """To rounding, at samples and elsewhere."""
+    rng = np.random.default_rng(3)
+    x = jnp.asarray(rng.normal(size=(48, 3)) + 0.3 * rng.normal(size=(48, 3)) ** 2, jnp.float32)
+    points = 1.5 * x[:9] + 0.1
+
+    def evaluate(base):
+        score = ScoreEstimator(regularizer=NuMethod(30), base=base).fit(x)
+        return score.at_samples, score(points), score.divergence(points), score.log_density(points)
+
+    evaluate = quick_jit(evaluate, static_argnums=0)
+    for a, b in zip(evaluate("mixture"), evaluate("student"), strict=True):
+        assert oracle.relative_error(np.asarray(a), np.asarray(b)) < 1e-4
+
+
+# --------------------------------------------------------------------------------- weights of modes
+
+
+def trapezoid(log_density, x):
+    """Integrals over the left and the right half of the axis."""
+    values = np.exp(np.asarray(log_density(jnp.asarray(x)[:, None]), float))
+    total = np.cumsum(0.5 * (values[1:] + values[:-1]) * np.diff(x))
+    left = np.interp(0.0, x[1:], total)
+    return left, total[-1] - left
+
+
+def test_the_density_has_the_shares_of_the_samples(x64):
+    """In one dimension, by quadrature: to four standard errors of the constants."""
+    rng = np.random.default_rng(5)
+    z = rng.normal(size=(60, 1)) ** 3 / 3 + rng.normal(size=(60, 1))
+    x = np.where(np.arange(60)[:, None] % 3 == 0, 0.6 * z - 14.0, z + 14.0)
+    grid = np.linspace(-60, 60, 24001)
+    estimator = ScoreEstimator(regularizer=NuMethod(30), base="mixture")
+
+    @quick_jit
+    def evaluate(x, grid):
+        score = estimator.fit(x)
+        return score, score.log_density(grid), score._residuals("potential", grid)
+
+    score, log_density, potentials = evaluate(jnp.asarray(x), jnp.asarray(grid)[:, None])
+    assert score.base.number == 2
+    assert np.ptp(potentials[:2]) > 0.1
+    masses = trapezoid(lambda _: log_density, grid)
+    components = score.base.each("log_density", jnp.asarray(grid)[:, None])
+    for k in (0, 1):
+        side = int(score.base.components.coordinates.mean[k, 0] > 0)
+        # Relative variance of exp(f) for draws of the component.
+        once, twice = (
+            sum(trapezoid(lambda _, p=p, k=k: components[k] + p * potentials[k], grid))
+            for p in (1, 2)
+        )
+        error = ((twice / once**2 - 1) / DRAWS) ** 0.5
+        weight = np.exp(score.base.log_weights[k])
+        assert weight == pytest.approx([1 / 3, 2 / 3][side], abs=0.01)
+        assert abs(masses[side] / weight - 1) < 4 * error + 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", modes.TARGETS)
+def test_weights_of_distant_modes(name):
+    """Eight standard deviations apart: within a tenth of the share that the samples have."""
+    for seed in (0, 1):
+        row = modes.compute(name, 2, 200, "mixture", seed)
+        # With so many effective draws the benchmark's own error is below 2 %.
+        assert row["effective"] > 1000
+        assert abs(row["weight"] / row["share"] - 1) < 0.1
+
+
+# ------------------------------------------------------------------------------------ with the rest
+
+
+def test_a_density_of_two_groups_is_normalized():
+    x = jnp.asarray(two_groups(9.0), jnp.float32)
+    estimator = ScoreEstimator(regularizer=NuMethod(20), base="mixture")
+
+    @quick_jit
+    def evaluate(x):
+        family = KernelExponentialFamily(x, estimator)
+        gradient = jax.vmap(jax.grad(family.log_prob))(x)
+        return gradient, family.score.at_samples, family.normalize(random.key(1)).normalization
+
+    gradient, score, constant = evaluate(x)
+    np.testing.assert_allclose(gradient, score, rtol=1e-3, atol=1e-3)
+    # The constants of the groups have an error of the same size.
+    assert abs(constant.log_constant) < 4 * 2**0.5 * max(constant.standard_error, 0.02)
+
+
+def test_a_subset_has_values_at_all_samples():
+    """Those of each sample's own group, which is all there is where groups are far apart."""
+    x = jnp.asarray(two_groups(1e3), jnp.float32)
+    estimator = ScoreEstimator(regularizer=NuMethod(20), base="mixture", subset=Subset(20))
+    score, values = quick_jit(lambda x: (lambda s: (s, s(x)))(estimator.fit(x)))(x)
+    assert score.stored is None
+    assert oracle.relative_error(np.asarray(score.at_samples), np.asarray(values)) < 1e-3
+
+
+def test_a_stream_refuses_groups():
+    estimator = ScoreEstimator(base="mixture", features=RandomFeatures(8))
+    with pytest.raises(ValueError, match="base: expected one of a single group for a stream.*got"):
+        estimator.init_stream(jnp.asarray(two_groups(7.0)))
+
+
+def test_a_mixture_that_was_not_fitted():
+    with pytest.raises(ValueError, match="log_weights: expected those of a fitted mixture; got"):
+        MixtureBase().number  # noqa: B018
+
+
+def test_the_fit_is_differentiable():
+    """Groups and the number of them are not differentiated; what is fitted to them is."""
+    x = jnp.asarray(two_groups(7.0), jnp.float32)
+    gradient = quick_jit(jax.grad(lambda x: jnp.sum(fit_mixture(x).score(x[:3]) ** 2)))(x)
+    assert np.all(np.isfinite(gradient))
+    assert np.any(gradient != 0)
