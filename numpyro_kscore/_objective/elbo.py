@@ -88,7 +88,7 @@ class ImplicitELBO(ELBO):
             with the draws' own mean and covariance, which suits guides that are nearly Gaussian in
             many dimensions, such as the values of a random function, and needs more draws than
             dimensions; ``"gaussian"`` and None estimate the guide's score by itself (None is Zhou,
-            Shi and Zhu 2020 to the letter, and collapses many guides). ``"auto"`` is ``"model"``
+            Shi and Zhu 2020 exactly, and collapses many guides). ``"auto"`` is ``"model"``
             for kernels and a network's own base, which cannot be ``"model"`` or ``"moments"``.
         debias: ``"jackknife"`` removes the leading finite-sample bias, at 1.5 times the operations
             of an estimate (with few particles, twice its time); None leaves it. ``"auto"`` is the

@@ -106,7 +106,7 @@ def to_arviz(
         index_origin: first label of dimensions without labels.
         khat: True computes it from at least 2000 draws, in ten seconds or so; False leaves out
             ``khat``, and ``log_q`` if the guide has no density. An estimate from
-            :func:`~numpyro_kscore.khat` or ``diagnose(...).khat`` is used unchanged; it must be of
+            :func:`~numpyro_kscore.khat` is used unchanged; it must be of
             the same draws, which the same ``rng_key`` makes.
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
