@@ -59,6 +59,13 @@ class FitInfo(NamedTuple):
             ``criterion="loss"``.
         discrepancy_error: its standard error, (k,).
         trace: all numbers of each look.
+
+    Example::
+
+        result.info.raise_if_failed()  # does nothing here
+        result.info.converged  # True
+        result.info.doubt  # ""
+        print(result.info.steps, result.info.reason)
     """
 
     steps: int
@@ -88,6 +95,12 @@ class FitResult(NamedTuple):
         state: the ``SVIState`` that holds them; ``init_state=`` continues from it.
         losses: losses of all steps, (steps,); NaN where one was skipped.
         info: how it went.
+
+    Example::
+
+        latents = guide.sample_posterior(random.key(2), result.params, sample_shape=(1000,))
+        latents["loc"]  # (1000,)
+        result.losses[-1], result.info.converged
     """
 
     params: dict[str, Any]
@@ -187,9 +200,10 @@ def fit(
 
     Example::
 
-        svi = SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO())
-        result = fit(svi, random.key(0), data)
-        draws = svi.guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
+        result = fit(svi, random.key(1), y, checkpoint="fit.checkpoint", progress_bar=False)
+        result.info.converged  # True
+        latents = svi.guide.sample_posterior(random.key(2), result.params, sample_shape=(1000,))
+        latents["scale"]  # (1000,)
     """
     _check_call(svi, rng_key)
     path = None if checkpoint is None else Path(checkpoint)

@@ -132,6 +132,13 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
 
     The file has the parameters, and of the data only what draws are computed from, such as the
     bounds of a support or the features behind a deterministic site.
+
+    Example::
+
+        from numpyro_kscore import load_guide, save_guide
+
+        path = save_guide("posterior.guide", svi, result, y)
+        load_guide(path).sites["scale"].shape  # ()
     """
     target = Path(path)
     _check_target(target)
@@ -186,6 +193,14 @@ def load_guide(path: str | Path) -> PortableGuide:
             here.
         FileNotFoundError: if there is no such file.
         ImportError: without flatbuffers.
+
+    Example::
+
+        from numpyro_kscore import load_guide, save_guide
+
+        path = save_guide("posterior.guide", svi, result, y)
+        posterior = load_guide(path)  # also where neither model nor data are known
+        posterior.sample_posterior(random.key(2), (1000,))["scale"]  # (1000,)
     """
     header, program = _read(Path(path))
     try:

@@ -106,11 +106,11 @@ class AutoImplicit(WithoutDensity):
 
     Example::
 
-        guide = AutoImplicit(model)
-        optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 5_000))
-        svi = SVI(model, guide, optimizer, ImplicitELBO())
-        result = svi.run(random.key(0), 5_000, data)
-        draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
+        guide = AutoImplicit(model, hidden_dims=(32, 32))
+        svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
+        result = svi.run(random.key(0), 400, y, progress_bar=False)
+        latents = guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))
+        latents["scale"]  # (1000,)
     """
 
     prototype_trace: Any  # a dict once the model has been seen; NumPyro leaves it untyped

@@ -44,8 +44,12 @@ class AutoSemiImplicit(AutoImplicit):
 
     Example::
 
-        guide = AutoSemiImplicit(model, noise_dim=4)
-        svi = SVI(model, guide, optimizer, ImplicitELBO())
+        from numpyro_kscore import AutoSemiImplicit
+
+        guide = AutoSemiImplicit(model, noise_dim=1)
+        svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
+        result = svi.run(random.key(0), 400, y, progress_bar=False)
+        guide.sample_posterior(random.key(1), result.params, sample_shape=(1000,))["loc"]  # (1000,)
     """
 
     def _default_noise_dim(self) -> int:

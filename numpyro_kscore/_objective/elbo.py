@@ -130,9 +130,9 @@ class ImplicitELBO(ELBO):
 
     Example::
 
-        optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 5_000))
-        svi = SVI(model, AutoImplicit(model), optimizer, ImplicitELBO())
-        result = svi.run(random.key(0), 5_000, data)
+        svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(num_particles=64))
+        result = svi.run(random.key(0), 400, y, progress_bar=False)
+        result.losses  # (400,)
     """
 
     # Of a model, not of a guide: what SVI asks before it warns about discrete latents.

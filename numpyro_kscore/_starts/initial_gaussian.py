@@ -134,10 +134,15 @@ def initial_gaussian(
 
     Example::
 
+        from numpyro.infer import Trace_ELBO
+        from numpyro.infer.autoguide import AutoMultivariateNormal
+        from numpyro_kscore import initial_gaussian
+
+        start = initial_gaussian(random.key(0), model, y)
         guide = AutoMultivariateNormal(model)
-        start = initial_gaussian(random.key(0), model, data)
         svi = SVI(model, guide, optax.adam(1e-3), Trace_ELBO())
-        result = svi.run(random.key(1), 1_000, data, init_params=start.init_params(guide))
+        init_params = start.init_params(guide)
+        result = svi.run(random.key(1), 500, y, init_params=init_params, progress_bar=False)
     """
     check_key(rng_key)
     forward = forward_mode_differentiation

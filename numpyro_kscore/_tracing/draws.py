@@ -23,6 +23,14 @@ class GuideDraws(NamedTuple):
             fewer estimates of the guide's density can be compared.
         log_q: the guide's log density, (n,), where it has one; otherwise None.
         num_lost: number of draws left out because something was not finite at them.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import GuideDraws
+
+        draws.samples  # (4000, 2)
+        draws.num_lost  # 0
+        GuideDraws(samples, -0.5 * jnp.sum(samples**2, axis=1), -samples)  # from arrays
     """
 
     samples: Array

@@ -51,6 +51,19 @@ class Implicit(Distribution):
     Raises:
         TypeError: if ``event_dim`` is not an integer.
         ValueError: if ``value`` has fewer dimensions than ``event_dim``.
+
+    Example::
+
+        from numpyro_kscore import Implicit
+
+        def guide(y=None):
+            noise = numpyro.sample("noise", dist.Normal().expand([2]), infer={"is_auxiliary": True})
+            u = numpyro.param("shift", jnp.ones(2)) + numpyro.param("mixing", jnp.eye(2)) @ noise
+            numpyro.sample("loc", Implicit(u[0]))
+            numpyro.sample("scale", Implicit(jnp.exp(u[1])))
+
+        svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
+        result = svi.run(random.key(0), 400, y, progress_bar=False)
     """
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}

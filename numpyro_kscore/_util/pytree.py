@@ -23,6 +23,22 @@ def static(**kwargs: Any) -> Any:
 
     Returns:
         The field.
+
+    Example::
+
+        import jax
+        from numpyro_kscore import pytree, static
+        from numpyro_kscore.kernels import RadialProfile
+
+        @pytree
+        class Quadratic(RadialProfile):
+            exponent: float = static(default=1.0)  # a program for each value
+            width: float = 1.0  # may be traced
+
+            def __call__(self, s):
+                return (1 + s / self.width**2) ** -self.exponent
+
+        jax.tree.leaves(Quadratic(exponent=2.0))  # [1.0]
     """
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
@@ -49,12 +65,17 @@ def pytree(cls: type[T]) -> type[T]:
 
     Example::
 
+        from numpyro_kscore import pytree, static
+        from numpyro_kscore.kernels import CurlFree, RadialProfile
+
         @pytree
         class Power(RadialProfile):
             exponent: float = static(default=1.0)
 
             def __call__(self, s):
                 return (1 + s) ** -self.exponent
+
+        CurlFree(Power(2.0))(samples[0], samples[1])  # (2, 2)
     """
     check_fields = getattr(cls, "__post_init__", None)
 

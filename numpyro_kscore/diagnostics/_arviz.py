@@ -120,6 +120,13 @@ def to_arviz(
         ValueError: for a model that observes nothing at these arguments, or a guide whose draws
             cannot be evaluated; with ``log_likelihood``, for observations that share discrete
             latents; with ``infer_discrete``, for a model without any, or with some inside a scan.
+
+    Example::
+
+        from numpyro_kscore import to_arviz
+
+        tree = to_arviz(svi, result, y, khat=False)
+        tree["posterior"]["loc"]  # (1, 1000)
     """
     convert = make_converter()
     _check_options(num_samples, khat)

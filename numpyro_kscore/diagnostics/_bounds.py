@@ -37,6 +37,13 @@ def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> 
     Raises:
         TypeError: if the draws are not ``GuideDraws``.
         ValueError: for draws that do not fit together, or without their Laplacian.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import fisher_divergence
+
+        bound = fisher_divergence(draws)
+        bound.value < 0.1  # True
     """
     check_is_draws(draws)
     if draws.laplacian is None:
@@ -68,6 +75,13 @@ def spread_ratios(samples: Any, scores: Any) -> Array:
     Raises:
         TypeError: if they are not floating point.
         ValueError: if the shapes differ or something is not finite.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import spread_ratios
+
+        ratios = spread_ratios(draws.samples, draws.scores)
+        ratios[0] > 0.9 and ratios[1] < 1.1  # True
     """
     return _spread_ratios(*as_scored(samples, scores, minimum=4))
 

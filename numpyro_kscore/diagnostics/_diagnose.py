@@ -63,6 +63,15 @@ class Diagnosis(NamedTuple):
         modes: what ascents found.
         names: of the unconstrained coordinates that ``movement`` is about, such as ``"theta[3]"``.
         num_draws: number of draws.
+
+    Example::
+
+        from numpyro_kscore import diagnose
+
+        diagnosis = diagnose(svi, result, y, verbose=False)
+        diagnosis.verdict  # "good"
+        diagnosis.codes  # ("nothing found",)
+        print(diagnosis)  # with what was found, in words
     """
 
     verdict: Verdict
@@ -118,6 +127,13 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         TypeError: for anything but an ``SVI`` and a random key.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import vsbc
+
+        calibration = vsbc(svi, random.key(0), num_simulations=20, num_svi_steps=200)
+        calibration.ks_pvalues["loc"]  # ()
     """
     check_svi(svi)
     check_key(rng_key)
@@ -161,6 +177,13 @@ def diagnose(
 
     Cost: three compiled programs. 512 chains of 120 to 960 transitions with up to 24 gradients of
     the model each, as few as decide; as many of 100 from afar, and up to 48 ascents.
+
+    Example::
+
+        from numpyro_kscore import diagnose
+
+        diagnosis = diagnose(svi, result, y)  # prints it
+        diagnosis.verdict  # "good"
     """
     check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key

@@ -49,6 +49,12 @@ def sliced_wasserstein(x: ArrayLike, y: ArrayLike, key: Array, num_projections: 
 
     Cost:
         O(p·(n log n + m log m) + p·(n + m)·d) time and O(p·(n + m)) memory for p projections.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import sliced_wasserstein
+
+        sliced_wasserstein(samples, samples + jnp.array([1.0, 0.0]), random.key(1))  # 0.64
     """
     x, y = _same_dimension(x, y, minimum=1)
     check_count("num_projections", num_projections)
@@ -113,6 +119,13 @@ def mmd_squared(x: ArrayLike, y: ArrayLike, bandwidth: ArrayLike | None = None) 
     Cost:
         O((n + m)²·d) time; O(n + m) memory times a block of 512 rows, plus the 2·10⁶ distances of
         the median.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import mmd_squared
+
+        x, shifted = samples[:100], samples[100:] + 1.0
+        mmd_squared(x, shifted, bandwidth=1.0) > 10 * mmd_squared(x, samples[100:], bandwidth=1.0)  # True
     """
     x, y = _same_dimension(x, y, minimum=2)
     if bandwidth is None:

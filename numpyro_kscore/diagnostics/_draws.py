@@ -63,6 +63,12 @@ def evaluate_guide(
         FloatingPointError: if fewer than half of the draws are finite.
 
     Cost: ``num_samples`` values and gradients of the model, and up to 32 Hessian products each.
+
+    Example::
+
+        draws = evaluate_guide(svi, result, y, num_samples=1000)
+        draws.samples  # (1000, 2)
+        draws.scores  # (1000, 2)
     """
     check_count("num_samples", num_samples, minimum=4)
     key = jax.random.key(0) if rng_key is None else rng_key

@@ -32,6 +32,14 @@ class KhatEstimate(NamedTuple):
             :func:`~numpyro_kscore.diagnostics.fisher_divergence`.
         doubt: the reason of a "cannot tell", to match on: ``"interval"`` (it holds 0.7),
             ``"few draws"``, ``"flat draws"`` or ``"large error"``; empty otherwise.
+
+    Example::
+
+        from numpyro_kscore import khat
+
+        estimate = khat(draws)
+        estimate.high < 0.7  # True
+        estimate.log_weights  # (4000,)
     """
 
     value: float

@@ -89,6 +89,14 @@ def khat(
         ImportError: without ArviZ.
 
     Cost: about 30 kernel fits of at most 1024 draws; nothing if exact.
+
+    Example::
+
+        from numpyro_kscore import khat
+
+        estimate = khat(draws)
+        estimate.verdict  # "good"
+        print(estimate)  # with the interval, and why
     """
     check_is_draws(draws)
     check_count("num_repeats", num_repeats, minimum=2)

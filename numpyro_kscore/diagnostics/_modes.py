@@ -61,6 +61,14 @@ class Modes(NamedTuple):
         share: of the missed modes in the mass of all, by Laplace's method.
         num_paths: ascents.
         num_arrived: ascents that ended at a maximum.
+
+    Example::
+
+        from numpyro_kscore import diagnose
+
+        diagnosis = diagnose(svi, result, y, verbose=False)
+        diagnosis.modes.num_missed  # 0
+        diagnosis.modes.num_arrived, diagnosis.modes.num_paths
     """
 
     num_missed: int

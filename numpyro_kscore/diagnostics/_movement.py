@@ -59,6 +59,14 @@ class Movement(NamedTuple):
             of the mean or the square, whichever is larger, (d,).
         num_transitions: number of transitions of each chain.
         acceptance: fraction of accepted transitions.
+
+    Example::
+
+        from numpyro_kscore import diagnose
+
+        diagnosis = diagnose(svi, result, y, verbose=False)
+        dict(zip(diagnosis.names, diagnosis.movement.shift))  # of each mean, in standard deviations
+        diagnosis.movement.ratio  # (2,)
     """
 
     shift: np.ndarray

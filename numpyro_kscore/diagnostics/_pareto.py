@@ -38,6 +38,14 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
     Raises:
         ImportError: without ArviZ.
         ValueError: for another shape, or numbers that are not finite.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import pareto_smooth
+
+        log_weights, k = pareto_smooth(0.5 * samples[:, 0])
+        log_weights  # (200,)
+        k < 0.7  # True
     """
     values = np.asarray(log_weights, np.float64)
     if values.ndim != 1 or values.shape[0] < 25 or not np.all(np.isfinite(values)):
@@ -84,6 +92,13 @@ def weight_ess(log_weights: Any) -> float:
 
     Returns:
         A number from 1 to n.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import weight_ess
+
+        weight_ess(jnp.zeros(100))  # 100.0
+        weight_ess(2.0 * samples[:, 0]) < 100  # True
     """
     values = np.asarray(log_weights, np.float64)
     weights = np.exp(values - np.max(values))
@@ -110,6 +125,15 @@ def importance_resample(
     Raises:
         ValueError: for weights of another length.
         ImportError: without ArviZ.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import importance_resample
+
+        log_weights = 0.5 * samples[:, 0]  # shifts the first mean by 0.5
+        moved = importance_resample(random.key(1), samples, log_weights)
+        moved  # (200, 2)
+        jnp.mean(moved[:, 0] - samples[:, 0]) > 0.3  # True
     """
     weights = np.exp(pareto_smooth(log_weights)[0])
     n = weights.shape[0]

@@ -85,6 +85,13 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
     Raises:
         ValueError: for another number of columns.
         ImportError: without matplotlib.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import plot_pairs
+
+        figure = plot_pairs(draws.samples, names=["loc", "log scale"])
+        figure.savefig("pairs.png")
     """
     x = np.asarray(as_points("samples", samples, minimum=10))
     dim = x.shape[1]
@@ -149,6 +156,13 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
     Raises:
         ValueError: unless there are two columns.
         ImportError: without matplotlib.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import plot_score_field
+
+        figure = plot_score_field(draws.samples, draws.scores, names=["loc", "log scale"])
+        figure.savefig("score.png")
     """
     x = np.asarray(as_points("samples", samples, dim=2, minimum=10))
     labels, plt = _names(names, 2), _pyplot()
@@ -183,6 +197,13 @@ def plot_weights(estimate: KhatEstimate) -> Any:
 
     Raises:
         ImportError: without matplotlib or ArviZ.
+
+    Example::
+
+        from numpyro_kscore import khat
+        from numpyro_kscore.diagnostics import plot_weights
+
+        figure = plot_weights(khat(draws))
     """
     plt = _pyplot()
     raw = np.sort(estimate.log_weights)[::-1]
@@ -217,6 +238,13 @@ def plot_convergence(result: Any) -> Any:
 
     Raises:
         ImportError: without matplotlib.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import plot_convergence
+
+        figure = plot_convergence(result)
+        figure.savefig("convergence.png")
     """
     plt = _pyplot()
     losses = np.asarray(result.losses)
@@ -249,6 +277,12 @@ def plot_vsbc(result: Any) -> Any:
 
     Raises:
         ImportError: without matplotlib.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import plot_vsbc, vsbc
+
+        figure = plot_vsbc(vsbc(svi, random.key(0), num_simulations=20, num_svi_steps=200))
     """
     plt = _pyplot()
     columns = [

@@ -35,6 +35,13 @@ class SteinTest(NamedTuple):
         standard_error: of the U-statistic.
         p_value: of the U-statistic, under the hypothesis that the draws are independent draws of
             the model.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import ksd
+
+        test = ksd(samples, -2 * samples)  # of draws that are too wide for the model
+        test.p_value < 0.05  # True
     """
 
     u_statistic: Array
@@ -71,6 +78,13 @@ def ksd(
         ValueError: if the shapes differ, there are too few draws, or some are not finite.
 
     Cost: O(n² (d + num_bootstrap)) time, O(n (n + num_bootstrap)) memory.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import ksd
+
+        ksd(samples, -samples).p_value > 0.05  # True: the model is right
+        ksd(samples, 0.5 - samples).p_value < 0.05  # True: its mean is 0.5 and not 0
     """
     x, s = as_scored(samples, scores, minimum=10)
     check_count("num_bootstrap", num_bootstrap, minimum=19)

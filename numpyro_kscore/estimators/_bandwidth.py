@@ -18,6 +18,13 @@ class Median:
 
     Args:
         factor: positive multiplier.
+
+    Example::
+
+        from numpyro_kscore.estimators import Median, nu_method
+
+        score = nu_method(bandwidth=Median(0.8)).fit(samples)
+        score.info.bandwidth  # ()
     """
 
     factor: Any = 1.0
@@ -37,6 +44,13 @@ class AutoBandwidth:
 
     Args:
         factors: positive multiples that are tried; each costs as much as the fit itself.
+
+    Example::
+
+        from numpyro_kscore.estimators import AutoBandwidth, KernelDensity
+
+        score = KernelDensity(AutoBandwidth((0.5, 0.7, 1.0))).fit(samples)
+        score.info.losses  # (3,)
     """
 
     factors: tuple[float, ...] = static(default=(1.0, 4.0, 0.5))

@@ -24,6 +24,14 @@ class AtSamples(NamedTuple):
             with the context in it; of 1024 samples, evenly spaced, where there are too many for
             all pairs.
         nearest_context: the same of the context alone, or None without one.
+
+    Example::
+
+        from numpyro_kscore.estimators import nu_method
+
+        estimate = nu_method().at_samples(samples, debias="jackknife")
+        estimate.scores  # (200, 2)
+        estimate.info.converged  # True
     """
 
     residual: jax.Array

@@ -81,6 +81,15 @@ class KernelExponentialFamily(Distribution):
             estimator.
         ValueError: for a wrong shape, samples that are not finite (outside ``jit``), or a base
             without a density; without a base the density would not fall off at all.
+
+    Example::
+
+        from numpyro_kscore import KernelExponentialFamily
+
+        prior = KernelExponentialFamily(samples)  # for numpyro.sample("theta", prior)
+        prior.log_prob(samples)  # (200,)
+        normalized = prior.normalize(random.key(1))
+        normalized.log_prob(jnp.zeros(2))  # -1.84
     """
 
     arg_constraints = {"samples": constraints.real_matrix}

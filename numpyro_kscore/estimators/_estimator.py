@@ -95,8 +95,9 @@ class ScoreEstimator(GuideEstimator):
 
     Example::
 
-        score = ScoreEstimator().fit(draws)      # (n, d)
-        score(x), score.log_density(x), score.info
+        score = ScoreEstimator().fit(samples)
+        score.at_samples  # (200, 2)
+        score.info.selection.strength  # steps of the ν-method that held-out samples support
     """
 
     kernel: Kernel = CurlFree()

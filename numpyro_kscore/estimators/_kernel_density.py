@@ -65,8 +65,11 @@ class KernelDensity:
 
     Example::
 
-        score = KernelDensity(correction="debiased").fit(draws)      # (n, d)
-        score(x), score.log_density(x), score.at_samples
+        from numpyro_kscore.estimators import KernelDensity
+
+        score = KernelDensity(correction="debiased").fit(samples)
+        score(samples[:5])  # (5, 2)
+        score.log_density(samples[:5])  # (5,)
     """
 
     bandwidth: Any = "reference"

@@ -32,6 +32,14 @@ class KernelDensityInfo(NamedTuple):
             None for a bandwidth that was not selected.
         losses: their held-out losses, (b,), in standardized units; NaN for fewer than 4 samples,
             too few to hold any out. None likewise.
+
+    Example::
+
+        from numpyro_kscore.estimators import KernelDensity
+
+        score = KernelDensity().fit(samples)
+        score.info.raise_if_failed()
+        score.info.bandwidth  # ()
     """
 
     bandwidth: jax.Array
@@ -60,6 +68,14 @@ class KernelDensityScore:
         log_floor: log ε, in the same units; -inf without a floor.
         info: how the fit went.
         fourth_order: whether the kernel is the Laplace-corrected one, with negative parts.
+
+    Example::
+
+        from numpyro_kscore.estimators import KernelDensity
+
+        score = KernelDensity().fit(samples)
+        score(samples[:5])  # (5, 2)
+        score.at_samples  # (200, 2)
     """
 
     centers: Centers

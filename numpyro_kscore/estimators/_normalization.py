@@ -31,6 +31,14 @@ class Normalization(NamedTuple):
         effective_sample_size: ``(Σw)²/Σw²`` of the weights w, from 1 to ``num_draws``; below a
             hundred, take more draws, or distrust the constant.
         num_draws: number of draws.
+
+    Example::
+
+        from numpyro_kscore import KernelExponentialFamily
+
+        prior = KernelExponentialFamily(samples).normalize(random.key(1))
+        prior.normalization.raise_if_failed()
+        prior.normalization.standard_error < 0.01  # True
     """
 
     log_constant: jax.Array

@@ -67,6 +67,13 @@ def nu_method(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import nu_method
+
+        score = nu_method(num_steps=50).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     return _literal(CurlFree(profile), NuMethod(num_steps, nu), solver, bandwidth)
 
@@ -94,6 +101,13 @@ def landweber(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import landweber
+
+        score = landweber(num_steps=1000).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     return _literal(CurlFree(profile), LandweberIteration(num_steps, step_size), solver, bandwidth)
 
@@ -119,6 +133,13 @@ def kef(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import kef
+
+        score = kef(lam=1e-2).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     return _literal(CurlFree(profile), Tikhonov(lam), solver, bandwidth)
 
@@ -147,6 +168,13 @@ def kef_cg(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import kef_cg
+
+        score = kef_cg(lam=1e-2).fit(samples)
+        score.info.converged  # True
     """
     solver = ConjugateGradient(max_steps, tol)
     return _literal(CurlFree(profile), Tikhonov(lam), solver, bandwidth)
@@ -173,6 +201,13 @@ def truncated_tikhonov(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import truncated_tikhonov
+
+        score = truncated_tikhonov(lam=1e-2).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     return _literal(CurlFree(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
 
@@ -201,6 +236,13 @@ def nkef(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import Landmarks, nkef
+
+        score = nkef(landmarks=Landmarks(20, key=random.key(0))).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     estimator = _literal(CurlFree(profile), TruncatedTikhonov(lam), solver, bandwidth)
     return dataclasses.replace(estimator, landmarks=landmarks)
@@ -227,6 +269,13 @@ def spectral_cutoff(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import spectral_cutoff
+
+        score = spectral_cutoff(fraction=0.9).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     cutoff = SpectralCutoff(fraction=fraction) if lam is None else SpectralCutoff(lam=lam)
     return _literal(CurlFree(profile), cutoff, Dense(), bandwidth)
@@ -255,6 +304,13 @@ def stein(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import stein
+
+        score = stein(lam=1e-2).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     return _literal(Diagonal(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
 
@@ -280,6 +336,13 @@ def ssge(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Example::
+
+        from numpyro_kscore.estimators import ssge
+
+        score = ssge(fraction=0.9).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
     curl_free = spectral_cutoff(fraction, lam=lam, bandwidth=bandwidth)
     return dataclasses.replace(curl_free, kernel=Diagonal(profile))

@@ -27,7 +27,11 @@ class RandomFeatures:
 
     Example::
 
-        ScoreEstimator(features=RandomFeatures(2048, key=jax.random.key(0))).fit(draws)
+        from numpyro_kscore.estimators import RandomFeatures
+        from numpyro_kscore.regularizers import NuMethod
+
+        features = RandomFeatures(256, key=random.key(0))
+        score = ScoreEstimator(regularizer=NuMethod(45), features=features).fit(samples)
     """
 
     num_features: int = static(default=2048)

@@ -32,6 +32,13 @@ class NormalReference:
 
     Args:
         factor: positive multiplier.
+
+    Example::
+
+        from numpyro_kscore.estimators import KernelDensity, NormalReference
+
+        score = KernelDensity(NormalReference(0.8)).fit(samples)
+        score.info.bandwidth  # 0.33
     """
 
     factor: Any = 1.0

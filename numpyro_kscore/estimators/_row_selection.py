@@ -119,7 +119,10 @@ class Landmarks(RowSelection):
 
     Example::
 
-        ScoreEstimator(landmarks=Landmarks(200, key=jax.random.key(0))).fit(draws)
+        from numpyro_kscore.estimators import Landmarks, nkef
+
+        landmarks = Landmarks(20, key=random.key(0))
+        score = nkef(landmarks=landmarks).fit(samples)
     """
 
     argument = "landmarks"
@@ -148,7 +151,11 @@ class Subset(RowSelection):
 
     Example::
 
-        ScoreEstimator(subset=Subset(2048, key=jax.random.key(0))).fit(draws)
+        from numpyro_kscore.estimators import Subset
+        from numpyro_kscore.regularizers import NuMethod
+
+        subset = Subset(50, key=random.key(0))
+        score = ScoreEstimator(regularizer=NuMethod(45), subset=subset).fit(samples)
     """
 
     argument = "subset"

@@ -37,6 +37,13 @@ class Score:
         expansion: the residual ``ŝ - s0`` in those coordinates.
         base: the base score s0.
         sharding: how points it is evaluated at are divided over devices, or None.
+
+    Example::
+
+        score = ScoreEstimator().fit(samples)
+        score(samples[:5])  # (5, 2)
+        score.log_density(samples[:5])  # (5,)
+        score.info.converged  # True
     """
 
     kernel: Kernel

@@ -46,6 +46,17 @@ class StreamState:
         features: the features, at unit bandwidth.
         halves: moments of even and odd samples.
         some: at most 2048 samples of the first batch, for the errors of held-out losses.
+
+    Example::
+
+        from numpyro_kscore.estimators import RandomFeatures
+        from numpyro_kscore.regularizers import NuMethod
+
+        estimator = ScoreEstimator(regularizer=NuMethod(45), features=RandomFeatures(256))
+        state = estimator.init_stream(samples[:100])
+        state = estimator.partial_fit(state, samples[100:])
+        state.num_samples  # 200
+        score = estimator.finish(state)
     """
 
     coordinates: Coordinates

@@ -44,6 +44,18 @@ class LearnedPriorInfo(NamedTuple):
         held_out: loss at draws that were not trained on.
         gaussian: loss, at the same draws, of the Gaussian with the prior's mean and covariance. If
             the two hardly differ, the prior is Gaussian, or the network has learned nothing.
+
+    Example::
+
+        from numpyro_kscore.functions import learn_prior
+
+        def step(key, x):
+            return jnp.where(x < random.uniform(key), -1.0, 1.0)
+
+        x = jnp.linspace(0.0, 1.0, 8)
+        prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)
+        prior.info.raise_if_failed()
+        prior.info.held_out < prior.info.gaussian  # True
     """
 
     losses: jax.Array
@@ -74,6 +86,19 @@ class LearnedPrior(Distribution):
         layers: weights and biases of u.
         info: report of the training.
         sampler: the simulator.
+
+    Example::
+
+        from numpyro_kscore.functions import learn_prior
+
+        def step(key, x):
+            return jnp.where(x < random.uniform(key), -1.0, 1.0)
+
+        x = jnp.linspace(0.0, 1.0, 8)
+        prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)
+        values = prior.sample(random.key(1), (5,))
+        values  # (5, 8)
+        prior.log_prob(values)  # (5,)
     """
 
     support = constraints.real_vector
@@ -172,6 +197,17 @@ def learn_prior(
 
     Cost: num_steps forward and backward passes over the network and its gradient; 20 s on one core
     for 31 points and 4 000 steps.
+
+    Example::
+
+        from numpyro_kscore.functions import learn_prior
+
+        def step(key, x):
+            return jnp.where(x < random.uniform(key), -1.0, 1.0)
+
+        x = jnp.linspace(0.0, 1.0, 8)
+        prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)
+        prior.info.losses  # (200,)
     """
     if not isinstance(hidden_dims, list | tuple) or not hidden_dims:
         raise TypeError(

@@ -54,6 +54,16 @@ class Measurement(NamedTuple):
         points: inputs at which functions are evaluated, (B + M, ...): rows of the data first.
         rows: indices of those rows in the data, (B,).
         data: the plate of those rows; observations in it count N/B times.
+
+    Example::
+
+        from numpyro_kscore.functions import measure
+
+        x, pool = jnp.linspace(0.0, 1.0, 50), jnp.linspace(-1.0, 2.0, 200)
+        with numpyro.handlers.seed(rng_seed=0):
+            at = measure(x, 20, pool, 10)
+        at.points  # (30,)
+        at.of_data(jnp.sin(at.points))  # (20,)
     """
 
     points: jax.Array
@@ -93,6 +103,20 @@ def measure(
     Raises:
         TypeError: for counts that are not integers.
         ValueError: for counts above the number of inputs, or inputs of different shapes.
+
+    Example::
+
+        from numpyro_kscore.functions import measure
+
+        def curve(x, values, pool):
+            at = measure(x, 20, pool, 10)
+            f = numpyro.sample("f", dist.Normal(0, 1).expand(at.points.shape).to_event(1))
+            with at.data:
+                numpyro.sample("y", dist.Normal(at.of_data(f), 0.1), obs=values[at.rows])
+
+        x, pool = jnp.linspace(0.0, 1.0, 50), jnp.linspace(-1.0, 2.0, 200)
+        trace = numpyro.handlers.trace(numpyro.handlers.seed(curve, 0)).get_trace(x, jnp.sin(x), pool)
+        trace["f"]["value"]  # (30,)
     """
     x = _inputs("x", x)
     batch_size = _count("batch_size", batch_size, x.shape[0])
@@ -152,6 +176,17 @@ def sampled_prior(
         ValueError: for values of another shape than (m,), or a jitter that is not positive.
 
     Cost: O(num_draws²) a solver step and O(num_draws) a particle.
+
+    Example::
+
+        from numpyro_kscore.functions import sampled_prior
+
+        def wave(key, x):
+            return jnp.sin(6.0 * (x + random.uniform(key)))
+
+        x = jnp.linspace(0.0, 1.0, 8)
+        with numpyro.handlers.seed(rng_seed=0):
+            f = numpyro.sample("f", sampled_prior(wave, x, 200, jitter=0.1))  # (8,)
     """
     check_count("num_draws", num_draws, minimum=2)
     check_positive("jitter", jitter)

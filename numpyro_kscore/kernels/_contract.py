@@ -19,6 +19,15 @@ class FieldWeights(NamedTuple):
         outer: weight of ``r rᵀ``; None where it vanishes.
         inner: weight of the identity.
         zeta: weight of r in ζ.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree
+
+        x, y, c = samples[:3]
+        weights = CurlFree().field_weights(jnp.sum((x - y) ** 2), dim=2)
+        field = weights.outer * (x - y) * jnp.dot(x - y, c) + weights.inner * c
+        jnp.allclose(field, CurlFree()(x, y) @ c)  # True
     """
 
     outer: jax.Array | None
@@ -32,6 +41,13 @@ class PotentialWeights(NamedTuple):
     Attributes:
         field: the potential of ``K(x, y) c`` is ``field · rᵀc``.
         zeta: the potential of ζ is ``mean_j zeta_j``.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree
+
+        weights = CurlFree().potential_weights(jnp.array([0.5, 1.0, 2.0]), dim=2)
+        weights.field  # (3,)
     """
 
     field: jax.Array
@@ -50,6 +66,13 @@ class DivergenceWeights(NamedTuple):
         cross: weight of ``rᵀA c``.
         zeta_along: weight of ``rᵀA r`` in ζ.
         zeta: weight of ``tr A`` in ζ.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree
+
+        weights = CurlFree().divergence_weights(jnp.array([0.5, 1.0, 2.0]), dim=2)
+        weights.cross  # (3,)
     """
 
     along: jax.Array | None
@@ -60,7 +83,16 @@ class DivergenceWeights(NamedTuple):
 
 
 class Kernel:
-    """A radial matrix-valued kernel; subclasses give the weights of pairs of points."""
+    """A radial matrix-valued kernel; subclasses give the weights of pairs of points.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree, Kernel
+
+        kernel: Kernel = CurlFree()
+        kernel.has_potential  # True
+        kernel.trace(dim=2)  # 2.0
+    """
 
     #: The radial profile, a :class:`~numpyro_kscore.kernels.RadialProfile`.
     profile: Any

@@ -52,6 +52,13 @@ class CurlFree(Kernel):
 
     Raises:
         ValueError: at a fit, for a profile with fewer.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree, Gaussian
+
+        kernel = CurlFree(Gaussian())  # for ScoreEstimator(kernel)
+        kernel(samples[0], samples[1])  # (2, 2)
     """
 
     profile: RadialProfile = IMQ()
@@ -100,6 +107,14 @@ class Diagonal(Kernel):
 
     Raises:
         ValueError: at a fit, for a profile with fewer.
+
+    Example::
+
+        from numpyro_kscore.kernels import Diagonal, Matern
+        from numpyro_kscore.regularizers import NuMethod
+
+        score = ScoreEstimator(Diagonal(Matern(2.5)), NuMethod(45)).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     profile: RadialProfile = IMQ()

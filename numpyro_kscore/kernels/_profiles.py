@@ -40,6 +40,18 @@ class RadialProfile:
     Attributes:
         differentiability: how many continuous derivatives ``x -> φ(|x|²)`` has. A diagonal
             kernel needs 2; a curl-free kernel, itself a second derivative, needs 4.
+
+    Example::
+
+        from numpyro_kscore import pytree
+        from numpyro_kscore.kernels import RadialProfile
+
+        @pytree
+        class Exponential(RadialProfile):
+            def __call__(self, s):
+                return jnp.exp(-s)
+
+        Exponential().derivatives(jnp.array(0.0), 2)[1]  # -1.0
     """
 
     @property
@@ -93,6 +105,12 @@ class IMQ(RadialProfile):
 
     Args:
         exponent: positive; 0.5 is the usual inverse multiquadric.
+
+    Example::
+
+        from numpyro_kscore.kernels import IMQ
+
+        IMQ()(3.0)  # 0.5
     """
 
     exponent: float = static(default=0.5)
@@ -109,7 +127,14 @@ class IMQ(RadialProfile):
 
 @pytree
 class Gaussian(RadialProfile):
-    """Gaussian profile ``exp(-s/2)``."""
+    """Gaussian profile ``exp(-s/2)``.
+
+    Example::
+
+        from numpyro_kscore.kernels import Gaussian
+
+        Gaussian()(1.0)  # 0.607
+    """
 
     def __call__(self, s: jax.Array) -> jax.Array:
         return jnp.exp(-0.5 * s)
@@ -125,6 +150,12 @@ class RationalQuadratic(RadialProfile):
 
     Args:
         alpha: positive; large values approach :class:`Gaussian`.
+
+    Example::
+
+        from numpyro_kscore.kernels import RationalQuadratic
+
+        RationalQuadratic(alpha=1.0)(2.0)  # 0.5
     """
 
     alpha: float = static(default=1.0)
@@ -148,6 +179,13 @@ class Matern(RadialProfile):
     Args:
         nu: smoothness, one of 1.5, 2.5 and 3.5. Curl-free kernels need at least 2.5; 1.5
             serves diagonal kernels only.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree, Matern
+
+        Matern(3.5).differentiability  # 6
+        kernel = CurlFree(Matern(3.5))  # needs 4
     """
 
     nu: float = static(default=2.5)
@@ -208,6 +246,13 @@ class Profile(RadialProfile):
         fn: elementwise function of the squared distance, differentiable at 0 (write it in s,
             not in ``sqrt(s)``), and such that ``fn(|x - y|²)`` is positive definite.
         smoothness: how many continuous derivatives ``x -> fn(|x|²)`` has; infinite by default.
+
+    Example::
+
+        from numpyro_kscore.kernels import CurlFree, Profile
+
+        sech = Profile(lambda s: 1.0 / (1.0 + s + s**2 / 4))
+        kernel = CurlFree(sech)
     """
 
     fn: Callable[[jax.Array], jax.Array] = static()
@@ -229,6 +274,14 @@ class Mixture(RadialProfile):
         profiles: the components.
         weights: positive weights; all 1 by default.
         lengthscales: in units of the bandwidth; all 1 by default.
+
+    Example::
+
+        from numpyro_kscore.kernels import IMQ, Gaussian, Mixture
+
+        profile = 0.5 * IMQ() + Gaussian()
+        profile == Mixture((IMQ(), Gaussian()), weights=(0.5, 1.0))  # False
+        profile(0.0)  # 1.5
     """
 
     profiles: tuple[RadialProfile, ...]
@@ -280,6 +333,13 @@ def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> 
 
     Raises:
         ValueError: for no lengthscale, or one that is a concrete non-positive number.
+
+    Example::
+
+        from numpyro_kscore.kernels import Gaussian, multi_bandwidth
+
+        profile = multi_bandwidth(Gaussian(), (0.5, 1.0, 2.0))
+        profile(0.0)  # 1.0
     """
     lengthscales = tuple(lengthscales)
     if not lengthscales:

@@ -85,9 +85,11 @@ def refine(
 
     Example::
 
-        result = fit(svi, random.key(0), data)
-        refined = refine(svi, result, data)
-        az.summary(refined.to_arviz())
+        from numpyro_kscore import refine
+
+        refined = refine(svi, result, y)  # prints what is known of the chains
+        refined.converged  # True
+        tree = refined.to_arviz()
     """
     check_blackjax()
     _check_numbers(num_chains, num_superchains, max_gradients, tol)

@@ -51,6 +51,14 @@ class Refinement:
             without those of the search for modes.
         num_transitions: transitions of each chain, the same.
         modes: what the search for modes found.
+
+    Example::
+
+        from numpyro_kscore import refine
+
+        refined = refine(svi, result, y, verbose=False)
+        refined.verdict  # "good"
+        refined.samples["scale"].shape[0]  # 64
     """
 
     verdict: Verdict

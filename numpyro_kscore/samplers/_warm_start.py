@@ -34,6 +34,14 @@ class WarmStart(NamedTuple):
             leading axis ``num_chains``.
         inverse_mass_matrix: the covariance of the guide's draws, (d, d); their variances, (d,), in
             more than 256 dimensions.
+
+    Example::
+
+        from numpyro_kscore import warm_start
+
+        start = warm_start(svi, result, 4, y)
+        start.positions["scale"]  # (4,)
+        start.inverse_mass_matrix  # (2, 2)
     """
 
     model: Callable[..., Any]
@@ -98,9 +106,13 @@ def warm_start(
 
     Example::
 
-        start = warm_start(svi, result, 4, data)
-        mcmc = MCMC(start.nuts(), num_warmup=100, num_samples=1_000, num_chains=4)
-        mcmc.run(random.key(2), data, init_params=start.init_params)
+        from numpyro.infer import MCMC
+        from numpyro_kscore import warm_start
+
+        start = warm_start(svi, result, 1, y)
+        mcmc = MCMC(start.nuts(), num_warmup=100, num_samples=500, progress_bar=False)
+        mcmc.run(random.key(2), y, init_params=start.init_params)
+        mcmc.get_samples()["scale"]  # (500,)
     """
     check_count("num_chains", num_chains)
     guide = open_guide(svi, result, args, kwargs, rng_key)

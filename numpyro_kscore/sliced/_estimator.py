@@ -72,8 +72,10 @@ class SlicedScoreMatching(GuideEstimator):
 
     Example::
 
-        score = SlicedScoreMatching().fit(random.key(0), draws)     # (n, d)
-        score(x), score.divergence(x), score.info.losses
+        from numpyro_kscore.sliced import SlicedScoreMatching
+
+        score = SlicedScoreMatching(hidden_dims=(32,), num_steps=200).fit(random.key(0), samples)
+        score.at_samples  # (200, 2)
     """
 
     hidden_dims: tuple[int, ...] = static(default=(128, 128))

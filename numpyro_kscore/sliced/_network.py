@@ -64,6 +64,14 @@ class NeuralInfo(NamedTuple):
         losses: the loss at every step, (num_steps,), in standardized coordinates and up to a
             constant; noisy, because directions and batches are drawn anew.
         finite: whether the score is finite at all samples.
+
+    Example::
+
+        from numpyro_kscore.sliced import SlicedScoreMatching
+
+        score = SlicedScoreMatching(hidden_dims=(32,), num_steps=200).fit(random.key(0), samples)
+        score.info.raise_if_failed()
+        score.info.losses  # (200,)
     """
 
     losses: jax.Array
@@ -89,6 +97,14 @@ class NeuralScore:
         coordinates: the map to the network's coordinates.
         base: the score that the network is added to: ``"gaussian"``, None, or ``"values"`` if it
             is known at the samples only.
+
+    Example::
+
+        from numpyro_kscore.sliced import SlicedScoreMatching
+
+        score = SlicedScoreMatching(hidden_dims=(32,), num_steps=200).fit(random.key(0), samples)
+        score(samples[:5])  # (5, 2)
+        score.divergence(samples[:5])  # (5,)
     """
 
     layers: Layers

@@ -22,6 +22,16 @@ class SlicedState:
         optimizer: the moments of Adam.
         coordinates: coordinates of the last samples, in which the network is evaluated.
         loss: loss at the last step, NaN if that step was skipped.
+
+    Example::
+
+        from numpyro_kscore.sliced import SlicedScoreMatching
+
+        estimator = SlicedScoreMatching(hidden_dims=(32,))
+        state = estimator.init(random.key(0), dim=2)
+        state = estimator.update(state, random.key(1), samples, num_steps=10)
+        state.loss  # ()
+        estimator.score(state, samples)  # (200, 2)
     """
 
     layers: Layers

@@ -36,6 +36,13 @@ def sliced_loss(
         The mean over draws and projections, a scalar.
 
     Cost: p derivatives of the field along a direction, forward mode.
+
+    Example::
+
+        from numpyro_kscore.sliced import sliced_loss
+
+        directions = random.rademacher(random.key(1), (4, 200, 2), float)
+        sliced_loss(lambda x: -x, samples, directions)  # -1.0
     """
     values, along = jax.vmap(lambda v: jax.jvp(field, (x,), (v,)), out_axes=(None, 0))(directions)
     curvature = jnp.mean(jnp.sum(directions * along, axis=2), axis=0)

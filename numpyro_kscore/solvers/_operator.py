@@ -10,7 +10,12 @@ __all__ = ["Operator", "Solution"]
 
 
 class Operator(Protocol):
-    """The operator K/n as solvers see it: products with (d, n) arrays, and bounds."""
+    """The operator K/n as solvers see it: products with (d, n) arrays, and bounds.
+
+    Example::
+
+
+    """
 
     @property
     def points(self) -> jax.Array:
@@ -50,6 +55,10 @@ class Solution(NamedTuple):
         steps: products with the Gram operator that were spent.
         residual: relative residual, 0 where the solver is direct.
         spectral_scale: ρ ≥ 1 by which the spectrum was divided to suit the filter.
+
+    Example::
+
+
     """
 
     values: jax.Array

@@ -248,7 +248,33 @@ def _moved_by_all_pairs(
 
 
 class Solver:
-    """Applies filters of ``K/n``; subclasses implement :meth:`check` and :meth:`solve`."""
+    """Applies filters of ``K/n``; subclasses implement :meth:`check` and :meth:`solve`.
+
+    Example::
+
+        from numpyro_kscore import pytree, static
+        from numpyro_kscore.regularizers import Tikhonov
+        from numpyro_kscore.solvers import Solution, Solver
+
+        @pytree
+        class Richardson(Solver):
+            num_steps: int = static(default=100)
+
+            def check(self, regularizer):
+                if not isinstance(regularizer, Tikhonov):
+                    raise TypeError(f"regularizer: expected Tikhonov(lam); got {regularizer!r}")
+
+            def solve(self, gram, h, regularizer):
+                lam = regularizer.lam
+                u = h / (gram.norm_bound + lam)
+                for _ in range(self.num_steps):
+                    rest = h - gram @ u - lam * u
+                    u = u + rest / (gram.norm_bound + lam)
+                steps, residual = jnp.array(self.num_steps), jnp.linalg.norm(rest) / jnp.linalg.norm(h)
+                return Solution(-u, u / (lam * h.shape[1]), -1 / lam, steps, residual, jnp.ones(()))
+
+        score = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Richardson()).fit(samples)
+    """
 
     def check(self, regularizer: Regularizer) -> None:
         """Raise ``TypeError`` if this solver cannot apply ``regularizer``."""
