@@ -75,7 +75,8 @@ def stein_discrepancy(samples: ArrayLike, scores: ArrayLike) -> Discrepancy:
 
         from numpyro_kscore.diagnostics import stein_discrepancy
 
-        stein_discrepancy(samples, 0.5 - samples).value  # 0.25
+        found = stein_discrepancy(samples, 0.5 - samples)  # of a mean that is off by half an sd
+        abs(found.value - 0.5**2) < 3 * found.standard_error  # True
     """
     x, s = as_scored(samples, scores, minimum=3)
     return masked_stein_discrepancy(x, s, jnp.ones(x.shape[0], bool))

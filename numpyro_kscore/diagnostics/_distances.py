@@ -124,8 +124,9 @@ def mmd_squared(x: ArrayLike, y: ArrayLike, bandwidth: ArrayLike | None = None) 
 
         from numpyro_kscore.diagnostics import mmd_squared
 
-        x, shifted = samples[:100], samples[100:] + 1.0
-        mmd_squared(x, shifted, bandwidth=1.0) > 10 * mmd_squared(x, samples[100:], bandwidth=1.0)  # True
+        x, y = samples[:100], samples[100:]
+        noise, shift = (mmd_squared(x, z, bandwidth=1.0) for z in (y, y + 1.0))
+        shift > 10 * noise  # True
     """
     x, y = _same_dimension(x, y, minimum=2)
     if bandwidth is None:

@@ -115,7 +115,8 @@ def measure(
                 numpyro.sample("y", dist.Normal(at.of_data(f), 0.1), obs=values[at.rows])
 
         x, pool = jnp.linspace(0.0, 1.0, 50), jnp.linspace(-1.0, 2.0, 200)
-        trace = numpyro.handlers.trace(numpyro.handlers.seed(curve, 0)).get_trace(x, jnp.sin(x), pool)
+        seeded = numpyro.handlers.seed(curve, 0)
+        trace = numpyro.handlers.trace(seeded).get_trace(x, jnp.sin(x), pool)
         trace["f"]["value"]  # (30,)
     """
     x = _inputs("x", x)

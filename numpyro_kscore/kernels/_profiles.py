@@ -281,7 +281,7 @@ class Mixture(RadialProfile):
 
         profile = 0.5 * IMQ() + Gaussian()
         profile == Mixture((IMQ(), Gaussian()), weights=(0.5, 1.0))  # False
-        profile(0.0)  # 1.5
+        profile(jnp.zeros(()))  # 1.5
     """
 
     profiles: tuple[RadialProfile, ...]
@@ -339,7 +339,7 @@ def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> 
         from numpyro_kscore.kernels import Gaussian, multi_bandwidth
 
         profile = multi_bandwidth(Gaussian(), (0.5, 1.0, 2.0))
-        profile(0.0)  # 1.0
+        profile(jnp.zeros(()))  # 1.0
     """
     lengthscales = tuple(lengthscales)
     if not lengthscales:

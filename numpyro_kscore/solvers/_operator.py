@@ -14,7 +14,17 @@ class Operator(Protocol):
 
     Example::
 
+        from numpyro_kscore import pytree
+        from numpyro_kscore.regularizers import Tikhonov
+        from numpyro_kscore.solvers import Krylov, Operator
 
+        @pytree
+        class Telling(Krylov):
+            def solve(self, gram: Operator, h, regularizer):
+                print(gram.points.shape, (gram @ h).shape)
+                return super().solve(gram, h, regularizer)
+
+        score = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Telling(16)).fit(samples)
     """
 
     @property
@@ -58,7 +68,18 @@ class Solution(NamedTuple):
 
     Example::
 
+        from numpyro_kscore import pytree
+        from numpyro_kscore.regularizers import Tikhonov
+        from numpyro_kscore.solvers import Krylov, Solution
 
+        @pytree
+        class Doubting(Krylov):
+            def solve(self, gram, h, regularizer) -> Solution:
+                solution = super().solve(gram, h, regularizer)
+                return solution._replace(residual=2 * solution.residual)
+
+        score = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Doubting(16)).fit(samples)
+        score.info.steps  # 16
     """
 
     values: jax.Array

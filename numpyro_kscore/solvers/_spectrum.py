@@ -270,7 +270,8 @@ class Solver:
                 for _ in range(self.num_steps):
                     rest = h - gram @ u - lam * u
                     u = u + rest / (gram.norm_bound + lam)
-                steps, residual = jnp.array(self.num_steps), jnp.linalg.norm(rest) / jnp.linalg.norm(h)
+                steps = jnp.array(self.num_steps)
+                residual = jnp.linalg.norm(rest) / jnp.linalg.norm(h)
                 return Solution(-u, u / (lam * h.shape[1]), -1 / lam, steps, residual, jnp.ones(()))
 
         score = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Richardson()).fit(samples)

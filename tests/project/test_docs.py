@@ -11,26 +11,16 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import pytest
 
-import numpyro_kscore
+from support.documentation import DOCS, PUBLIC, ROOT, Block, blocks, public_names
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-# Modules whose names the reference documents, one page for each.
-PUBLIC = ["numpyro_kscore"] + [
-    f"numpyro_kscore.{name}"
-    for name in numpyro_kscore.__all__
-    if inspect.ismodule(getattr(numpyro_kscore, name))
-]
 # What the reference documents although nobody imports it: an entry of FitInfo.trace, and what
 # initial_gaussian returns.
 RECEIVED = {
@@ -40,23 +30,6 @@ RECEIVED = {
 }
 # What pages import although it may change: the count of operations on the page about devices.
 INTERNAL = {"numpyro_kscore.kernels._gram"}
-
-
-class Block(NamedTuple):
-    """Code of a page."""
-
-    code: str
-    warns: bool  # that a fit did not converge: says so by the tag "warns"
-
-
-def blocks(page: str) -> list[Block]:
-    """Code of a page in the order of the page: of plain pages, and cells of those run at build."""
-    found = re.findall(
-        r"^```(?:python|\{code-cell\} python)\n((?::[^\n]*\n)*)(.*?)^```",
-        page,
-        flags=re.DOTALL | re.MULTILINE,
-    )
-    return [Block(code.strip("\n") + "\n", "warns" in options) for options, code in found]
 
 
 PAGES = {path.stem: path.read_text() for path in sorted(DOCS.glob("*.md"))}
@@ -235,13 +208,6 @@ def find(name: str) -> object:
 
 
 DOCUMENTED = [name for page in REFERENCE.values() for name in documented(page)]
-
-
-def public_names() -> Iterator[tuple[str, str]]:
-    for module in PUBLIC:
-        for name in importlib.import_module(module).__all__:
-            if f"{module}.{name}" not in PUBLIC:
-                yield module, name
 
 
 def described(doc: str) -> set[str]:

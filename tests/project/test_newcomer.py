@@ -11,7 +11,7 @@ import venv
 
 import pytest
 
-from support.pages import DOCS, ROOT, blocks
+from support.documentation import DOCS, ROOT, blocks
 
 pytestmark = pytest.mark.slow
 
