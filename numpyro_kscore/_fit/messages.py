@@ -41,7 +41,8 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
     ),
     "noisy": (
         ", at a guide whose distance from the model is too noisy to tell",
-        "Its tails are probably wrong. Try other parameters of the model",
+        "A few draws lie where the model's density is steep: in wrong tails, or between modes. "
+        "diagnose(svi, result, ...) tells more; other parameters of the model may help",
     ),
     "skipped": (
         ", but {skipped:.0%} of the steps were skipped, since loss or gradient was not finite",

@@ -150,7 +150,7 @@ def test_every_page_is_in_one_menu():
 def count_numbers(page: str) -> int:
     """Numbers that a reader of a page meets, formulas, code and addresses apart."""
     text = re.sub(r"^```.*?^```", "", page, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"`[^`]*`|\$[^$]*\$|\]\([^)]*\)", " ", text)
+    text = re.sub(r"`[^`]*`|\$\$[^$]*\$\$|\$[^$]*\$|\]\([^)]*\)", " ", text)
     return len(re.findall(r"(?<![\w.])\d*\.?\d+", text))
 
 
@@ -160,7 +160,7 @@ def test_numbers_are_in_reports():
     counts = {name: count_numbers(PROSE[name]) for name in [*PAGES, "README"]}
     assert {name for name, count in counts.items() if count > 150} <= set(reports)
     assert counts["accuracy"] > 150
-    assert count_numbers("3 of `4` at $5$, .6 [7](8)\n```\n9\n```\n") == 3
+    assert count_numbers("3 of `4` at $5$, .6 [7](8) $$\n0\n$$\n```\n9\n```\n") == 3
 
 
 def test_the_table_of_folders_says_what_they_may_import():

@@ -151,7 +151,7 @@ def test_first_lines_of_the_readme(user, tmp_path):
     """With what the README's installation brings, within the seconds of a core that it states."""
     python, _, copy = user
     page = (copy / "README.md").read_text()
-    stated = re.search(r"\babout (\d+) seconds of a core\b", page)
+    stated = re.search(r"\babout (\d+) seconds on one core\b", page)
     assert stated
     first = blocks(page)[0].code + "assert draws['mean'].shape == (1_000,)\n"
     start = children_seconds()
