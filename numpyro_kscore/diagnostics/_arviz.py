@@ -118,8 +118,9 @@ def to_arviz(
         ImportError: without ArviZ.
         TypeError: for anything but an SVI and its result, and arguments the model cannot take.
         ValueError: for a model that observes nothing at these arguments, or a guide whose draws
-            cannot be evaluated; with ``log_likelihood``, for observations that share discrete
-            latents; with ``infer_discrete``, for a model without any, or with some inside a scan.
+            cannot be evaluated; for a ``khat`` of other draws; with ``log_likelihood``, for
+            observations that share discrete latents; with ``infer_discrete``, for a model without
+            any, or with some inside a scan.
 
     Example::
 

@@ -37,6 +37,10 @@ def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> 
     Raises:
         TypeError: if the draws are not ``GuideDraws``.
         ValueError: for draws that do not fit together, or without their Laplacian.
+        FloatingPointError: see :func:`~numpyro_kscore.khat`.
+        ImportError: without ArviZ.
+
+    Cost: that of :func:`~numpyro_kscore.khat`; nothing with ``fitted``.
 
     Example::
 
@@ -74,7 +78,9 @@ def spread_ratios(samples: Any, scores: Any) -> Array:
 
     Raises:
         TypeError: if they are not floating point.
-        ValueError: if the shapes differ or something is not finite.
+        ValueError: if the shapes differ, there are fewer than 4 draws, or something is not finite.
+
+    Cost: O(n d² + d³).
 
     Example::
 

@@ -172,7 +172,7 @@ def diagnose(
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
-        ValueError: see there.
+        ValueError: see there; and for fewer than 100 draws.
         FloatingPointError: if fewer than half of the draws are finite.
 
     Cost: three compiled programs. 512 chains of 120 to 960 transitions with up to 24 gradients of

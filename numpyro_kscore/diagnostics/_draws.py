@@ -59,7 +59,7 @@ def evaluate_guide(
     Raises:
         TypeError: if ``svi`` is not an ``SVI``, or ``result`` has no parameters.
         ValueError: for a model with latents that the guide does not draw, and guides that
-            :class:`~numpyro_kscore.ImplicitELBO` does not accept.
+            :class:`~numpyro_kscore.ImplicitELBO` does not accept; for fewer than 4 draws.
         FloatingPointError: if fewer than half of the draws are finite.
 
     Cost: ``num_samples`` values and gradients of the model, and up to 32 Hessian products each.

@@ -86,6 +86,7 @@ def khat(
         TypeError: if the draws are not :class:`~numpyro_kscore.diagnostics.GuideDraws`, and for a
             kernel without an energy.
         ValueError: for draws that do not fit together, or ``exact`` without a density.
+        FloatingPointError: if no energy has a finite held-out loss.
         ImportError: without ArviZ.
 
     Cost: about 30 kernel fits of at most 1024 draws; nothing if exact.

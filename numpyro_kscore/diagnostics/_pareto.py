@@ -39,6 +39,8 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
         ImportError: without ArviZ.
         ValueError: for another shape, or numbers that are not finite.
 
+    Source: Vehtari, Simpson, Gelman, Yao and Gabry 2024.
+
     Example::
 
         from numpyro_kscore.diagnostics import pareto_smooth
@@ -123,7 +125,8 @@ def importance_resample(
         The same tree, with leading axis ``num_samples``.
 
     Raises:
-        ValueError: for weights of another length.
+        TypeError: for a count that is not an integer.
+        ValueError: for weights of another length, fewer than 25, or not finite.
         ImportError: without ArviZ.
 
     Example::

@@ -83,7 +83,8 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
         The figure.
 
     Raises:
-        ValueError: for another number of columns.
+        TypeError: if draws are not floating point.
+        ValueError: for another number of columns, or fewer than 10 draws.
         ImportError: without matplotlib.
 
     Example::
@@ -154,7 +155,8 @@ def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | No
         The figure.
 
     Raises:
-        ValueError: unless there are two columns.
+        TypeError: if draws or scores are not floating point.
+        ValueError: unless there are two columns and at least 10 draws.
         ImportError: without matplotlib.
 
     Example::

@@ -19,6 +19,9 @@ class Median:
     Args:
         factor: positive multiplier.
 
+    Raises:
+        ValueError: for a factor that is concrete and not positive.
+
     Example::
 
         from numpyro_kscore.estimators import Median, nu_method
@@ -44,6 +47,9 @@ class AutoBandwidth:
 
     Args:
         factors: positive multiples that are tried; each costs as much as the fit itself.
+
+    Raises:
+        ValueError: for no multiple, or one that is not positive.
 
     Example::
 

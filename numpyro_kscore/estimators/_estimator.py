@@ -93,6 +93,10 @@ class ScoreEstimator(GuideEstimator):
             coarser ones than ``"float32"``: ``"tensorfloat32"`` (errors below 2 % of the
             statistical one, docs/performance) or ``"bfloat16"``. Everything else is in float32.
 
+    Raises:
+        TypeError: for a sharding that is none.
+        ValueError: for an unknown word, or a concrete bandwidth that is not positive.
+
     Example::
 
         score = ScoreEstimator().fit(samples)

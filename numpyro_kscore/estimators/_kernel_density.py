@@ -63,6 +63,10 @@ class KernelDensity:
         standardize: ``"full"`` whitens the samples, ``"diagonal"`` scales each coordinate,
             ``"none"`` leaves them.
 
+    Raises:
+        ValueError: for an unknown word, a concrete number out of range, or a pilot without
+            ``"debiased"``.
+
     Example::
 
         from numpyro_kscore.estimators import KernelDensity

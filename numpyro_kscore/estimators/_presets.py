@@ -66,7 +66,10 @@ def nu_method(
         scores are in 1/unit of the samples.
 
     Raises:
+        TypeError: for a count that is not an integer.
         ValueError: for a setting out of range.
+
+    Cost: 32 products with the Gram operator at the default solver, O(n² d) each.
 
     Example::
 
@@ -100,7 +103,10 @@ def landweber(
         scores are in 1/unit of the samples.
 
     Raises:
+        TypeError: for a count that is not an integer.
         ValueError: for a setting out of range.
+
+    Cost: 32 products with the Gram operator at the default solver, O(n² d) each.
 
     Example::
 
@@ -133,6 +139,8 @@ def kef(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Cost: O((n d)³) time and O((n d)²) memory at the default solver.
 
     Example::
 
@@ -167,7 +175,10 @@ def kef_cg(
         scores are in 1/unit of the samples.
 
     Raises:
+        TypeError: for a count that is not an integer.
         ValueError: for a setting out of range.
+
+    Cost: at most ``max_steps`` products with the Gram operator, O(n² d) each.
 
     Example::
 
@@ -201,6 +212,8 @@ def truncated_tikhonov(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Cost: O((n d)³) time and O((n d)²) memory.
 
     Example::
 
@@ -270,6 +283,8 @@ def spectral_cutoff(
     Raises:
         ValueError: for a setting out of range.
 
+    Cost: O((n d)³) time and O((n d)²) memory.
+
     Example::
 
         from numpyro_kscore.estimators import spectral_cutoff
@@ -305,6 +320,8 @@ def stein(
     Raises:
         ValueError: for a setting out of range.
 
+    Cost: O(n³ + n² d) time and O(n²) memory.
+
     Example::
 
         from numpyro_kscore.estimators import stein
@@ -336,6 +353,8 @@ def ssge(
 
     Raises:
         ValueError: for a setting out of range.
+
+    Cost: O(n³ + n² d) time and O(n²) memory.
 
     Example::
 

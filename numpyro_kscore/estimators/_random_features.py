@@ -25,6 +25,10 @@ class RandomFeatures:
             spaced, the first ones of a stream, or all if None. The divergence term, which carries
             most of the noise, is always that of all samples.
 
+    Raises:
+        TypeError: for a count that is not an integer.
+        ValueError: for a count below 2, or an odd ``num_features``.
+
     Example::
 
         from numpyro_kscore.estimators import RandomFeatures

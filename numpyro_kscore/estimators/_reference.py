@@ -33,6 +33,9 @@ class NormalReference:
     Args:
         factor: positive multiplier.
 
+    Raises:
+        ValueError: for a factor that is concrete and not positive.
+
     Example::
 
         from numpyro_kscore.estimators import KernelDensity, NormalReference

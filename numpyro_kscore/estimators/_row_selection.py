@@ -117,6 +117,10 @@ class Landmarks(RowSelection):
         key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
             take evenly spaced rows. A leaf.
 
+    Raises:
+        TypeError: for a count that is not an integer.
+        ValueError: for a count or a fraction out of range; at a fit, see :meth:`check`.
+
     Example::
 
         from numpyro_kscore.estimators import Landmarks
@@ -150,6 +154,10 @@ class Subset(RowSelection):
         indices: rows of the samples, distinct integers, shape (b,). A leaf.
         key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
             take evenly spaced rows. A leaf.
+
+    Raises:
+        TypeError: for a count that is not an integer.
+        ValueError: for a count or a fraction out of range; at a fit, see :meth:`check`.
 
     Example::
 

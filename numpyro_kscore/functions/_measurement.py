@@ -176,6 +176,7 @@ def sampled_prior(
         A distribution of the values, event shape (m,), known up to a constant.
 
     Raises:
+        TypeError: for a count that is not an integer.
         ValueError: for values of another shape than (m,), or a jitter that is not positive.
 
     Cost: O(num_draws²) a solver step and O(num_draws) a particle.

@@ -110,6 +110,9 @@ class IMQ(RadialProfile):
     Args:
         exponent: positive; 0.5 is the usual inverse multiquadric.
 
+    Raises:
+        ValueError: for an exponent that is not positive.
+
     Example::
 
         from numpyro_kscore.kernels import IMQ, CurlFree
@@ -157,6 +160,9 @@ class RationalQuadratic(RadialProfile):
     Args:
         alpha: positive; large values approach :class:`Gaussian`.
 
+    Raises:
+        ValueError: for a number that is not positive.
+
     Example::
 
         from numpyro_kscore.kernels import CurlFree, RationalQuadratic
@@ -186,6 +192,9 @@ class Matern(RadialProfile):
     Args:
         nu: smoothness, one of 1.5, 2.5 and 3.5. Curl-free kernels need at least 2.5; 1.5
             serves diagonal kernels only.
+
+    Raises:
+        ValueError: for another number.
 
     Example::
 
@@ -282,6 +291,10 @@ class Mixture(RadialProfile):
         profiles: the components.
         weights: positive weights; all 1 by default.
         lengthscales: in units of the bandwidth; all 1 by default.
+
+    Raises:
+        ValueError: for tuples of another length than the profiles', and concrete numbers that are
+            not positive.
 
     Example::
 

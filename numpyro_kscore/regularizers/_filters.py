@@ -156,6 +156,9 @@ class Tikhonov(Regularizer):
             serves many values. ``"auto"`` selects it from the samples by held-out score
             matching (docs/theory).
 
+    Raises:
+        ValueError: for a concrete λ that is not positive, or another word than ``"auto"``.
+
     Example::
 
         from numpyro_kscore.regularizers import Tikhonov
@@ -208,6 +211,9 @@ class TruncatedTikhonov(Regularizer):
     Args:
         lam: regularization parameter λ > 0, on the eigenvalues of K/n.
 
+    Raises:
+        ValueError: for a concrete λ that is not positive.
+
     Example::
 
         from numpyro_kscore.regularizers import TruncatedTikhonov
@@ -243,6 +249,9 @@ class SpectralCutoff(Regularizer):
         lam: λ ≥ 0, the threshold on the eigenvalues of K/n.
         fraction: keep the fewest leading eigenvalues whose sum reaches this fraction of the trace,
             in (0, 1].
+
+    Raises:
+        ValueError: for both or neither, and concrete numbers out of range.
 
     Example::
 

@@ -82,6 +82,10 @@ class LandweberIteration(_Iteration):
             suit η = 1.
         step_size: η > 0; the spectrum of K/n must lie within [0, 1/η].
 
+    Raises:
+        TypeError: for a count that is not an integer.
+        ValueError: for a number out of range, or another word than ``"auto"``.
+
     Example::
 
         from numpyro_kscore.regularizers import LandweberIteration
@@ -139,6 +143,10 @@ class NuMethod(_Iteration):
     Args:
         num_steps: t ≥ 1, or ``"auto"``, which selects it from the samples.
         nu: ν > 0, the qualification; 1 is the paper's choice.
+
+    Raises:
+        TypeError: for a count that is not an integer.
+        ValueError: for a number out of range, or another word than ``"auto"``.
 
     Example::
 

@@ -98,7 +98,7 @@ def warm_start(
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
-        ValueError: see there.
+        ValueError: see there; and for more chains than draws at which the density is finite.
         FloatingPointError: if fewer than half of the guide's draws are finite, or the density is
             at fewer than half of them.
 

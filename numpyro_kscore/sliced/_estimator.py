@@ -70,6 +70,10 @@ class SlicedScoreMatching(GuideEstimator):
         base: ``"gaussian"`` adds the score ``-z`` of the standard Gaussian in standardized
             coordinates, which makes the tails linear; None adds nothing.
 
+    Raises:
+        TypeError: for widths or counts that are not integers.
+        ValueError: for a setting out of range.
+
     Example::
 
         from numpyro_kscore.sliced import SlicedScoreMatching
