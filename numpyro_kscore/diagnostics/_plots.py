@@ -206,6 +206,7 @@ def plot_weights(estimate: KhatEstimate) -> Any:
         from numpyro_kscore.diagnostics import plot_weights
 
         figure = plot_weights(khat(draws))
+        figure.savefig("weights.png")
     """
     plt = _pyplot()
     raw = np.sort(estimate.log_weights)[::-1]
@@ -284,7 +285,10 @@ def plot_vsbc(result: Any) -> Any:
 
         from numpyro_kscore.diagnostics import plot_vsbc, vsbc
 
-        figure = plot_vsbc(vsbc(svi, random.key(0), num_simulations=20, num_svi_steps=200))
+        few = {"num_simulations": 5, "num_svi_steps": 100}  # 100 and 2000 in earnest
+        calibration = vsbc(svi, random.key(0), observed_sites=["y"], **few)
+        figure = plot_vsbc(calibration)
+        figure.savefig("calibration.png")
     """
     plt = _pyplot()
     columns = [
