@@ -138,7 +138,7 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
         from numpyro_kscore import load_guide, save_guide
 
         path = save_guide("posterior.guide", svi, result, y)
-        load_guide(path).sites["scale"].shape  # ()
+        sorted(load_guide(path).sites)  # ["loc", "scale"]
     """
     target = Path(path)
     _check_target(target)
@@ -199,7 +199,7 @@ def load_guide(path: str | Path) -> PortableGuide:
         from numpyro_kscore import load_guide, save_guide
 
         path = save_guide("posterior.guide", svi, result, y)
-        posterior = load_guide(path)  # also where neither model nor data are known
+        posterior = load_guide(path)  # in another program, without model and data
         posterior.sample_posterior(random.key(2), (1000,))["scale"]  # (1000,)
     """
     header, program = _read(Path(path))

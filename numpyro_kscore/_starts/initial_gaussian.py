@@ -136,6 +136,7 @@ def initial_gaussian(
 
         from numpyro.infer import Trace_ELBO
         from numpyro.infer.autoguide import AutoMultivariateNormal
+
         from numpyro_kscore import initial_gaussian
 
         start = initial_gaussian(random.key(0), model, y)

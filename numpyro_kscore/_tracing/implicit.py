@@ -56,11 +56,13 @@ class Implicit(Distribution):
 
         from numpyro_kscore import Implicit
 
+
         def guide(y=None):
             noise = numpyro.sample("noise", dist.Normal().expand([2]), infer={"is_auxiliary": True})
             u = numpyro.param("shift", jnp.ones(2)) + numpyro.param("mixing", jnp.eye(2)) @ noise
             numpyro.sample("loc", Implicit(u[0]))
             numpyro.sample("scale", Implicit(jnp.exp(u[1])))
+
 
         svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
         result = svi.run(random.key(0), 400, y, progress_bar=False)

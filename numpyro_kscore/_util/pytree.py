@@ -27,8 +27,10 @@ def static(**kwargs: Any) -> Any:
     Example::
 
         import jax
+
         from numpyro_kscore import pytree, static
         from numpyro_kscore.kernels import RadialProfile
+
 
         @pytree
         class Quadratic(RadialProfile):
@@ -37,6 +39,7 @@ def static(**kwargs: Any) -> Any:
 
             def __call__(self, s):
                 return (1 + s / self.width**2) ** -self.exponent
+
 
         jax.tree.leaves(Quadratic(exponent=2.0))  # [1.0]
     """
@@ -68,12 +71,14 @@ def pytree(cls: type[T]) -> type[T]:
         from numpyro_kscore import pytree, static
         from numpyro_kscore.kernels import CurlFree, RadialProfile
 
+
         @pytree
         class Power(RadialProfile):
             exponent: float = static(default=1.0)
 
             def __call__(self, s):
                 return (1 + s) ** -self.exponent
+
 
         CurlFree(Power(2.0))(samples[0], samples[1])  # (2, 2)
     """

@@ -38,8 +38,9 @@ class KhatEstimate(NamedTuple):
         from numpyro_kscore import khat
 
         estimate = khat(draws)
-        estimate.high < 0.7  # True
-        estimate.log_weights  # (4000,)
+        print(estimate.verdict, estimate.reason)
+        estimate.log_weights  # (4000,): for importance_resample
+        estimate.doubt in ("", "interval")  # True
     """
 
     value: float

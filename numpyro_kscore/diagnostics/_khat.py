@@ -95,8 +95,8 @@ def khat(
         from numpyro_kscore import khat
 
         estimate = khat(draws)
-        estimate.verdict  # "good"
-        print(estimate)  # with the interval, and why
+        estimate.low <= estimate.value <= estimate.high  # True
+        print(estimate)  # with the verdict, and why
     """
     check_is_draws(draws)
     check_count("num_repeats", num_repeats, minimum=2)

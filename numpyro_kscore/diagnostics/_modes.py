@@ -68,7 +68,7 @@ class Modes(NamedTuple):
 
         diagnosis = diagnose(svi, result, y, verbose=False)
         diagnosis.modes.num_missed  # 0
-        diagnosis.modes.num_arrived, diagnosis.modes.num_paths
+        diagnosis.modes.num_arrived <= diagnosis.modes.num_paths  # True
     """
 
     num_missed: int

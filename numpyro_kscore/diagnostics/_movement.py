@@ -65,7 +65,8 @@ class Movement(NamedTuple):
         from numpyro_kscore import diagnose
 
         diagnosis = diagnose(svi, result, y, verbose=False)
-        dict(zip(diagnosis.names, diagnosis.movement.shift))  # of each mean, in standard deviations
+        diagnosis.names  # ("loc", "scale")
+        abs(diagnosis.movement.shift).max() < 0.15  # True: standard deviations
         diagnosis.movement.ratio  # (2,)
     """
 

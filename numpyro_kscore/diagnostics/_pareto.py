@@ -97,7 +97,7 @@ def weight_ess(log_weights: Any) -> float:
 
         from numpyro_kscore.diagnostics import weight_ess
 
-        weight_ess(jnp.zeros(100))  # 100.0
+        weight_ess(jnp.zeros(100))  # 100.0: of equal weights
         weight_ess(2.0 * samples[:, 0]) < 100  # True
     """
     values = np.asarray(log_weights, np.float64)

@@ -42,6 +42,7 @@ class SteinTest(NamedTuple):
 
         test = ksd(samples, -2 * samples)  # of draws that are too wide for the model
         test.p_value < 0.05  # True
+        test.u_statistic, test.standard_error
     """
 
     u_statistic: Array

@@ -24,7 +24,7 @@ class Median:
         from numpyro_kscore.estimators import Median, nu_method
 
         score = nu_method(bandwidth=Median(0.8)).fit(samples)
-        score.info.bandwidth  # ()
+        score.info.bandwidth  # 1.28
     """
 
     factor: Any = 1.0

@@ -32,6 +32,7 @@ class RandomFeatures:
 
         features = RandomFeatures(256, key=random.key(0))
         score = ScoreEstimator(regularizer=NuMethod(45), features=features).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     num_features: int = static(default=2048)

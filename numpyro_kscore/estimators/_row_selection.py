@@ -119,10 +119,12 @@ class Landmarks(RowSelection):
 
     Example::
 
-        from numpyro_kscore.estimators import Landmarks, nkef
+        from numpyro_kscore.estimators import Landmarks
+        from numpyro_kscore.regularizers import NuMethod
 
         landmarks = Landmarks(20, key=random.key(0))
-        score = nkef(landmarks=landmarks).fit(samples)
+        score = ScoreEstimator(regularizer=NuMethod(45), landmarks=landmarks).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     argument = "landmarks"
@@ -156,6 +158,7 @@ class Subset(RowSelection):
 
         subset = Subset(50, key=random.key(0))
         score = ScoreEstimator(regularizer=NuMethod(45), subset=subset).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     argument = "subset"

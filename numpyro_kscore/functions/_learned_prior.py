@@ -49,8 +49,10 @@ class LearnedPriorInfo(NamedTuple):
 
         from numpyro_kscore.functions import learn_prior
 
+
         def step(key, x):
             return jnp.where(x < random.uniform(key), -1.0, 1.0)
+
 
         x = jnp.linspace(0.0, 1.0, 8)
         prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)
@@ -91,8 +93,10 @@ class LearnedPrior(Distribution):
 
         from numpyro_kscore.functions import learn_prior
 
+
         def step(key, x):
             return jnp.where(x < random.uniform(key), -1.0, 1.0)
+
 
         x = jnp.linspace(0.0, 1.0, 8)
         prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)
@@ -202,8 +206,10 @@ def learn_prior(
 
         from numpyro_kscore.functions import learn_prior
 
+
         def step(key, x):
             return jnp.where(x < random.uniform(key), -1.0, 1.0)
+
 
         x = jnp.linspace(0.0, 1.0, 8)
         prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)

@@ -108,11 +108,13 @@ def measure(
 
         from numpyro_kscore.functions import measure
 
+
         def curve(x, values, pool):
             at = measure(x, 20, pool, 10)
             f = numpyro.sample("f", dist.Normal(0, 1).expand(at.points.shape).to_event(1))
             with at.data:
                 numpyro.sample("y", dist.Normal(at.of_data(f), 0.1), obs=values[at.rows])
+
 
         x, pool = jnp.linspace(0.0, 1.0, 50), jnp.linspace(-1.0, 2.0, 200)
         seeded = numpyro.handlers.seed(curve, 0)
@@ -182,12 +184,17 @@ def sampled_prior(
 
         from numpyro_kscore.functions import sampled_prior
 
+
         def wave(key, x):
             return jnp.sin(6.0 * (x + random.uniform(key)))
 
-        x = jnp.linspace(0.0, 1.0, 8)
-        with numpyro.handlers.seed(rng_seed=0):
-            f = numpyro.sample("f", sampled_prior(wave, x, 200, jitter=0.1))  # (8,)
+
+        def model(x):
+            return numpyro.sample("f", sampled_prior(wave, x, 200, jitter=0.1))
+
+
+        f = numpyro.handlers.seed(model, 0)(jnp.linspace(0.0, 1.0, 8))
+        f  # (8,)
     """
     check_count("num_draws", num_draws, minimum=2)
     check_positive("jitter", jitter)

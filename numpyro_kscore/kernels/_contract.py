@@ -24,10 +24,10 @@ class FieldWeights(NamedTuple):
 
         from numpyro_kscore.kernels import CurlFree
 
-        x, y, c = samples[:3]
-        weights = CurlFree().field_weights(jnp.sum((x - y) ** 2), dim=2)
-        field = weights.outer * (x - y) * jnp.dot(x - y, c) + weights.inner * c
-        jnp.allclose(field, CurlFree()(x, y) @ c)  # True
+        r, c = samples[0] - samples[1], samples[2]
+        weights = CurlFree().field_weights(jnp.sum(r**2), dim=2)
+        field = weights.outer * r * jnp.dot(r, c) + weights.inner * c
+        jnp.allclose(field, CurlFree()(samples[0], samples[1]) @ c, rtol=1e-4)  # True
     """
 
     outer: jax.Array | None
@@ -46,8 +46,10 @@ class PotentialWeights(NamedTuple):
 
         from numpyro_kscore.kernels import CurlFree
 
-        weights = CurlFree().potential_weights(jnp.array([0.5, 1.0, 2.0]), dim=2)
-        weights.field  # (3,)
+        r, c = samples[0] - samples[1], samples[2]
+        weights = CurlFree().potential_weights(jnp.sum(r**2), dim=2)
+        potential = weights.field * jnp.dot(r, c)  # its gradient is K(x, y) c
+        potential  # ()
     """
 
     field: jax.Array
@@ -71,8 +73,13 @@ class DivergenceWeights(NamedTuple):
 
         from numpyro_kscore.kernels import CurlFree
 
-        weights = CurlFree().divergence_weights(jnp.array([0.5, 1.0, 2.0]), dim=2)
-        weights.cross  # (3,)
+        r, c = samples[0] - samples[1], samples[2]
+        weights = CurlFree().divergence_weights(jnp.sum(r**2), dim=2)
+        rate = (
+            weights.along * jnp.sum(r**2) + 2 * weights.trace + weights.cross
+        )  # A is the identity
+        divergence = rate * jnp.dot(r, c)
+        divergence  # ()
     """
 
     along: jax.Array | None
@@ -90,8 +97,9 @@ class Kernel:
         from numpyro_kscore.kernels import CurlFree, Kernel
 
         kernel: Kernel = CurlFree()
-        kernel.has_potential  # True
+        kernel(samples[0], samples[1])  # (2, 2)
         kernel.trace(dim=2)  # 2.0
+        kernel.has_potential  # True
     """
 
     #: The radial profile, a :class:`~numpyro_kscore.kernels.RadialProfile`.

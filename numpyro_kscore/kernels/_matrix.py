@@ -57,8 +57,9 @@ class CurlFree(Kernel):
 
         from numpyro_kscore.kernels import CurlFree, Gaussian
 
-        kernel = CurlFree(Gaussian())  # for ScoreEstimator(kernel)
+        kernel = CurlFree(Gaussian())
         kernel(samples[0], samples[1])  # (2, 2)
+        estimator = ScoreEstimator(kernel)
     """
 
     profile: RadialProfile = IMQ()

@@ -44,14 +44,18 @@ class RadialProfile:
     Example::
 
         from numpyro_kscore import pytree
-        from numpyro_kscore.kernels import RadialProfile
+        from numpyro_kscore.kernels import CurlFree, RadialProfile
+
 
         @pytree
-        class Exponential(RadialProfile):
+        class Narrow(RadialProfile):
             def __call__(self, s):
                 return jnp.exp(-s)
 
-        Exponential().derivatives(jnp.array(0.0), 2)[1]  # -1.0
+
+        value, slope = Narrow().derivatives(jnp.zeros(()), 1)
+        slope  # -1.0
+        estimator = ScoreEstimator(CurlFree(Narrow()))
     """
 
     @property
@@ -108,9 +112,10 @@ class IMQ(RadialProfile):
 
     Example::
 
-        from numpyro_kscore.kernels import IMQ
+        from numpyro_kscore.kernels import IMQ, CurlFree
 
         IMQ()(3.0)  # 0.5
+        estimator = ScoreEstimator(CurlFree(IMQ(exponent=1.0)))
     """
 
     exponent: float = static(default=0.5)
@@ -131,9 +136,10 @@ class Gaussian(RadialProfile):
 
     Example::
 
-        from numpyro_kscore.kernels import Gaussian
+        from numpyro_kscore.kernels import CurlFree, Gaussian
 
-        Gaussian()(1.0)  # 0.607
+        Gaussian()(1.0)  # 0.607: at distance 1
+        estimator = ScoreEstimator(CurlFree(Gaussian()))
     """
 
     def __call__(self, s: jax.Array) -> jax.Array:
@@ -153,9 +159,10 @@ class RationalQuadratic(RadialProfile):
 
     Example::
 
-        from numpyro_kscore.kernels import RationalQuadratic
+        from numpyro_kscore.kernels import CurlFree, RationalQuadratic
 
         RationalQuadratic(alpha=1.0)(2.0)  # 0.5
+        estimator = ScoreEstimator(CurlFree(RationalQuadratic(alpha=2.0)))
     """
 
     alpha: float = static(default=1.0)
@@ -184,8 +191,8 @@ class Matern(RadialProfile):
 
         from numpyro_kscore.kernels import CurlFree, Matern
 
-        Matern(3.5).differentiability  # 6
-        kernel = CurlFree(Matern(3.5))  # needs 4
+        Matern(3.5).differentiability  # 6: a curl-free kernel needs 4
+        estimator = ScoreEstimator(CurlFree(Matern(3.5)))
     """
 
     nu: float = static(default=2.5)
@@ -251,8 +258,9 @@ class Profile(RadialProfile):
 
         from numpyro_kscore.kernels import CurlFree, Profile
 
-        sech = Profile(lambda s: 1.0 / (1.0 + s + s**2 / 4))
-        kernel = CurlFree(sech)
+        profile = Profile(lambda s: jnp.exp(-0.5 * s) + 0.1 / (1.0 + s))
+        profile(0.0)  # 1.1
+        estimator = ScoreEstimator(CurlFree(profile))
     """
 
     fn: Callable[[jax.Array], jax.Array] = static()
@@ -277,11 +285,12 @@ class Mixture(RadialProfile):
 
     Example::
 
-        from numpyro_kscore.kernels import IMQ, Gaussian, Mixture
+        from numpyro_kscore.kernels import IMQ, CurlFree, Gaussian, Mixture
 
-        profile = 0.5 * IMQ() + Gaussian()
-        profile == Mixture((IMQ(), Gaussian()), weights=(0.5, 1.0))  # False
+        profile = 0.5 * IMQ() + Gaussian()  # sums of profiles are mixtures
         profile(jnp.zeros(()))  # 1.5
+        wide = Mixture((Gaussian(), Gaussian()), weights=(0.5, 0.5), lengthscales=(1.0, 4.0))
+        estimator = ScoreEstimator(CurlFree(wide))
     """
 
     profiles: tuple[RadialProfile, ...]
@@ -336,10 +345,11 @@ def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> 
 
     Example::
 
-        from numpyro_kscore.kernels import Gaussian, multi_bandwidth
+        from numpyro_kscore.kernels import CurlFree, Gaussian, multi_bandwidth
 
         profile = multi_bandwidth(Gaussian(), (0.5, 1.0, 2.0))
         profile(jnp.zeros(()))  # 1.0
+        estimator = ScoreEstimator(CurlFree(profile))
     """
     lengthscales = tuple(lengthscales)
     if not lengthscales:

@@ -56,6 +56,7 @@ class Filter(NamedTuple):
         values = Tikhonov(0.1).evaluate(jnp.array([0.1, 0.9]))
         values.g[1]  # 1.0
         values.g0  # 10.0
+        values.r  # (2,)
     """
 
     g: jax.Array
@@ -76,6 +77,7 @@ class Regularizer:
         from numpyro_kscore import pytree
         from numpyro_kscore.regularizers import Filter, Regularizer
 
+
         @pytree
         class IteratedTikhonov(Regularizer):
             lam: float = 0.1
@@ -84,6 +86,7 @@ class Regularizer:
                 g = (sigma + 2 * self.lam) / (sigma + self.lam) ** 2
                 r = -(2 * sigma + 3 * self.lam) / (self.lam * (sigma + self.lam) ** 2)
                 return Filter(g, jnp.asarray(2 / self.lam), r)
+
 
         score = ScoreEstimator(regularizer=IteratedTikhonov()).fit(samples)
     """
@@ -159,6 +162,7 @@ class Tikhonov(Regularizer):
 
         score = ScoreEstimator(regularizer=Tikhonov(1e-2)).fit(samples)
         score(samples[:5])  # (5, 2)
+        Tikhonov("auto").is_auto  # True: selected from the samples at the fit
     """
 
     lam: Any = 1e-3
@@ -207,8 +211,11 @@ class TruncatedTikhonov(Regularizer):
     Example::
 
         from numpyro_kscore.regularizers import TruncatedTikhonov
+        from numpyro_kscore.solvers import Dense
 
-        TruncatedTikhonov(0.5).evaluate(jnp.array([0.5, 0.0])).g[0]  # 1.0
+        estimator = ScoreEstimator(regularizer=TruncatedTikhonov(1e-2), solver=Dense())
+        score = estimator.fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     lam: Any = 1e-3
@@ -240,8 +247,11 @@ class SpectralCutoff(Regularizer):
     Example::
 
         from numpyro_kscore.regularizers import SpectralCutoff
+        from numpyro_kscore.solvers import Dense
 
-        SpectralCutoff(lam=0.2).evaluate(jnp.array([0.5, 0.1])).g[0]  # 2.0
+        estimator = ScoreEstimator(regularizer=SpectralCutoff(fraction=0.95), solver=Dense())
+        score = estimator.fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     lam: Any = None

@@ -86,7 +86,9 @@ class LandweberIteration(_Iteration):
 
         from numpyro_kscore.regularizers import LandweberIteration
 
-        LandweberIteration(100).evaluate(jnp.array([1.0, 0.0])).g[1]  # 100.0
+        LandweberIteration(100).evaluate(jnp.zeros(1)).g  # (1,): 100 at eigenvalue 0
+        score = ScoreEstimator(regularizer=LandweberIteration(1000)).fit(samples)
+        score(samples[:5])  # (5, 2)
     """
 
     num_steps: int | str = static(default=100)
@@ -143,7 +145,8 @@ class NuMethod(_Iteration):
         from numpyro_kscore.regularizers import NuMethod
 
         score = ScoreEstimator(regularizer=NuMethod(45)).fit(samples)
-        score.info.steps <= 32  # True: products
+        score(samples[:5])  # (5, 2)
+        score.info.steps < 45  # True: a Krylov space takes fewer products
     """
 
     num_steps: int | str = static(default=100)

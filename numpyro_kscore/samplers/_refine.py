@@ -89,6 +89,7 @@ def refine(
 
         refined = refine(svi, result, y)  # prints what is known of the chains
         refined.converged  # True
+        refined.samples["scale"].shape[0]  # 64: one row for each chain
         tree = refined.to_arviz()
     """
     check_blackjax()

@@ -58,7 +58,9 @@ class Refinement:
 
         refined = refine(svi, result, y, verbose=False)
         refined.verdict  # "good"
-        refined.samples["scale"].shape[0]  # 64
+        refined.names  # ("loc", "scale")
+        refined.rhat  # (2,)
+        dict(zip(refined.names, refined.mean_change, strict=True))  # of the guide's means, in sd
     """
 
     verdict: Verdict

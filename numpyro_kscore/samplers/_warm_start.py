@@ -107,6 +107,7 @@ def warm_start(
     Example::
 
         from numpyro.infer import MCMC
+
         from numpyro_kscore import warm_start
 
         start = warm_start(svi, result, 1, y)

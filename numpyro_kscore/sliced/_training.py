@@ -41,7 +41,7 @@ def sliced_loss(
 
         from numpyro_kscore.sliced import sliced_loss
 
-        directions = random.rademacher(random.key(1), (4, 200, 2), float)
+        directions = random.rademacher(random.key(1), (4, 200, 2), samples.dtype)
         sliced_loss(lambda x: -x, samples, directions)  # -1.06: -1 on average over samples
     """
     values, along = jax.vmap(lambda v: jax.jvp(field, (x,), (v,)), out_axes=(None, 0))(directions)

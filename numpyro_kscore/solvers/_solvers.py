@@ -51,6 +51,7 @@ class Krylov(Solver):
 
         score = ScoreEstimator(regularizer=Tikhonov(1e-2), solver=Krylov(16)).fit(samples)
         score.info.steps  # 16
+        score.info.converged  # True
     """
 
     num_steps: int | None = static(default=None)

@@ -256,6 +256,7 @@ class Solver:
         from numpyro_kscore.regularizers import Tikhonov
         from numpyro_kscore.solvers import Solution, Solver
 
+
         @pytree
         class Richardson(Solver):
             num_steps: int = static(default=100)
@@ -273,6 +274,7 @@ class Solver:
                 steps = jnp.array(self.num_steps)
                 residual = jnp.linalg.norm(rest) / jnp.linalg.norm(h)
                 return Solution(-u, u / (lam * h.shape[1]), -1 / lam, steps, residual, jnp.ones(()))
+
 
         score = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Richardson()).fit(samples)
     """

@@ -2,12 +2,15 @@
 
 import ast
 import functools
+import inspect
+import subprocess
+import sys
 
 import matplotlib
 import numpy as np
 import pytest
 
-from support.documentation import DOCS, blocks, callables, example, shown_values
+from support.documentation import DOCS, ROOT, blocks, callables, example, shown_values
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -20,6 +23,7 @@ LONG = {
     "KernelExponentialFamily",
     "Score",
     "diagnostics.importance_resample",
+    "diagnostics.pareto_smooth",
     "estimators.InformationEstimate",
     "estimators.Normalization",
     "estimators.StreamState",
@@ -85,10 +89,25 @@ def check(name: str, names: dict[str, object]) -> None:
     code = example(CALLABLES[name])
     try:
         run(code, name, names)
+        assert is_about(CALLABLES[name], code, names)
         for expression, value in shown_values(code):
             assert_is_shown(eval(expression, names), value, f"{name}: {expression}")
     finally:
         plt.close("all")
+
+
+def is_about(thing: object, code: str, names: dict[str, object]) -> bool:
+    """Whether code uses the thing, or reads a field of an instance of it."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name) and names.get(node.id) is thing:
+            return True
+        if isinstance(node, ast.Attribute) and inspect.isclass(thing):
+            owner = ast.unparse(node.value)
+            # A chain of names: a call would be done a second time.
+            if owner.replace(".", "").isidentifier() and owner.partition(".")[0] in names:
+                if isinstance(eval(owner, names), thing):
+                    return True
+    return False
 
 
 def assert_is_shown(found, shown, where):
@@ -100,3 +119,18 @@ def assert_is_shown(found, shown, where):
         assert float(found) == pytest.approx(shown, rel=0.05), where
     else:
         assert found == shown, where
+
+
+def test_examples_are_formatted(tmp_path):
+    """As the package is, in the lines that a docstring leaves; and they import what they use."""
+    for name, thing in CALLABLES.items():
+        (tmp_path / f"{name}.py").write_text(example(thing))
+    for command in (["format", "--check", "--diff"], ["check", "--select=E,F401,F841,I,UP"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "--no-cache", "--line-length=92"]
+            + [f"--config={ROOT / 'pyproject.toml'}", tmp_path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
