@@ -126,7 +126,7 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore._tracing.subsampling.Anchor"),
     ("py:class", "numpyro_kscore._util.batches.Batches"),
     ("py:class", "numpyro_kscore.estimators._base.Base"),
-    ("py:class", "numpyro_kscore.estimators._coordinates.Coordinates"),
+    ("py:class", "numpyro_kscore.estimators._affine.Coordinates"),
     ("py:class", "numpyro_kscore.estimators._features.FeatureExpansion"),
     ("py:class", "numpyro_kscore.estimators._features.Features"),
     ("py:class", "numpyro_kscore.estimators._features.Moments"),
