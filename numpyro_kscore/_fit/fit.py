@@ -64,7 +64,6 @@ class FitInfo(NamedTuple):
 
         result.info.raise_if_failed()  # does nothing here
         result.info.converged  # True
-        result.info.doubt  # ""
         print(result.info.steps, result.info.reason)
     """
 
@@ -100,7 +99,7 @@ class FitResult(NamedTuple):
 
         latents = guide.sample_posterior(random.key(2), result.params, sample_shape=(1000,))
         latents["loc"]  # (1000,)
-        result.losses[-1], result.info.converged
+        result.losses[-1]  # ()
     """
 
     params: dict[str, Any]
@@ -202,8 +201,6 @@ def fit(
 
         result = fit(svi, random.key(1), y, checkpoint="fit.checkpoint", progress_bar=False)
         result.info.converged  # True
-        latents = svi.guide.sample_posterior(random.key(2), result.params, sample_shape=(1000,))
-        latents["scale"]  # (1000,)
     """
     _check_call(svi, rng_key)
     path = None if checkpoint is None else Path(checkpoint)

@@ -94,7 +94,7 @@ class ScoreEstimator(GuideEstimator):
             statistical one, docs/performance) or ``"bfloat16"``. Everything else is in float32.
 
     Raises:
-        TypeError: for a sharding that is none.
+        TypeError: for a sharding that is not a ``NamedSharding``.
         ValueError: for an unknown word, or a concrete bandwidth that is not positive.
 
     Example::

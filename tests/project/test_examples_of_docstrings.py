@@ -121,6 +121,19 @@ def assert_is_shown(found, shown, where):
         assert found == shown, where
 
 
+def test_values_are_read():
+    code = "a = f(1)  # 2\na[0]  # (5, 2): words\nb  # words\nc  # 'x'\nd == 1  # True: words\ne\n"
+    assert shown_values(code) == [("a[0]", (5, 2)), ("c", "x"), ("d == 1", True)]
+    with pytest.raises(SyntaxError):
+        shown_values("a  # (5, 2: words\n")
+    assert_is_shown(np.zeros((5, 2)), (5, 2), "")
+    for found, shown in ((np.zeros((2, 5)), (5, 2)), (1.1, 1.0), (np.zeros(1), 0.0), ("b", "a")):
+        with pytest.raises(AssertionError):
+            assert_is_shown(found, shown, "")
+    assert is_about(dict, "a.b.keys", {"a": type("A", (), {"b": {}})})
+    assert not is_about(dict, "a.keys", {"a": []})
+
+
 def test_examples_are_formatted(tmp_path):
     """As the package is, in the lines that a docstring leaves; and they import what they use."""
     for name, thing in CALLABLES.items():
