@@ -69,7 +69,7 @@ def nu_method(
         TypeError: for a count that is not an integer.
         ValueError: for a setting out of range.
 
-    Cost: 32 products with the Gram operator at the default solver, O(n² d) each.
+    Cost: about 32 products with the Gram operator at the default solver, O(n² d) each.
 
     Example::
 
@@ -106,7 +106,7 @@ def landweber(
         TypeError: for a count that is not an integer.
         ValueError: for a setting out of range.
 
-    Cost: 32 products with the Gram operator at the default solver, O(n² d) each.
+    Cost: about 32 products with the Gram operator at the default solver, O(n² d) each.
 
     Example::
 
