@@ -30,7 +30,7 @@ class Bar:
         except ImportError:
             return
         self._bar = tqdm(total=settings.max_steps)
-        self.say("finding a start")
+        self._bar.set_postfix_str("finding a start")
 
     def __enter__(self) -> Bar:
         return self
@@ -39,10 +39,15 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
 
-    def say(self, text: str) -> None:
-        """Show what is being done."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(text)
+    def begin(self, progress: Progress, rule: Rule) -> None:
+        """Show what is left of the steps, which may go on from a checkpoint."""
+        if self._bar is None:
+            return
+        done = len(progress.looks) * rule.chunk_size
+        # Steps of another run do not count in the time that one takes.
+        self._bar.initial = self._bar.n = self._bar.last_print_n = done
+        self._bar.total = rule.num_chunks * rule.chunk_size
+        self._bar.set_postfix_str("compiling")
 
     def show(self, progress: Progress, rule: Rule) -> None:
         """Show how far the fit is, and what was seen last."""
@@ -54,7 +59,7 @@ class Bar:
             text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
         steps = len(progress.looks) * rule.chunk_size
         # A fit that is done is all of what it needed.
-        is_done = progress.phase == "done"
-        self._bar.total = steps if is_done else rule.num_chunks * rule.chunk_size
+        if progress.phase == "done":
+            self._bar.total = steps
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(steps - self._bar.n)

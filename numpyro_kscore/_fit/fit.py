@@ -229,7 +229,6 @@ def fit(
             if batches is None
             else make_loader_expander(svi, layout, batches)
         )
-        bar.say("compiling")
         run, stopped = run_chunks(
             take_chunk, expander, batches, state, rule, settings, rng_key, bar
         )

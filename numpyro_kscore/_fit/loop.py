@@ -92,6 +92,7 @@ def run_chunks(
         run = _restore(path, Run(state, state, anchor=expander.like(state)), recorded)
     else:
         run = Run(state, state, anchor=expander.expand(state))
+    bar.begin(run.progress, rule)
     stream = _stream(batches, rule, settings, run.position)
     try:
         while run.progress.phase != "done":

@@ -16,9 +16,11 @@ from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
 from numpyro_kscore._fit import loop
+from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import save_checkpoint
 from numpyro_kscore._fit.initial import initial_state
-from numpyro_kscore._fit.stopping import Rule
+from numpyro_kscore._fit.settings import Settings
+from numpyro_kscore._fit.stopping import Look, Progress, Rule
 from numpyro_kscore._fit.svi import parameter_slots
 from support.doubles import GaussianScore
 from support.fits import DATA, KEY, MEAN, QUICK, SD, guide, make_svi, model, quiet_fit
@@ -248,6 +250,14 @@ def test_the_progress_bar_shows_loss_and_discrepancy(capsys):
     assert shown.index("finding a start") < shown.index("compiling") < shown.index("40/40")
     assert "loss" in shown
     assert "discrepancy²" in shown
+
+
+def test_the_bar_of_a_resumed_fit_starts_where_it_was(capsys):
+    rule = Rule(chunk_size=20, num_chunks=30, tol=0.1, patience=3, dim=2)
+    look = Look(0.1, 0.1, 1.0, 0.1, -1.0, 0.1, 0.0, 0)
+    with Bar(Settings(605, 0.1, 3, 20, "stein", None, True, None)) as bar:
+        bar.begin(Progress(looks=(look,) * 6), rule)
+    assert "120/600" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
