@@ -16,7 +16,7 @@ def count_particles(layout: Layout, settings: Settings, num_particles: int | Non
         ValueError: for too few particles to take moments of, and for a number that does not
             divide evenly over the devices.
     """
-    estimated = [part for part in layout.parts if part.is_implicit]
+    estimated = layout.implicit_parts
     if num_particles is None:
         num_particles = layout.default_num_particles
         if estimated and all(part.is_pooled for part in estimated):

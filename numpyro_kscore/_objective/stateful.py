@@ -40,7 +40,7 @@ def stateful_guide(
         with handlers.block():
             layout = inspect_program(key, Program({}, model, guide, args, kwargs, {}))
         layout = pool(layout, settings.aggregate)
-        parts = [part for part in layout.parts if part.is_implicit]
+        parts = layout.implicit_parts
         states = {}
         for part, one_key in zip(parts, jax.random.split(key, len(parts) or 1), strict=False):
             _check_part(part, settings.estimator)

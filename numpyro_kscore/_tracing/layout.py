@@ -128,18 +128,22 @@ class Layout(NamedTuple):
     @property
     def dim(self) -> int:
         """Largest dimension of the space that an estimate is made in."""
-        return max((part.dim for part in self.parts if part.is_implicit), default=1)
+        return max((part.dim for part in self.implicit_parts), default=1)
+
+    @property
+    def implicit_parts(self) -> tuple[Part, ...]:
+        """The blocks whose entropy is estimated."""
+        return tuple(part for part in self.parts if part.is_implicit)
 
     @property
     def local_parts(self) -> tuple[Part, ...]:
         """The blocks whose entropy is estimated and which have a local log density."""
-        return tuple(part for part in self.parts if part.is_implicit and part.has_local)
+        return tuple(part for part in self.implicit_parts if part.has_local)
 
     @property
     def default_num_particles(self) -> int:
         """Number of particles of a step, unless a number is given."""
-        estimated = tuple(part for part in self.parts if part.is_implicit)
-        return default_num_particles(self.dim, estimated == self.local_parts != ())
+        return default_num_particles(self.dim, self.implicit_parts == self.local_parts != ())
 
     @property
     def explicit_sites(self) -> frozenset[str]:

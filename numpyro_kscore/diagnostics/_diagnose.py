@@ -256,10 +256,9 @@ def examine(
 
 
 def _known(layout: Layout) -> Known:
-    implicit = [part for part in layout.parts if part.is_implicit]
-    if not implicit:
+    if not layout.implicit_parts:
         return "density"
-    return "local density" if all(part.has_local for part in implicit) else "draws"
+    return "local density" if layout.implicit_parts == layout.local_parts else "draws"
 
 
 def _widened(movement: Movement, density: ModelDensity) -> Movement:

@@ -108,11 +108,10 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     draws, valid = jax.device_get(run(key))
     check_mostly_finite(int(np.sum(valid)), num_samples)
     draws = jax.tree.map(jnp.asarray, take_rows(draws, valid))
-    is_explicit = not any(part.is_implicit for part in layout.parts)
     second_known = draws.laplacian is not None and np.all(np.isfinite(draws.laplacian))
     return draws._replace(
         laplacian=draws.laplacian if second_known else None,
-        log_q=draws.log_q if is_explicit else None,
+        log_q=None if layout.implicit_parts else draws.log_q,
         num_lost=int(num_samples - np.sum(valid)),
     )
 
