@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,12 +65,7 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             inverse_degrees=jnp.zeros((), samples.dtype),
         )
     elif isinstance(base, str) and base == "student":
-        student = fit_student(samples)
-        fitted = EllipticalBase(
-            held_out=student.held_out,
-            coordinates=student.coordinates,
-            inverse_degrees=student.inverse_degrees,
-        )
+        fitted = _student_base(samples)
     elif isinstance(base, str) and base == "mixture":
         fitted = fit_mixture(samples)
     elif callable(base):
@@ -83,6 +79,16 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             f"NumPyro distribution; got {base!r}"
         )
     return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))
+
+
+def _student_base(samples: jax.Array, members: jax.Array | None = None) -> EllipticalBase:
+    """The Student t distribution of samples (n, d), or of those with ``members`` 1, as a base."""
+    student = fit_student(samples, members)
+    return EllipticalBase(
+        held_out=student.held_out,
+        coordinates=student.coordinates,
+        inverse_degrees=student.inverse_degrees,
+    )
 
 
 @jax.jit
@@ -99,13 +105,7 @@ def fit_mixture(samples: jax.Array) -> MixtureBase:
     sets = jnp.concatenate([jnp.ones_like(members[:1]), members])
     used = jnp.arange(MOST_GROUPS) < groups.number
 
-    def fit(members: jax.Array) -> EllipticalBase:
-        student = fit_student(samples, members)
-        return EllipticalBase(
-            held_out=student.held_out,
-            coordinates=student.coordinates,
-            inverse_degrees=student.inverse_degrees,
-        )
+    fit = partial(_student_base, samples)
 
     def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
         # Components that are not in use repeat another, so that all their values are finite.

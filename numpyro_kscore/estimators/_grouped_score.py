@@ -20,7 +20,7 @@ from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._layout import Layout
-from numpyro_kscore.estimators._mixture_base import MixtureBase
+from numpyro_kscore.estimators._mixture_base import MixtureBase, mixed_divergence, mixed_score
 from numpyro_kscore.estimators._score import Score
 
 __all__ = ["GroupedScore", "grouped"]
@@ -54,7 +54,7 @@ class GroupedScore(Score):
 
     def __call__(self, x: Any) -> jax.Array:
         x = self._points(x)
-        return jnp.einsum("mk,kmd->md", self._shares(x), self._scores(x))
+        return mixed_score(self._shares(x), self._scores(x))
 
     def residual(self, x: Any) -> jax.Array:
         x = self._points(x)
@@ -69,10 +69,8 @@ class GroupedScore(Score):
 
     def divergence(self, x: Any) -> jax.Array:
         x = self._points(x)
-        shares, scores = self._shares(x), self._scores(x)
-        apart = scores - jnp.einsum("mk,kmd->md", shares, scores)
         each = self._mixture.each("divergence", x) + self._residuals("divergence", x)
-        return jnp.einsum("mk,km->m", shares, each + jnp.sum(apart * apart, axis=2))
+        return mixed_divergence(self._shares(x), self._scores(x), each)
 
     def residual_divergence(self, x: Any) -> jax.Array:
         x = self._points(x)

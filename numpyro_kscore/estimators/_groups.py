@@ -117,10 +117,11 @@ def find_groups(samples: jax.Array) -> Groups:
 
     def step(state: _Search) -> _Search:
         mixture = _fitted(_split(state.mixture, some, state.tried), some)
-        criterion = _criterion(mixture, some)
+        posterior = _posterior(mixture, some)
+        criterion = _criterion(mixture, posterior, dim)
         tried = state.tried + 1
         better = criterion > state.criterion + LEAST_GAIN
-        better = better & _are_separate(mixture, some, fewest * n / size)
+        better = better & _are_separate(mixture, posterior, some, fewest * n / size)
         taken = _Search(tried, mixture, mixture, tried, criterion)
         left = state._replace(tried=tried, mixture=mixture)
         return jax.tree.map(lambda a, b: jnp.where(better, a, b), taken, left)
@@ -128,7 +129,7 @@ def find_groups(samples: jax.Array) -> Groups:
     whole = _fitted(_one(some), some)
     # A split begins with the shape of neighbors, which the spread between groups is not in.
     one = jnp.asarray(1)
-    start = _Search(one, _one(some), whole, one, _criterion(whole, some))
+    start = _Search(one, _one(some), whole, one, _criterion(whole, _posterior(whole, some), dim))
     found = lax.while_loop(proceed, step, start)
     return Groups(jnp.argmax(_posterior(found.best, z).log_shares, axis=1), found.found)
 
@@ -203,17 +204,18 @@ def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
     return jax.vmap(one)(weights.T, means)
 
 
-def _criterion(mixture: _Mixture, z: jax.Array) -> jax.Array:
+def _criterion(mixture: _Mixture, posterior: _Posterior, dim: int) -> jax.Array:
     """Log likelihood less half of log n for every mean and weight; the shape is common to all."""
-    n, dim = z.shape
+    n = posterior.log_density.shape[0]
     parameters = jnp.sum(mixture.log_weights > -jnp.inf) * (dim + 1)
-    return jnp.sum(_posterior(mixture, z).log_density) - 0.5 * parameters * jnp.log(n)
+    return jnp.sum(posterior.log_density) - 0.5 * parameters * jnp.log(n)
 
 
-def _are_separate(mixture: _Mixture, z: jax.Array, fewest: float) -> jax.Array:
+def _are_separate(
+    mixture: _Mixture, posterior: _Posterior, z: jax.Array, fewest: float
+) -> jax.Array:
     """Whether all groups are large enough, hardly overlap and have a valley between any two."""
-    log_shares = _posterior(mixture, z).log_shares
-    shares = jnp.exp(log_shares)
+    shares = jnp.exp(posterior.log_shares)
     used = mixture.log_weights > -jnp.inf
     own = jnp.argmax(shares, axis=1)[:, None] == jnp.arange(MOST_GROUPS)
     sizes = jnp.where(used, jnp.sum(shares, axis=0), jnp.inf)

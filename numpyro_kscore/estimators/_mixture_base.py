@@ -16,7 +16,7 @@ from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._base import Base, EllipticalBase
 
-__all__ = ["MixtureBase"]
+__all__ = ["MixtureBase", "mixed_divergence", "mixed_score"]
 
 
 @pytree
@@ -58,16 +58,13 @@ class MixtureBase(Base):
         return jnp.maximum(self.each("log_density", x).T, floor) + self._log_weights()
 
     def score(self, x: jax.Array) -> jax.Array:
-        return jnp.einsum("mk,kmd->md", self.shares(x), self.each("score", x))
+        return mixed_score(self.shares(x), self.each("score", x))
 
     def log_density(self, x: jax.Array) -> jax.Array:
         return jax.nn.logsumexp(self.joint(x), axis=1)
 
     def divergence(self, x: jax.Array) -> jax.Array:
-        shares, scores = self.shares(x), self.each("score", x)
-        apart = scores - jnp.einsum("mk,kmd->md", shares, scores)
-        within = self.each("divergence", x) + jnp.sum(apart * apart, axis=2)
-        return jnp.einsum("mk,km->m", shares, within)
+        return mixed_divergence(self.shares(x), self.each("score", x), self.each("divergence", x))
 
     @full_precision
     def draw(self, key: jax.Array, count: int) -> jax.Array:
@@ -95,3 +92,20 @@ class MixtureBase(Base):
         if self.log_weights is None:
             raise ValueError("log_weights: expected those of a fitted mixture; got None")
         return self.log_weights
+
+
+def mixed_score(shares: jax.Array, scores: jax.Array) -> jax.Array:
+    """The score of a mixture, (m, d), from probabilities (m, K) and components' scores."""
+    return jnp.einsum("mk,kmd->md", shares, scores)
+
+
+def mixed_divergence(shares: jax.Array, scores: jax.Array, divergences: jax.Array) -> jax.Array:
+    """The divergence of a mixture's score, (m,).
+
+    Args:
+        shares: probabilities of the components given the points, (m, K).
+        scores: of the components, (K, m, d).
+        divergences: of the components, (K, m).
+    """
+    apart = scores - mixed_score(shares, scores)
+    return jnp.einsum("mk,km->m", shares, divergences + jnp.sum(apart * apart, axis=2))
