@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -62,12 +63,24 @@ OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
     "VAE": lambda _: TraceMeanField_ELBO(),
 }
 WEIGHTS = (0.05, 0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-VARIANTS = [
-    f"{name}, weight {weight:g}{'' if prior == 'normal' else f', {prior}'}"
-    for name in OBJECTIVES
+
+
+class Variant(NamedTuple):
+    """What the name of a variant stands for."""
+
+    objective: Callable[[int], ELBO]
+    weight: float
+    prior: str
+
+
+VARIANTS = {
+    f"{name}, weight {weight:g}{'' if prior == 'normal' else f', {prior}'}": Variant(
+        objective, weight, prior
+    )
+    for name, objective in OBJECTIVES.items()
     for weight in WEIGHTS
     for prior in PRIORS
-]
+}
 
 
 def hold_out(images: Images, count: int) -> Images:
@@ -83,22 +96,22 @@ def hold_out(images: Images, count: int) -> Images:
 
 
 def make_settings(cell: Row) -> Settings:
-    """Settings of a row, whose variant names the objective, its weight and a prior."""
-    weight, _, prior = cell["variant"].rsplit(", weight ", 1)[1].partition(", ")
+    """Settings of a row."""
+    variant = VARIANTS[cell["variant"]]
     return Settings(
         latent_dim=cell["latent_dim"],
         learning_rate=cell["learning_rate"],
         seed=cell["seed"],
-        weight=float(weight),
-        prior=prior or "normal",
+        weight=variant.weight,
+        prior=variant.prior,
     )
 
 
 def compute(images: Images, cache: Path, cell: Row) -> Row:
     """One row: train to the given number of epochs, then measure on images held out."""
     settings = make_settings(cell)
-    objective = OBJECTIVES[cell["variant"].rsplit(", weight ", 1)[0]]
-    autoencoder = Autoencoder(settings, images.shape, objective(settings.latent_dim))
+    objective = VARIANTS[cell["variant"]].objective(settings.latent_dim)
+    autoencoder = Autoencoder(settings, images.shape, objective)
     rest = "-".join(str(cell[name]) for name in ("latent_dim", "learning_rate", "seed"))
     path = cache / f"{cell['variant']}-{rest}.npz"
     params = train(autoencoder, images, cell["epochs"], path).params

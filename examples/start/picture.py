@@ -11,24 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import optax
 from jax import Array, random
-from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from examples.start import bend
-from examples.start.methods import fit_implicit, run_nuts
+from examples.start.methods import fit_explicit, fit_implicit, run_nuts
 
 FONT = {"font.size": 19, "axes.titlesize": 21}
-
-
-def fit_gaussian(key: Array, num_steps: int, num_draws: int) -> Array:
-    """Draws of NumPyro's multivariate normal guide."""
-    guide = AutoMultivariateNormal(bend.model)
-    optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, num_steps))
-    svi = SVI(bend.model, guide, optimizer, Trace_ELBO(32))
-    params = svi.run(key, num_steps, *bend.DATA).params
-    return bend.flatten(guide.sample_posterior(key, params, sample_shape=(num_draws,)))
 
 
 def draw(path: Path, guides: dict[str, Array], reference: Array) -> None:
@@ -57,13 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     keys = random.split(random.key(options.seed), 3)
     steps, draws = (50, 100) if options.quick else (5_000, 2_000)
-    exact = run_nuts(keys[0], bend.noncentered, bend.DATA, bend.flatten, draws // 2).draws
-    implicit = fit_implicit(keys[1], bend.model, bend.DATA, bend.flatten, draws, steps).draws
-    guides = {
-        "AutoMultivariateNormal": fit_gaussian(keys[2], steps, draws),
-        "AutoImplicit": implicit,
-    }
-    draw(options.out / "picture.png", guides, exact)
+    exact = run_nuts(keys[0], bend.noncentered, bend.DATA, bend.flatten, draws // 2)
+    task = bend.model, bend.DATA, bend.flatten, draws, steps
+    implicit = fit_implicit(keys[1], *task)
+    gaussian = fit_explicit(keys[2], AutoMultivariateNormal(bend.model), *task, num_particles=32)
+    guides = {"AutoMultivariateNormal": gaussian.draws, "AutoImplicit": implicit.draws}
+    draw(options.out / "picture.png", guides, exact.draws)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from pathlib import Path
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 from jax import Array, random
+from numpyro.infer.autoguide import AutoIAFNormal
 
 from examples.start import bend, random_function, tall
-from examples.start.methods import HEADER, Result, fit_flow, fit_implicit, run_nuts, table_row
+from examples.start.methods import HEADER, Result, fit_explicit, fit_implicit, run_nuts, table_row
 
 
 def announce(text: str) -> None:
@@ -107,7 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = (visits, tall.BATCH_SIZE), tall.flatten, num_draws
     found = {
         "AutoImplicit": fit_implicit(fit_key, tall.model, *args, max_steps, share),
-        "AutoIAFNormal": fit_flow(fit_key, tall.model, *args, num_steps // 2, share),
+        "AutoIAFNormal": fit_explicit(
+            fit_key, AutoIAFNormal(tall.model), tall.model, *args, num_steps // 2, share=share
+        ),
     }
     nuts = tall.stored()
     if options.nuts:
