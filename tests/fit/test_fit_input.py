@@ -52,12 +52,13 @@ def test_a_fit_needs_parameters():
         fit(make_svi(guide=fixed), KEY, DATA, criterion="loss", **QUICK)
 
 
+def scaled(data):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
+
+
 def test_values_outside_a_support_are_named():
     """NumPyro says that the likelihood got an invalid scale, and not from where."""
-
-    def scaled(data):
-        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-        numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
 
     def negative(data):
         noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
@@ -70,10 +71,6 @@ def test_values_outside_a_support_are_named():
 
 def test_values_that_are_sometimes_outside_are_named():
     """The first draw may be inside: then no step is finite, and more draws tell why."""
-
-    def scaled(data):
-        scale = numpyro.sample("scale", dist.HalfNormal(10.0))
-        numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
 
     def around_zero(data):
         noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})

@@ -1,14 +1,14 @@
 """What a user installs: built, put into an empty environment, and used there."""
 
 import json
-import subprocess
 import tarfile
 import textwrap
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from support.environments import environment, run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -61,19 +61,6 @@ for name in ("to_arviz", "plots", "khat", "learn_prior", "sliced", "refine"):
         messages[name] = str(error)
 print(json.dumps({"version": numpyro_kscore.__version__, "seconds": seconds, "messages": messages}))
 """
-
-
-def run(*command, cwd=None):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def environment(folder, *packages):
-    venv.create(folder, with_pip=True)
-    python = str(folder / "bin" / "python")
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
-    return python
 
 
 @pytest.fixture(scope="module")
