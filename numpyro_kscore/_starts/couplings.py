@@ -27,6 +27,8 @@ DRAWS_PER_DIM, FEWEST_DRAWS, MOST_DIMS = 8, 256, 256
 LEAST_RATIO, LEAST_EFFECT, LEAST_STRENGTH = 4.0, 0.05, 0.05
 # Largest change of a logarithm of size by a standard deviation of the other latent.
 MOST_EFFECT = 2.0
+# Least part of a draw's residual that its own influence leaves.
+LEAST_REST = 0.05
 # Rounds of batch and match in the new coordinates.
 ROUNDS = 2
 
@@ -64,8 +66,8 @@ class Couplings(NamedTuple):
 
 def couple(
     model: CountedModel, known: Judged, rng: np.random.Generator, noise: np.ndarray
-) -> tuple[Judged, Couplings] | None:
-    """A Gaussian in coordinates with couplings; None if its bound is no higher.
+) -> tuple[Judged, Couplings | None]:
+    """A Gaussian in coordinates with couplings; the known one and None if its bound is no higher.
 
     Args:
         model: the density.
@@ -78,17 +80,17 @@ def couple(
     """
     gaussian, dim = known.gaussian, len(known.centering)
     if not 2 <= dim <= MOST_DIMS:
-        return None
+        return known, None
     evaluate = model.in_form(known.centering)
     draws = gaussian.push(antithetic(rng, max(FEWEST_DRAWS, DRAWS_PER_DIM * dim), dim))
     energies, gradients = evaluate(draws)
     finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
-        return None
+        return known, None
     rates = rates_by_regression(draws, scores)
     if not np.any(rates):
-        return None
+        return known, None
     couplings = Couplings(rates, gaussian.mean)
     moved = draws * np.exp(-couplings.log_sizes(draws))
     inside = coupled(evaluate, couplings)
@@ -99,11 +101,15 @@ def couple(
         bound = elbo(found, noise, inside(found.push(noise))[0])
         if bound.surely > best.bound.surely:
             best = Judged(bound, found, known.centering)
-    return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else None
+    return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else (known, None)
 
 
 def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Rates that stand out from their errors, (d, d).
+
+    Draws far out have large residuals, so errors are those that allow for residuals of any size
+    (HC3: MacKinnon and White 1985). Errors that take all residuals for equal find effects that are
+    none, and one false effect can keep a fit out of the tail of a scale (docs/start).
 
     Args:
         draws: of a Gaussian near the posterior, (m, d) with m > 2 d + 1.
@@ -119,17 +125,22 @@ def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
     gram = features.T @ features
     ridge = 1e-10 * np.trace(gram) / len(gram)
     inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
-    coefficients = inverse @ (features.T @ scores)
-    squares = np.sum((scores - features @ coefficients) ** 2, axis=0)
-    # The size of a latent does not vary with itself: leave its own product out.
-    own = np.arange(dim + 1, 2 * dim + 1)
-    pivot = inverse[own, own]
-    cross = inverse[dim + 1 :, own]
-    dropped = coefficients[own, np.arange(dim)]
-    rates = coefficients[dim + 1 :] - cross * (dropped / pivot)
-    squares = squares + dropped**2 / pivot
-    leverage = np.maximum(pivot[:, None] - cross**2 / pivot, 0.0)
-    errors = np.sqrt(leverage * squares / max(count - 2 * dim, 1))
+    # Row k of the influences is what draw k adds to the coefficients, for a residual of one.
+    influences = features @ inverse
+    leverages = np.sum(influences * features, axis=1)
+    coefficients = influences.T @ scores
+    residuals = scores - features @ coefficients
+    rates, errors = np.zeros((dim, dim)), np.zeros((dim, dim))
+    for j in range(dim):
+        # The size of a latent does not vary with itself: leave its own product out.
+        own = dim + 1 + j
+        pivot, cross = inverse[own, own], inverse[dim + 1 :, own]
+        dropped, change = coefficients[own, j] / pivot, influences[:, own]
+        rates[:, j] = coefficients[dim + 1 :, j] - cross * dropped
+        rest = 1 - leverages + change**2 / pivot
+        alone = (residuals[:, j] + dropped * change) / np.maximum(rest, LEAST_REST)
+        moved = influences[:, dim + 1 :] - np.outer(change, cross / pivot)
+        errors[:, j] = np.sqrt(np.square(alone) @ np.square(moved))
     clear = np.abs(rates) > LEAST_RATIO * errors
     rates = rates / scale[:, None]
     effects = rates * spread

@@ -29,7 +29,7 @@ from numpyro_kscore._starts.candidates import (
 from numpyro_kscore._starts.couplings import Couplings, couple
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
-from numpyro_kscore._starts.refinement import match_mode, refine
+from numpyro_kscore._starts.refinement import match_mode, preferred, refine
 
 __all__ = ["GaussianStart", "find_gaussian"]
 
@@ -112,31 +112,39 @@ def find_gaussian(
     found = [max((end.best for end in form), key=surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    best = refine(model, [*found, cold], is_hierarchical, rng, noise)
-    found_modes = find_modes(
-        model,
-        [end for form in ends for end in form],
-        best,
-        noise,
-        lambda judged: match_mode(model, judged, rng, noise),
-    )
-    start = GaussianStart(
-        found_modes.spanned,
-        best.centering,
-        best.bound.value,
-        model.count,
-        found_modes.points,
-        found_modes.weights,
-        found_modes.parts,
-    )
+    finalists = refine(model, [*found, cold], is_hierarchical, rng, noise)
+
+    def start_from(best: Judged) -> GaussianStart:
+        modes = find_modes(
+            model,
+            [end for form in ends for end in form],
+            best,
+            noise,
+            lambda judged: match_mode(model, judged, rng, noise),
+        )
+        return GaussianStart(
+            modes.spanned,
+            best.centering,
+            best.bound.value,
+            model.count,
+            modes.points,
+            modes.weights,
+            modes.parts,
+        )
+
+    plain = preferred(finalists)
+    start = start_from(plain)
     # Several modes are apart in the coordinates that they were found in.
     if not with_couplings or len(start.weights) > 1:
         return start
-    found_couplings = couple(model, best, rng, noise)
+    pairs = [couple(model, finalist, rng, noise) for finalist in finalists]
+    best = preferred([judged for judged, _ in pairs])
+    if not np.array_equal(best.centering, plain.centering):
+        start = start_from(best)
+    couplings = next(couplings for judged, couplings in pairs if judged is best)
     start = start._replace(num_gradients=model.count)
-    if found_couplings is None:
+    if couplings is None:
         return start
-    best, couplings = found_couplings
     return start._replace(gaussian=best.gaussian, elbo=best.bound.value, couplings=couplings)
 
 

@@ -20,7 +20,15 @@ from numpyro_kscore._starts.candidates import (
     widths_of,
 )
 
-__all__ = ["FEWEST_PAIRS", "LEAST_GAIN", "fitted", "match_mode", "match_near", "refine"]
+__all__ = [
+    "FEWEST_PAIRS",
+    "LEAST_GAIN",
+    "fitted",
+    "match_mode",
+    "match_near",
+    "preferred",
+    "refine",
+]
 
 # Steps of batch and match in a round, and most rounds; gains in nats for which another one follows,
 # and of a Gaussian that has far to go. Draws of a step are twice the dimension, or these pairs.
@@ -42,26 +50,48 @@ def refine(
     is_hierarchical: np.ndarray,
     rng: np.random.Generator,
     noise: np.ndarray,
-) -> Judged:
-    """The best Gaussian of batch and match, from the best one in each form of coordinates.
+) -> list[Judged]:
+    """The best Gaussians of batch and match, from the best one in each form of coordinates.
 
     Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
     each goes on both in the coordinates so far and in those that suit what was found.
+
+    Returns:
+        The best Gaussian; after it the best one in non-centered coordinates, where that is another.
     """
     # In the order of a dict, which is the same in every process: draws follow from it.
     by_form: dict[bytes, list[Judged]] = {}
     for judged in found:
         by_form.setdefault(judged.centering.tobytes(), []).append(judged)
     firsts = [max(same, key=surely) for same in by_form.values()]
-    best = _preferred([_matched(model, first, rng, noise) for first in firsts])
+    matches = [_matched(model, first, rng, noise) for first in firsts]
+    best = preferred(matches)
     is_far = surely(best) - max(map(surely, firsts)) > FAR
+    best = _climbed(model, best, is_hierarchical, rng, noise, is_far)
+    apart = [match for match in matches if _is_apart(match)]
+    if not apart or _is_apart(best):
+        return [best]
+    # Rounds in coordinates that suit a Gaussian too narrow in a scale keep it so.
+    fixed = np.zeros_like(is_hierarchical)
+    return [best, _climbed(model, max(apart, key=surely), fixed, rng, noise, is_far=False)]
+
+
+def _climbed(
+    model: CountedModel,
+    best: Judged,
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+    is_far: bool,
+) -> Judged:
+    """A Gaussian after as many rounds as pay, in other coordinates too where those may change."""
     done = None if is_far else 0
     for _ in range(MOST_ROUNDS):
         starts = [best]
         if np.any(is_hierarchical):
             starts.append(_recentered(model, best, is_hierarchical, rng, noise))
         tried = [_matched(model, start, rng, noise, done) for start in starts]
-        before, best = best, _preferred([best, *tried])
+        before, best = best, preferred([best, *tried])
         gain = surely(best) - surely(before)
         if done is not None:
             if gain < LEAST_GAIN:
@@ -72,17 +102,20 @@ def refine(
     return best
 
 
-def _preferred(found: Sequence[Judged]) -> Judged:
+def preferred(found: Sequence[Judged]) -> Judged:
     """The Gaussian of highest bound, or one in non-centered coordinates that is as good."""
     best = max(found, key=surely)
     equal = [
         judged
         for judged in found
-        if surely(judged) > surely(best) - EQUAL_BOUNDS
-        and np.all(np.isin(judged.centering, (0, 1)))
-        and np.any(judged.centering == 0)
+        if surely(judged) > surely(best) - EQUAL_BOUNDS and _is_apart(judged)
     ]
     return max(equal, key=surely) if equal else best
+
+
+def _is_apart(judged: Judged) -> bool:
+    """Whether coordinates are non-centered: with a degree of 0, and no partial one."""
+    return bool(np.all(np.isin(judged.centering, (0, 1))) and np.any(judged.centering == 0))
 
 
 def _matched(
