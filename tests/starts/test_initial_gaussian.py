@@ -20,8 +20,10 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, initial_gaussian
-from numpyro_kscore._starts.candidates import AtPoints
+from numpyro_kscore._starts.batch_match import Gaussian
+from numpyro_kscore._starts.candidates import AtPoints, CountedModel, antithetic
 from numpyro_kscore._starts.gaussian_start import find_gaussian
+from numpyro_kscore._starts.refinement import preferred, refine
 from support.doubles import GaussianScore
 
 KEY = random.key(0)
@@ -157,6 +159,38 @@ def test_hierarchical_models_are_partially_centered():
     trace = handlers.trace(handlers.substitute(handlers.seed(guide, KEY), params)).get_trace()
     assert trace["effect"]["value"].shape == (4,)
     assert guide.median(params)["effect"].shape == (4,)
+
+
+def test_non_centered_coordinates_have_rounds_of_their_own():
+    """Half of the effects are known well and half hardly: partial degrees have the higher bound."""
+    truth, sigma = np.array([1.0, -1.2, 0.8, 0.5, -0.3, 0.2]), np.repeat([0.05, 3.0], 3)
+    noise = antithetic(np.random.default_rng(2), 64, 7)
+
+    def density(points, centering, other):
+        w, v, degrees = points[:, :1], points[:, 1:], centering[1:]
+        u = v * np.exp((1 - degrees) * w)
+        slope = u * np.exp(-2 * w) + (u - truth) / sigma**2
+        energies = (
+            0.5 * w[:, 0] ** 2
+            + np.sum(0.5 * u**2 * np.exp(-2 * w) + degrees * w, axis=1)
+            + np.sum(0.5 * ((u - truth) / sigma) ** 2, axis=1)
+        )
+        through = degrees - u**2 * np.exp(-2 * w) + slope * u * (1 - degrees)
+        gradients = [w + np.sum(through, axis=1, keepdims=True), slope * u / v]
+        moved = np.concatenate([w, u * np.exp(-(1 - other[1:]) * w)], axis=1)
+        return AtPoints(energies, np.concatenate(gradients, axis=1), moved)
+
+    model = CountedModel(density)
+    is_effect = np.arange(7) > 0
+    forms = [np.ones(7), np.where(is_effect, 0.0, 1.0)]
+    colds = [model.judge(Gaussian(np.full(7, 0.1), 0.1 * np.eye(7)), c, noise) for c in forms]
+    best, apart = refine(model, colds, is_effect, np.random.default_rng(0), noise)
+    # The variance of a non-centered effect is near 0 where data are good, and near 1 where not.
+    assert np.all(best.centering[1:4] > 0.8)
+    assert np.all(best.centering[4:] < 0.4)
+    assert np.array_equal(apart.centering, forms[1])
+    assert best.bound.surely > apart.bound.surely > colds[1].bound.surely
+    assert preferred([best, apart]) is best
 
 
 def test_raw_units_do_not_send_paths_into_another_valley():
