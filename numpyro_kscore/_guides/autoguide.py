@@ -48,6 +48,7 @@ from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import check_key
 
 __all__ = ["AutoImplicit"]
 
@@ -184,8 +185,10 @@ class AutoImplicit(WithoutDensity):
             **kwargs: keyword arguments of the model.
 
         Raises:
+            TypeError: for anything but a random key.
             ValueError: see the class.
         """
+        check_key("rng_key", rng_key, "the data")
         with handlers.seed(rng_seed=rng_key):
             self._setup_prototype(*args, **kwargs)
 
@@ -398,6 +401,7 @@ class AutoImplicit(WithoutDensity):
             sample_shape: leading dimensions.
             **kwargs: keyword arguments of the model.
         """
+        check_key("rng_key", rng_key, "the parameters")
         check_set_up(self, params)
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)

@@ -141,7 +141,7 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
         calibration.probabilities["loc"]  # (5,): symmetric about 0.5 where calibrated
     """
     check_svi(svi)
-    check_key(rng_key)
+    check_key("rng_key", rng_key, "the data")
     if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
         # NumPyro 0.22 reshapes the words of a key, which a typed key does not show.
         rng_key = jax.random.key_data(rng_key)

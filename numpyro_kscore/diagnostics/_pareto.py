@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.checks import check_count
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import check_key, key_apart
 
 __all__ = ["GOOD_KHAT", "importance_resample", "pareto_smooth", "smoother", "weight_ess"]
 
@@ -125,7 +125,7 @@ def importance_resample(
         The same tree, with leading axis ``num_samples``.
 
     Raises:
-        TypeError: for a count that is not an integer.
+        TypeError: for a count that is not an integer, or a key that is none.
         ValueError: for weights of another length, fewer than 25, or not finite.
         ImportError: without ArviZ.
 
@@ -138,6 +138,7 @@ def importance_resample(
         moved  # (200, 2)
         jnp.mean(moved[:, 0] - samples[:, 0]) > 0.3  # True
     """
+    check_key("rng_key", rng_key, "the values")
     weights = np.exp(pareto_smooth(log_weights)[0])
     n = weights.shape[0]
     for leaf in jax.tree.leaves(values):

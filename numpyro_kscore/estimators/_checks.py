@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import divides, num_shards
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._random_features import RandomFeatures
@@ -125,6 +126,8 @@ def _check_features(settings: FitSettings) -> None:
     for name in ("landmarks", "subset", "sharding"):
         if getattr(settings, name) is not None:
             raise ValueError(f"features: expected None with {name}; got both. Drop one of the two")
+    if features.key is not None:
+        check_key("features.key", features.key)
     if not isinstance(settings.kernel, CurlFree):
         raise TypeError(
             f"kernel: expected CurlFree(profile) with features; got {settings.kernel!r}"

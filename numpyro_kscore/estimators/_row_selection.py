@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.kernels import _pairwise as pairwise
 
@@ -69,6 +70,9 @@ class RowSelection:
             size = math.ceil(self.fraction * num_samples - 1e-9)
         else:
             size = int(self.count)  # type: ignore[arg-type]
+        # Not at construction: a tree of the same structure may hold anything in the key's place.
+        if self.key is not None:
+            check_key(f"{self.argument}.key", self.key)
         if size > num_samples:
             raise ValueError(
                 f"{self.argument}: expected at most as many as there are samples, {num_samples}; "
