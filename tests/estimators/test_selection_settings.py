@@ -89,7 +89,8 @@ def test_configurations_survive_the_pytree():
         (ValueError, lambda: AutoBandwidth(()), "factors: expected at least one.*got none"),
         (ValueError, lambda: AutoBandwidth((1.0, -2.0)), "factors: expected a positive"),
         (ValueError, lambda: ScoreEstimator(bandwidth="best"), BANDWIDTHS),
-        (TypeError, lambda: kef("auto").fit(SAMPLES), r"solver: expected Krylov\(\).*got Dense"),
+        (TypeError, lambda: kef("auto"), r"solver: expected Krylov\(\).*got Dense"),
+        (TypeError, lambda: nkef(bandwidth="auto"), r"solver: expected Krylov\(\).*got Dense"),
         (
             TypeError,
             lambda: ScoreEstimator(solver=Dense()).fit(SAMPLES),
