@@ -93,7 +93,10 @@ def weight_ess(log_weights: Any) -> float:
         log_weights: logarithms of weights, (n,), finite or -inf, up to a constant.
 
     Returns:
-        A number from 1 to n.
+        A number from 1 to n; 0 if all are -inf, where no draw has any weight.
+
+    Raises:
+        ValueError: for another shape, no weights, NaN or infinity.
 
     Example::
 
@@ -103,7 +106,16 @@ def weight_ess(log_weights: Any) -> float:
         weight_ess(2.0 * samples[:, 0]) < 100  # True
     """
     values = np.asarray(log_weights, np.float64)
-    weights = np.exp(values - np.max(values))
+    if values.ndim != 1 or not values.size or np.any(np.isnan(values) | (values == np.inf)):
+        raise ValueError(
+            f"log_weights: expected numbers or -inf, of shape (n,); got shape {values.shape}, "
+            f"{int(np.sum(np.isnan(values) | (values == np.inf)))} of them NaN or infinity. Leave "
+            "out the draws that have none"
+        )
+    largest = np.max(values)
+    if largest == -np.inf:
+        return 0.0
+    weights = np.exp(values - largest)
     return float(np.sum(weights) ** 2 / np.sum(weights**2))
 
 

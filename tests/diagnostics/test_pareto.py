@@ -36,6 +36,11 @@ def test_equal_weights_have_no_tail():
     np.testing.assert_allclose(np.exp(smoothed), 0.01)
     assert weight_ess(np.zeros(100)) == pytest.approx(100)
     assert weight_ess(np.array([0.0, -1e9])) == pytest.approx(1)
+    assert weight_ess(np.array([0.0, 0.0, -np.inf])) == pytest.approx(2)
+    assert weight_ess(np.full(3, -np.inf)) == 0.0
+    for bad in ([0.0, np.nan], [0.0, np.inf], [], [[0.0]]):
+        with pytest.raises(ValueError, match=r"log_weights: expected .* of shape \(n,\); got"):
+            weight_ess(np.array(bad))
     perfect = khat(gaussian_draws(1.0, dim=2, n=400))
     assert perfect.verdict == "good"
     assert str(perfect).startswith("k̂ = -inf (all weights are equal), 90 % interval")
