@@ -316,11 +316,12 @@ class Mixture(RadialProfile):
     lengthscales: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.profiles, list):
-            object.__setattr__(self, "profiles", tuple(self.profiles))
-        if isinstance(self.profiles, RadialProfile):
-            raise TypeError(f"profiles: expected a tuple of profiles; got {self.profiles!r}")
-        if not self.profiles:
+        given: Any = self.profiles
+        if isinstance(given, list):
+            object.__setattr__(self, "profiles", tuple(given))
+        if isinstance(given, RadialProfile):
+            raise TypeError(f"profiles: expected a tuple of profiles; got {given!r}")
+        if not given:
             raise ValueError("profiles: expected at least one profile; got none")
         for name in ("weights", "lengthscales"):
             values = _as_tuple(name, getattr(self, name), len(self.profiles))
