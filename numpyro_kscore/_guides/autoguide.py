@@ -206,6 +206,10 @@ class AutoImplicit(WithoutDensity):
         finally:
             self._batches = None
 
+    def forget(self) -> None:
+        """Forget the data, and the start that was found: the next data set the guide up anew."""
+        self.prototype_trace, self.start, self._programs = None, None, {}
+
     def _find_start(self) -> GaussianStart | None:
         """A Gaussian near the posterior; None where the search cannot run."""
         if self.latent_dim > LARGEST_START:
@@ -239,9 +243,9 @@ class AutoImplicit(WithoutDensity):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
         out = self._draw_globals(*args, **kwargs)
-        return (
-            {**out, **sample_rows(self._amortized(), out, args, kwargs)} if self.amortize else out
-        )
+        if not self.amortize:
+            return out
+        return {**out, **sample_rows(self._amortized(), out, args, kwargs)}
 
     def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw the latent sites outside of amortized plates, which may be all."""
@@ -489,8 +493,5 @@ class AutoImplicit(WithoutDensity):
 
         if not sample_shape:
             return one(rng_key)
-        count = 1
-        for length in sample_shape:
-            count *= length
-        flat = jax.vmap(one)(random.split(rng_key, count))
+        flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return flat.reshape(*sample_shape, -1)
