@@ -58,7 +58,9 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
     values = values - np.max(values)
     if np.ptp(values) < CONSTANT:
         return values - np.log(np.sum(np.exp(values))), -np.inf
-    smoothed, shape = smoother()(values)
+    # Quantiles of a huge shape overflow; they are cut at the largest raw weight in any case.
+    with np.errstate(over="ignore"):
+        smoothed, shape = smoother()(values)
     smoothed = np.asarray(smoothed, np.float64)
     return smoothed - np.logaddexp.reduce(smoothed), float(shape)
 

@@ -30,6 +30,15 @@ def test_smoothed_weights_are_normalized_and_ordered():
     assert stats.spearmanr(weights, smoothed).statistic > 0.999
 
 
+def test_a_huge_shape_does_not_overflow():
+    """As of an energy of draws in a plane: the logarithms themselves have a heavy tail."""
+    weights = -10.0 * np.arange(400)
+    smoothed, shape = pareto_smooth(weights)
+    assert shape > 10
+    assert np.isfinite(smoothed).all()
+    assert np.isclose(np.exp(smoothed).sum(), 1.0)
+
+
 def test_equal_weights_have_no_tail():
     smoothed, shape = pareto_smooth(np.full(100, 3.0))
     assert shape == -np.inf
