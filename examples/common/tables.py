@@ -13,6 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from examples.common.output import output_file
+
 Row = dict[str, Any]
 
 
@@ -20,8 +22,8 @@ def make_parser(description: str, quick: str = "few samples, to see it run") -> 
     """Command-line options that every table has; ``quick`` is the help of ``--quick``."""
     parser = ArgumentParser(description=description)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
-    parser.add_argument("--figure", type=Path, help="picture to write")
+    parser.add_argument("--csv", type=output_file, help="table to write, and to resume from")
+    parser.add_argument("--figure", type=output_file, help="picture to write")
     parser.add_argument("--quick", action="store_true", help=quick)
     return parser
 

@@ -21,6 +21,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from examples.common.output import output_file
 from examples.common.tables import Row, fill
 from examples.functions import simulated, tasks, toys
 from examples.functions.data import load, split
@@ -51,8 +52,8 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--batch", type=int, default=20, help="rows per step")
     parser.add_argument("--points", type=int, default=5, help="other inputs per step")
     parser.add_argument("--particles", type=int, default=100, help="functions per step")
-    parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
-    parser.add_argument("--figure", type=Path, default=Path("functional_bnn.png"))
+    parser.add_argument("--csv", type=output_file, help="table to write, and to resume from")
+    parser.add_argument("--figure", type=output_file, default=Path("functional_bnn.png"))
     parser.add_argument("--quick", action="store_true", help="20 steps, to see it run")
     return parser
 

@@ -252,6 +252,7 @@ def plot(found: dict[str, dict[str, Campaign]], truths: dict[str, Array], path: 
             row[2].fill_between(rounds, mean - error, mean + error, alpha=0.2, lw=0)
         row[2].set(title="total regret", xlabel="round", yscale="log")
         row[2].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
     plt.close(figure)
 

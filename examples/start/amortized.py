@@ -182,6 +182,7 @@ def plot(path: Path, found: dict[str, dict]) -> None:
             panel.plot(draws["level"][some], draws["log_spread"][some], ".", ms=2, color=color)
         panel.set(title=name, xlabel="level", ylabel="log spread")
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -152,6 +152,7 @@ def plot(path: Path, below: np.ndarray, draws: np.ndarray, truth: np.ndarray) ->
         panel.plot(*draws[:1_500, k, 1:].T, ".", ms=2, color="C0", alpha=0.6, label="guide")
         panel.set(xlabel="log slope", ylabel="logit lapse", title=f"subject {k + 1}")
     panels[1, 0].legend(markerscale=4)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from jax import Array, random
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from examples.common.output import output_folder
 from examples.start import bend
 from examples.start.methods import fit_explicit, fit_implicit, run_nuts
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fit both guides, run NUTS and save the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for the picture")
+    parser.add_argument("--out", type=output_folder, default=Path(), help="folder for the picture")
     parser.add_argument("--quick", action="store_true", help="few steps, to see it run")
     options = parser.parse_args(arguments)
     keys = random.split(random.key(options.seed), 3)

@@ -185,6 +185,7 @@ def main() -> None:
         "chain of the\njoint analysis, in its standard deviations; its other chain shows the "
         "sampling noise. Seconds include compilation."
     )
+    options.figure.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.figure, dpi=110)
 
 

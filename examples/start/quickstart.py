@@ -27,6 +27,7 @@ import matplotlib.pyplot as plt
 from jax import Array, random
 from numpyro.infer.autoguide import AutoIAFNormal
 
+from examples.common.output import output_folder
 from examples.start import bend, random_function, tall
 from examples.start.methods import HEADER, Result, fit_explicit, fit_implicit, run_nuts, table_row
 
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fit the three posteriors, print their tables and save the figure."""
     parser = argparse.ArgumentParser(description="AutoImplicit, a flow, a random function, NUTS")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for quickstart.png")
+    parser.add_argument(
+        "--out", type=output_folder, default=Path(), help="folder for quickstart.png"
+    )
     parser.add_argument("--nuts", action="store_true", help="NUTS on the two million rows, anew")
     parser.add_argument("--quick", action="store_true", help="a few steps only, to see it run")
     options = parser.parse_args(arguments)

@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from examples.common.compiled import keep_compiled
+from examples.common.output import output_file
 from examples.wae.ais import Annealing
 from examples.wae.data import Images, load_images
 from examples.wae.figures import plot_run
@@ -63,11 +64,11 @@ def make_parser() -> ArgumentParser:
                         help="default: 1e-3 for digits, otherwise 1e-4")  # fmt: skip
     parser.add_argument("--width", type=int, default=WIDTH, help="channels of convolutions")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", type=Path, help="file to write, and to resume from")
+    parser.add_argument("--checkpoint", type=output_file, help="file to write, and to resume from")
     parser.add_argument("--ais-images", type=int, help="test images behind the NLL; default: 50 "
                         "for digits, otherwise 0 (no NLL)")  # fmt: skip
     parser.add_argument("--temperatures", type=int, default=1000, help="of the annealing")
-    parser.add_argument("--figure", type=Path, default=Path("wae.png"))
+    parser.add_argument("--figure", type=output_file, default=Path("wae.png"))
     parser.add_argument("--quick", action="store_true", help="two epochs on few digits")
     return parser
 

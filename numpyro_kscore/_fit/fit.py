@@ -239,7 +239,7 @@ def fit(
 
 def _check_call(svi: SVI, rng_key: jax.Array) -> None:
     check_svi(svi)
-    check_key(rng_key)
+    check_key("rng_key", rng_key, "the data")
     if not is_concrete(rng_key):
         raise TypeError(
             "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "

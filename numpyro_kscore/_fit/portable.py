@@ -70,7 +70,7 @@ class PortableGuide(NamedTuple):
 
         Cost: draws are made in batches, so a few take as long as 256.
         """
-        check_key(rng_key)
+        check_key("rng_key", rng_key, "sample_shape")
         _check_shape(sample_shape)
         count = math.prod(sample_shape)
         # For no draws one batch, too, which says what types they have.

@@ -48,6 +48,7 @@ from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import check_key
 
 __all__ = ["AutoImplicit"]
 
@@ -184,8 +185,10 @@ class AutoImplicit(WithoutDensity):
             **kwargs: keyword arguments of the model.
 
         Raises:
+            TypeError: for anything but a random key.
             ValueError: see the class.
         """
+        check_key("rng_key", rng_key, "the data")
         with handlers.seed(rng_seed=rng_key):
             self._setup_prototype(*args, **kwargs)
 
@@ -202,6 +205,10 @@ class AutoImplicit(WithoutDensity):
             self.set_up(rng_key, *args, **kwargs)
         finally:
             self._batches = None
+
+    def forget(self) -> None:
+        """Forget the data, and the start that was found: the next data set the guide up anew."""
+        self.prototype_trace, self.start, self._programs = None, None, {}
 
     def _find_start(self) -> GaussianStart | None:
         """A Gaussian near the posterior; None where the search cannot run."""
@@ -236,9 +243,9 @@ class AutoImplicit(WithoutDensity):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw every latent site of the model once."""
         out = self._draw_globals(*args, **kwargs)
-        return (
-            {**out, **sample_rows(self._amortized(), out, args, kwargs)} if self.amortize else out
-        )
+        if not self.amortize:
+            return out
+        return {**out, **sample_rows(self._amortized(), out, args, kwargs)}
 
     def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw the latent sites outside of amortized plates, which may be all."""
@@ -398,6 +405,7 @@ class AutoImplicit(WithoutDensity):
             sample_shape: leading dimensions.
             **kwargs: keyword arguments of the model.
         """
+        check_key("rng_key", rng_key, "the parameters")
         check_set_up(self, params)
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
@@ -485,8 +493,5 @@ class AutoImplicit(WithoutDensity):
 
         if not sample_shape:
             return one(rng_key)
-        count = 1
-        for length in sample_shape:
-            count *= length
-        flat = jax.vmap(one)(random.split(rng_key, count))
+        flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return flat.reshape(*sample_shape, -1)

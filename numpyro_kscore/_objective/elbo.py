@@ -32,6 +32,7 @@ from numpyro_kscore._tracing.particles import (
 from numpyro_kscore._tracing.program import Program, inspect_program, objective_program
 from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._bandwidth import Median
 from numpyro_kscore.estimators._estimator import ScoreEstimator
@@ -224,6 +225,7 @@ class ImplicitELBO(ELBO):
 
         Cost: a pass over all rows, and two more for each latent dimension up to 128.
         """
+        check_key("rng_key", rng_key, "the parameters")
         if self.vectorize_particles is not True or self.forward_mode_differentiation:
             return None
         program = objective_program(param_map, model, guide, args, kwargs)
@@ -254,6 +256,7 @@ class ImplicitELBO(ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
+        check_key("rng_key", rng_key, "the parameters")
         settings = self.settings
         program = objective_program(param_map, model, guide, args, kwargs)
         program = program._replace(anchor=self._anchor)

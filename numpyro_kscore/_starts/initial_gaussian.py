@@ -145,7 +145,7 @@ def initial_gaussian(
         init_params = start.init_params(guide)
         result = svi.run(random.key(1), 500, y, init_params=init_params, progress_bar=False)
     """
-    check_key(rng_key)
+    check_key("rng_key", rng_key, "the model")
     forward = forward_mode_differentiation
     latents = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward).latents
     if not latents:

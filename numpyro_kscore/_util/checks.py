@@ -48,10 +48,19 @@ def check_count(name: str, x: Any, minimum: int = 1) -> None:
         raise ValueError(f"{name}: expected an integer of at least {minimum}; got {x}")
 
 
-def check_choice(name: str, x: Any, choices: tuple[Any, ...]) -> None:
-    """Raise ``ValueError`` unless ``x`` is one of ``choices``."""
+def check_choice(name: str, x: Any, choices: tuple[Any, ...], or_else: str = "") -> None:
+    """Raise ``ValueError`` unless ``x`` is one of ``choices``.
+
+    Args:
+        name: of the argument.
+        x: what was given for it.
+        choices: words, and None.
+        or_else: what else may be given, which the caller lets pass, such as ``"a number"``.
+    """
     if not any(x is c or (isinstance(x, str) and x == c) for c in choices):
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, choices))}; got {x!r}")
+        words = ", ".join(map(repr, choices))
+        expected = f"{words} or {or_else}" if or_else else f"one of {words}"
+        raise ValueError(f"{name}: expected {expected}; got {x!r}")
 
 
 def check_svi(svi: Any) -> None:

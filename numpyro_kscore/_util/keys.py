@@ -22,8 +22,14 @@ def key_apart(key: jax.Array, number: int) -> jax.Array:
     return jax.random.fold_in(key, LARGEST - number)
 
 
-def check_key(key: Any) -> None:
-    """Raise ``TypeError`` unless ``key`` is a random key; a seed or data are none."""
+def check_key(name: str, key: Any, before: str = "") -> None:
+    """Raise ``TypeError`` unless ``key`` is a random key; a seed or data are none.
+
+    Args:
+        name: of the parameter.
+        key: what was given for it.
+        before: what follows the key where it is the first argument, such as ``"the data"``.
+    """
     dtype: Any = getattr(key, "dtype", None)
     if isinstance(key, jax.Array) and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         is_key = key.ndim == 0
@@ -32,7 +38,7 @@ def check_key(key: Any) -> None:
         is_key = is_array and dtype == jnp.uint32 and key.ndim == 1
     if not is_key:
         given = repr(key) if dtype is None else f"an array of {dtype}, shape {key.shape}"
+        order = f". The key comes before {before}" if before else ""
         raise TypeError(
-            f"rng_key: expected one random key such as jax.random.key(0); got {given}. The key "
-            "comes before the data"
+            f"{name}: expected one random key such as jax.random.key(0); got {given}{order}"
         )

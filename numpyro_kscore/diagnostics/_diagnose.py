@@ -9,7 +9,7 @@ no draws (:mod:`numpyro_kscore.diagnostics._modes`)? Other questions have functi
 :func:`~numpyro_kscore.diagnostics.spread_ratios` and
 :func:`~numpyro_kscore.diagnostics.fisher_divergence` (how far is the guide from the model?).
 NumPyro's ``vsbc_diagnostic`` asks whether the *procedure* is calibrated over data sets, by fitting
-many; :func:`vsbc` calls it for an ``SVI``, whatever its objective.
+many; :func:`~numpyro_kscore.diagnostics.vsbc` calls it for an ``SVI``, whatever its objective.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.infer import SVI
-from numpyro.infer.calibration import vsbc_diagnostic
 
 from numpyro_kscore._tracing.layout import Layout, Site, coordinate_names
-from numpyro_kscore._util.checks import check_count, check_svi
-from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._codes import Code, Known, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._fitted import check_mostly_finite, draw_fitted, fitted_guide
@@ -39,7 +38,6 @@ __all__ = [
     "Diagnosis",
     "diagnose",
     "examine",
-    "vsbc",
 ]
 
 # Windows of ten transitions after which the verdict is tried.
@@ -106,46 +104,6 @@ class Diagnosis(NamedTuple):
             f"{modes.num_missed} mode(s) missed",
         ]
         return "\n".join(lines)
-
-
-def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
-    """NumPyro's simulation-based calibration of a whole fit: ``numpyro.infer.vsbc_diagnostic``.
-
-    Draws parameters from the prior and data from the model, fits the guide anew to each, and ranks
-    the parameters among the guide's draws. This tests the procedure, not one fit, and costs one fit
-    for each simulation.
-
-    Args:
-        svi: model, guide, optimizer and loss.
-        rng_key: random key.
-        *args: arguments of the model; None for observed values, or left out.
-        **kwargs: keyword arguments of ``vsbc_diagnostic`` and of the model. Name the observed
-            sites, ``observed_sites=["y"]``: NumPyro cannot tell them where nothing is observed.
-            ``num_simulations`` is 100 by default, ``num_svi_steps`` 1000, ``num_samples`` 1000.
-
-    Returns:
-        NumPyro's ``VSBCResult``.
-
-    Raises:
-        TypeError: for anything but an ``SVI`` and a random key.
-        ValueError: by NumPyro, for observed sites that it does not find, and discrete latents.
-
-    Cost: ``num_simulations`` fits, in one compiled loop.
-
-    Example::
-
-        from numpyro_kscore.diagnostics import vsbc
-
-        few = {"num_simulations": 5, "num_svi_steps": 100}  # 100 and 2000 in earnest
-        calibration = vsbc(svi, random.key(0), observed_sites=["y"], **few)
-        calibration.probabilities["loc"]  # (5,): symmetric about 0.5 where calibrated
-    """
-    check_svi(svi)
-    check_key(rng_key)
-    if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        # NumPyro 0.22 reshapes the words of a key, which a typed key does not show.
-        rng_key = jax.random.key_data(rng_key)
-    return vsbc_diagnostic(rng_key, svi.model, svi.guide, svi.optim, svi.loss, *args, **kwargs)
 
 
 def diagnose(

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_points, check_count, check_positive
+from numpyro_kscore._util.keys import check_key
 
 __all__ = ["mmd_squared", "sliced_wasserstein"]
 
@@ -44,7 +45,7 @@ def sliced_wasserstein(x: ArrayLike, y: ArrayLike, key: Array, num_projections: 
         upwards by about that floor.
 
     Raises:
-        TypeError: if the draws are not floating point.
+        TypeError: if the draws are not floating point, or the key is not a random key.
         ValueError: if shapes disagree, a set is empty or not finite, or ``num_projections`` < 1.
 
     Cost:
@@ -57,6 +58,7 @@ def sliced_wasserstein(x: ArrayLike, y: ArrayLike, key: Array, num_projections: 
         sliced_wasserstein(samples, samples + jnp.array([1.0, 0.0]), random.key(1))  # 0.64
     """
     x, y = _same_dimension(x, y, minimum=1)
+    check_key("key", key)
     check_count("num_projections", num_projections)
     return _sliced_wasserstein(x, y, key, int(num_projections))
 

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore.diagnostics._closed_form import (
     Fields,
     Switches,
@@ -145,7 +146,7 @@ def cross_fit(target: GuideDraws, order: Array, family: Family, estimator: Any =
     return _judge(folds, order)
 
 
-@jax.jit
+@quick_jit
 def _closed_forms(target: GuideDraws, order: Array, switches: Switches) -> _Fold:
     """The closed form of every fold: leaves with a leading axis ``FOLDS``."""
     folds = jnp.reshape(order, (FOLDS, -1))
@@ -173,7 +174,7 @@ def _closed_forms(target: GuideDraws, order: Array, switches: Switches) -> _Fold
     return jax.vmap(one)(jnp.arange(FOLDS))
 
 
-@jax.jit
+@quick_jit
 def _add_kernel(estimator: Any, folds: _Fold) -> _Fold:
     """The folds with a kernel estimate of the rest added to the closed form."""
 
@@ -192,7 +193,7 @@ def _add_kernel(estimator: Any, folds: _Fold) -> _Fold:
     return lax.map(one, folds)
 
 
-@jax.jit
+@quick_jit
 def _judge(folds: _Fold, order: Array) -> CrossFit:
     test, energy = folds.test, folds.at_test
     log_weights = test.log_density - energy.value

@@ -26,7 +26,8 @@ class KhatEstimate(NamedTuple):
         energy: the family of the energy, the estimate of -log q, that was used; ``"exact"`` if the
             guide has a density.
         energy_error: standard deviation over draws of the error of that estimate, in nats.
-        alternatives: k̂ by other families that fit the draws equally well.
+        alternatives: k̂ by other families that fit the draws equally well; at most ``value``
+            where their weights hardly vary, see :func:`~numpyro_kscore.khat`.
         fisher: lower bound of the Fisher divergence in whitened coordinates, averaged over
             dimensions, and its standard error; see
             :func:`~numpyro_kscore.diagnostics.fisher_divergence`.

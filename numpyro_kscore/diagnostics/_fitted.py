@@ -21,6 +21,7 @@ from numpyro_kscore._tracing.program import Program, inspect_program, is_subsamp
 from numpyro_kscore._tracing.subsampling import whole_plates, with_all_rows
 from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import check_key
 
 __all__ = [
     "BATCH",
@@ -58,11 +59,13 @@ def fitted_guide(
     """Guide and model at the fitted parameters, checked.
 
     Raises:
-        TypeError: for anything but an ``SVI`` and its result, and arguments the model cannot take.
+        TypeError: for anything but an ``SVI``, its result and a random key, and arguments the
+            model cannot take.
         ValueError: if the model has latents that the guide does not draw, or is handed some rows of
             a plate, and for guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
     """
     check_svi(svi)
+    check_key("rng_key", key)
     if not hasattr(result, "params") or not hasattr(result, "state"):
         raise TypeError(
             f"result: expected what svi.run or fit returns; got {type(result).__name__}. "

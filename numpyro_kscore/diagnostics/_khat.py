@@ -26,7 +26,7 @@ from numpyro_kscore.diagnostics._energy import (
 )
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._messages import khat_reason
-from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother
+from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother, weight_ess
 from numpyro_kscore.estimators._coordinates import whiten_samples
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
@@ -44,6 +44,10 @@ DEGENERATE = 0.1
 LARGE_ERROR = 0.5
 # Coverage of the interval.
 LEVEL = 0.9
+# Coefficient of variation below which weights of a rival do not matter. By Cauchy and Schwarz they
+# change no average by more than .15 sd: what `diagnose` calls good (a variance changes by .15 √2 of
+# itself at most where tails are Gaussian, an sd by 10 %).
+SMALLEST_VARIATION = 0.15
 
 
 def khat(
@@ -64,7 +68,10 @@ def khat(
 
     * a bootstrap over draws, each replicate with the energy of a random folding; the differences
       between foldings are those of a delete-a-quarter jackknife, √3 too small, and scaled by √3;
-    * k̂ by every other energy whose loss is within two standard errors of the least.
+    * k̂ by every other energy whose loss is within two standard errors of the least. If its
+      weights vary by less than 15 % it does not raise the upper end: a shape has no scale, and
+      that of nearly equal weights, which change no average by more than 0.15 standard deviations,
+      may be that of the energy's noise, up to 3.
 
     The verdict is "cannot tell" if the interval holds 0.7, if there are fewer than ten draws a
     dimension, if draws do not vary in some direction, or if the energy's error exceeds both half a
@@ -158,7 +165,7 @@ def _energy_khat(
     rows = [_weights(fit) for fit in fits]
     weights = np.mean(rows, axis=0)
     value = pareto_smooth(weights)[1]
-    alternatives = {family.name: pareto_smooth(_weights(first[family]))[1] for family in rivals}
+    alternatives = {family.name: _rival_shape(_weights(first[family]), value) for family in rivals}
     scale = (FOLDS - 1.0) ** 0.5
     error = scale * float(np.sqrt(np.mean(np.var(rows, axis=0, ddof=1))))
     offsets = _bootstrap(rows, weights, scale, num_bootstrap, rng)
@@ -217,6 +224,13 @@ def whitened_draws(draws: GuideDraws) -> GuideDraws:
 def _least_variance(points: jax.Array) -> jax.Array:
     centered = points - jnp.mean(points, axis=0)
     return jnp.linalg.eigvalsh(centered.T @ centered / points.shape[0])[0]
+
+
+def _rival_shape(log_weights: np.ndarray, value: float) -> float:
+    """k̂ by another energy; at most the value itself where its weights vary too little to matter."""
+    shape = pareto_smooth(log_weights)[1]
+    variance = len(log_weights) / weight_ess(log_weights) - 1.0
+    return shape if variance >= SMALLEST_VARIATION**2 else min(shape, value)
 
 
 def _weights(fit: CrossFit) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.checks import check_count
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import check_key, key_apart
 
 __all__ = ["GOOD_KHAT", "importance_resample", "pareto_smooth", "smoother", "weight_ess"]
 
@@ -58,7 +58,9 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
     values = values - np.max(values)
     if np.ptp(values) < CONSTANT:
         return values - np.log(np.sum(np.exp(values))), -np.inf
-    smoothed, shape = smoother()(values)
+    # Quantiles of a huge shape overflow; they are cut at the largest raw weight in any case.
+    with np.errstate(over="ignore"):
+        smoothed, shape = smoother()(values)
     smoothed = np.asarray(smoothed, np.float64)
     return smoothed - np.logaddexp.reduce(smoothed), float(shape)
 
@@ -93,7 +95,10 @@ def weight_ess(log_weights: Any) -> float:
         log_weights: logarithms of weights, (n,), finite or -inf, up to a constant.
 
     Returns:
-        A number from 1 to n.
+        A number from 1 to n; 0 if all are -inf, where no draw has any weight.
+
+    Raises:
+        ValueError: for another shape, no weights, NaN or infinity.
 
     Example::
 
@@ -103,7 +108,16 @@ def weight_ess(log_weights: Any) -> float:
         weight_ess(2.0 * samples[:, 0]) < 100  # True
     """
     values = np.asarray(log_weights, np.float64)
-    weights = np.exp(values - np.max(values))
+    if values.ndim != 1 or not values.size or np.any(np.isnan(values) | (values == np.inf)):
+        raise ValueError(
+            f"log_weights: expected numbers or -inf, of shape (n,); got shape {values.shape}, "
+            f"{int(np.sum(np.isnan(values) | (values == np.inf)))} of them NaN or infinity. Leave "
+            "out the draws that have none"
+        )
+    largest = np.max(values)
+    if largest == -np.inf:
+        return 0.0
+    weights = np.exp(values - largest)
     return float(np.sum(weights) ** 2 / np.sum(weights**2))
 
 
@@ -125,7 +139,7 @@ def importance_resample(
         The same tree, with leading axis ``num_samples``.
 
     Raises:
-        TypeError: for a count that is not an integer.
+        TypeError: for a count that is not an integer, or a key that is none.
         ValueError: for weights of another length, fewer than 25, or not finite.
         ImportError: without ArviZ.
 
@@ -138,6 +152,7 @@ def importance_resample(
         moved  # (200, 2)
         jnp.mean(moved[:, 0] - samples[:, 0]) > 0.3  # True
     """
+    check_key("rng_key", rng_key, "the values")
     weights = np.exp(pareto_smooth(log_weights)[0])
     n = weights.shape[0]
     for leaf in jax.tree.leaves(values):

@@ -16,6 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_scored, check_count
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore.diagnostics._discrepancy import stein_kernel
 
 __all__ = ["SteinTest", "ksd"]
@@ -75,7 +76,7 @@ def ksd(
         The squared discrepancy, in standard deviations squared, its standard error and p-value.
 
     Raises:
-        TypeError: if draws or scores are not floating point.
+        TypeError: if draws or scores are not floating point, or the key is not a random key.
         ValueError: if the shapes differ, there are too few draws, or some are not finite.
 
     Cost: O(n² (d + num_bootstrap)) time, O(n (n + num_bootstrap)) memory.
@@ -90,6 +91,7 @@ def ksd(
     x, s = as_scored(samples, scores, minimum=10)
     check_count("num_bootstrap", num_bootstrap, minimum=19)
     key = jax.random.key(0) if rng_key is None else rng_key
+    check_key("rng_key", key)
     return _ksd(x, s, key, num_bootstrap)
 
 

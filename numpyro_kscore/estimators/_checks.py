@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import divides, num_shards
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._random_features import RandomFeatures
@@ -26,7 +27,7 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._solvers import Krylov
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["check_context", "check_settings", "check_stream_base"]
+__all__ = ["check_context", "check_settings", "check_solver_of_auto", "check_stream_base"]
 
 # Dimension of the Krylov space where none is given: products with a matrix of features are cheap,
 # and very many samples allow for weak regularization, which needs a large space.
@@ -57,13 +58,19 @@ def check_settings(settings: FitSettings, num_samples: int) -> FitSettings:
     if settings.features is not None and settings.solver == Krylov():
         settings = dataclasses.replace(settings, solver=Krylov(KRYLOV_STEPS_OF_FEATURES))
     settings.solver.check(settings.regularizer)
-    if settings.is_auto and not isinstance(settings.solver, Krylov):
+    if settings.is_auto:
+        check_solver_of_auto(settings.solver)
+    return with_jax_leaves(settings)
+
+
+def check_solver_of_auto(solver: Any) -> None:
+    """Raise ``TypeError`` unless the solver suits an automatic strength or bandwidth."""
+    if not isinstance(solver, Krylov):
         raise TypeError(
             "solver: expected Krylov() with an automatic strength or bandwidth, which reads all "
-            f"candidates off one Krylov space; got {type(settings.solver).__name__}(). Use "
-            "Krylov(), or give both as numbers"
+            f"candidates off one Krylov space; got {type(solver).__name__}(). Use Krylov(), or "
+            "give both as numbers"
         )
-    return with_jax_leaves(settings)
 
 
 def _check_parts(settings: FitSettings) -> None:
@@ -125,6 +132,8 @@ def _check_features(settings: FitSettings) -> None:
     for name in ("landmarks", "subset", "sharding"):
         if getattr(settings, name) is not None:
             raise ValueError(f"features: expected None with {name}; got both. Drop one of the two")
+    if features.key is not None:
+        check_key("features.key", features.key)
     if not isinstance(settings.kernel, CurlFree):
         raise TypeError(
             f"kernel: expected CurlFree(profile) with features; got {settings.kernel!r}"

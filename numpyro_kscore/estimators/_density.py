@@ -12,6 +12,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
 from numpyro_kscore._util.checks import as_points, check_count
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore.estimators._base import DistributionBase, EllipticalBase
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._mixture_base import MixtureBase
@@ -137,6 +138,7 @@ class KernelExponentialFamily(Distribution):
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Some of the given draws, with replacement: exact."""
+        check_key("key", key, "sample_shape")
         rows = jax.random.randint(key, sample_shape, 0, self.samples.shape[0])
         return self.samples[rows]
 
@@ -172,6 +174,7 @@ class KernelExponentialFamily(Distribution):
 
         Cost: O(n d) a draw, and the memory of two numbers for each.
         """
+        check_key("key", key, "num_draws")
         check_count("num_draws", num_draws, minimum=4)
         normalized = copy.copy(self)
         normalized.normalization = _normalization(self.score, self.samples, key, num_draws)

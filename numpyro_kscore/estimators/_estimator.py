@@ -43,6 +43,7 @@ from numpyro_kscore.solvers._spectrum import Solver
 
 __all__ = ["ScoreEstimator"]
 
+NUMBER_OR_RULE = "a positive finite number, or a rule such as Median(0.5)"
 # Samples below which the jackknife does not split.
 FEWEST_TO_SPLIT = 8
 
@@ -120,7 +121,7 @@ class ScoreEstimator(GuideEstimator):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sharding", check_sharding(self.sharding))
         if isinstance(self.bandwidth, str):
-            check_choice("bandwidth", self.bandwidth, ("median", "auto"))
+            check_choice("bandwidth", self.bandwidth, ("median", "auto"), NUMBER_OR_RULE)
             rule = Median() if self.bandwidth == "median" else AutoBandwidth()
             object.__setattr__(self, "bandwidth", rule)
         if self.bandwidth is not None:

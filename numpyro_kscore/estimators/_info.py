@@ -63,7 +63,8 @@ class ScoreInfo(NamedTuple):
     """The report of a fit, as data: nothing raises under ``jit``.
 
     Attributes:
-        steps: products with the Gram operator.
+        steps: steps of the solver, each a product with the Gram operator. The few more that a fit
+            takes are not counted, nor those by which ``Recursion`` finds the largest eigenvalue.
         residual: relative residual of the solver; 0 where it is direct.
         bandwidth: in standardized units.
         spectral_scale: ρ ≥ 1; above 1 the spectrum of K/n did not suit the regularizer and was

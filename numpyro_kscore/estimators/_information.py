@@ -10,6 +10,7 @@ import numpy as np
 from jax import random
 
 from numpyro_kscore._util.checks import as_points, check_count
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore.estimators._normalization import Normalization
 from numpyro_kscore.estimators._stacking import log_densities, stacked, stacking_weights
 
@@ -92,7 +93,7 @@ def entropy(samples: Any, *, key: Any = None, num_draws: int = 4096) -> Informat
 
     Raises:
         ValueError: for a wrong shape, too few samples, or samples that are not finite.
-        TypeError: for integer samples.
+        TypeError: for integer samples, or a key that is not a random key.
 
     Cost: six fits of a ``KernelExponentialFamily``, O(n² d) each. Not for use under ``jit``.
 
@@ -130,7 +131,7 @@ def kl_divergence(
 
     Raises:
         ValueError: as :func:`entropy`, and for another dimension.
-        TypeError: for integer samples.
+        TypeError: as :func:`entropy`.
 
     Cost: twelve fits, O((n² + m² + n m) d).
 
@@ -161,7 +162,9 @@ def _checked(
     name: str, samples: Any, key: Any, num_draws: int, dim: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     check_count("num_draws", num_draws, minimum=4)
-    return as_points(name, samples, dim=dim, minimum=FEWEST), random.key(0) if key is None else key
+    key = random.key(0) if key is None else key
+    check_key("key", key)
+    return as_points(name, samples, dim=dim, minimum=FEWEST), key
 
 
 def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: int) -> _Fitted:

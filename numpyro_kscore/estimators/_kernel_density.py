@@ -26,6 +26,7 @@ __all__ = ["KernelDensity"]
 
 CORRECTIONS = (None, "debiased", "laplace", "adaptive")
 LOSSES = ("score", "likelihood")
+NUMBER_OR_RULE = "a positive finite number, or a rule such as NormalReference(0.5)"
 # Multiples of the normal-reference bandwidth: it is too wide for most that is not Gaussian.
 FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 
@@ -85,7 +86,7 @@ class KernelDensity:
 
     def __post_init__(self) -> None:
         if isinstance(self.bandwidth, str):
-            check_choice("bandwidth", self.bandwidth, ("reference", "auto"))
+            check_choice("bandwidth", self.bandwidth, ("reference", "auto"), NUMBER_OR_RULE)
             rule = NormalReference() if self.bandwidth == "reference" else AutoBandwidth(FACTORS)
             object.__setattr__(self, "bandwidth", rule)
         check_positive("bandwidth", self.bandwidth)

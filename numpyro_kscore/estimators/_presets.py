@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from numpyro_kscore.estimators._bandwidth import AutoBandwidth
+from numpyro_kscore.estimators._checks import check_solver_of_auto
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.estimators._row_selection import Landmarks
 from numpyro_kscore.kernels._contract import Kernel
@@ -39,9 +41,12 @@ __all__ = [
 def _literal(
     kernel: Kernel, regularizer: Regularizer, solver: Solver, bandwidth: Any
 ) -> ScoreEstimator:
-    return ScoreEstimator(
+    estimator = ScoreEstimator(
         kernel, regularizer, solver, bandwidth, standardize="none", base=None, normalize=False
     )
+    if regularizer.is_auto or isinstance(estimator.bandwidth, AutoBandwidth):
+        check_solver_of_auto(solver)
+    return estimator
 
 
 def nu_method(
@@ -128,7 +133,7 @@ def kef(
     """Kernel exponential family, exactly (Sriperumbudur et al. 2017; ZSZ 2020, Theorem 3.1).
 
     Args:
-        lam: λ on the eigenvalues of K/n.
+        lam: λ on the eigenvalues of K/n; with ``Krylov(...)`` also ``"auto"``.
         profile: radial profile of the kernel.
         bandwidth: ``"median"`` or a number in the samples' units.
         solver: ``Dense()`` costs O((n d)³); ``Krylov(...)`` is exact to its residual.
@@ -138,6 +143,7 @@ def kef(
         scores are in 1/unit of the samples.
 
     Raises:
+        TypeError: for ``"auto"`` with another solver.
         ValueError: for a setting out of range.
 
     Cost: O((n d)³) time and O((n d)²) memory at the default solver.

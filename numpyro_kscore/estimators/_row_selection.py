@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.kernels import _pairwise as pairwise
 
@@ -46,15 +47,6 @@ class RowSelection:
             check_positive("fraction", self.fraction)
             if self.fraction > 1:
                 raise ValueError(f"fraction: expected a number in (0, 1]; got {self.fraction}")
-
-    def check(self, num_samples: int) -> int:
-        """Number of rows among ``num_samples`` samples.
-
-        Raises:
-            ValueError: for none or several of count, fraction and indices, more rows than samples,
-                or indices that are concrete and repeated or out of range.
-            TypeError: for indices that are not integers.
-        """
         given = {"count": self.count, "fraction": self.fraction, "indices": self.indices}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
@@ -62,6 +54,17 @@ class RowSelection:
                 f"{self.argument}: expected one of count, fraction and indices; got "
                 f"{' and '.join(names) or 'none of them'}"
             )
+        if self.indices is not None and self.key is not None:
+            raise ValueError("key: expected None with indices; got a key. Drop one of the two")
+
+    def check(self, num_samples: int) -> int:
+        """Number of rows among ``num_samples`` samples.
+
+        Raises:
+            ValueError: for more rows than samples, or indices that are concrete and repeated or
+                out of range.
+            TypeError: for indices that are not integers, or a key that is not a random key.
+        """
         if self.indices is not None:
             size = self._check_indices(num_samples)
         elif self.fraction is not None:
@@ -69,6 +72,9 @@ class RowSelection:
             size = math.ceil(self.fraction * num_samples - 1e-9)
         else:
             size = int(self.count)  # type: ignore[arg-type]
+        # Not at construction: a tree of the same structure may hold anything in the key's place.
+        if self.key is not None:
+            check_key(f"{self.argument}.key", self.key)
         if size > num_samples:
             raise ValueError(
                 f"{self.argument}: expected at most as many as there are samples, {num_samples}; "
@@ -82,8 +88,6 @@ class RowSelection:
             raise TypeError(f"indices: expected integers; got dtype {indices.dtype}")
         if indices.ndim != 1 or indices.shape[0] < 1:
             raise ValueError(f"indices: expected shape (m,) with m >= 1; got {indices.shape}")
-        if self.key is not None:
-            raise ValueError("key: expected None with indices; got a key. Drop one of the two")
         if is_concrete(indices):
             values = np.asarray(indices)
             if values.min() < 0 or values.max() >= num_samples:
@@ -119,7 +123,8 @@ class Landmarks(RowSelection):
 
     Raises:
         TypeError: for a count that is not an integer.
-        ValueError: for a count or a fraction out of range; at a fit, see :meth:`check`.
+        ValueError: for none or several of count, fraction and indices, a key with indices, and a
+            count or a fraction out of range; at a fit, see :meth:`check`.
 
     Example::
 
@@ -157,7 +162,8 @@ class Subset(RowSelection):
 
     Raises:
         TypeError: for a count that is not an integer.
-        ValueError: for a count or a fraction out of range; at a fit, see :meth:`check`.
+        ValueError: for none or several of count, fraction and indices, a key with indices, and a
+            count or a fraction out of range; at a fit, see :meth:`check`.
 
     Example::
 

@@ -21,6 +21,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
 from numpyro_kscore._util.checks import check_count, check_positive
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.linalg import eigh
 from numpyro_kscore.sliced._network import Layers, init_layers, network
 from numpyro_kscore.sliced._training import make_adam, take_step
@@ -129,6 +130,7 @@ class LearnedPrior(Distribution):
 
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Values of the simulator's functions with the noise; the learned density is not used."""
+        check_key("key", key, "sample_shape")
         count = 1
         for size in sample_shape:
             count *= size
@@ -196,7 +198,7 @@ def learn_prior(
 
     Raises:
         ImportError: if optax is not installed.
-        TypeError: for counts that are not integers.
+        TypeError: for counts that are not integers, or a key that is not a random key.
         ValueError: for values of another shape than (m,), or numbers that are not positive.
 
     Cost: num_steps forward and backward passes over the network and its gradient; 20 s on one core
@@ -215,6 +217,7 @@ def learn_prior(
         prior = learn_prior(random.key(0), step, x, jitter=0.1, hidden_dims=(32,), num_steps=200)
         prior.info.losses  # (200,)
     """
+    check_key("key", key, "the sampler")
     if not isinstance(hidden_dims, list | tuple) or not hidden_dims:
         raise TypeError(
             f"hidden_dims: expected a tuple of one or more integers; got {hidden_dims!r}"

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._util.checks import check_positive
+from numpyro_kscore._util.checks import check_positive, is_concrete
 from numpyro_kscore._util.pytree import pytree, static
 
 __all__ = [
@@ -86,9 +86,13 @@ class RadialProfile:
             return NotImplemented
         return Mixture((self, other))
 
-    def __rmul__(self, weight: float) -> Mixture:
+    def __mul__(self, weight: Any) -> Mixture:
         """The profile times a positive weight."""
+        if isinstance(weight, RadialProfile):
+            return NotImplemented
         return Mixture((self,), (weight,))
+
+    __rmul__ = __mul__
 
 
 def _inverse_power(s: jax.Array, exponent: float, order: int) -> tuple[jax.Array, ...]:
@@ -288,13 +292,14 @@ class Mixture(RadialProfile):
     """Weighted sum ``Σ_i w_i φ_i(s / ℓ_i²)`` of profiles at relative lengthscales.
 
     Args:
-        profiles: the components.
-        weights: positive weights; all 1 by default.
-        lengthscales: in units of the bandwidth; all 1 by default.
+        profiles: the components, at least one; lists count as tuples here and below.
+        weights: positive weights, one a profile; all 1 by default.
+        lengthscales: in units of the bandwidth, one a profile; all 1 by default.
 
     Raises:
-        ValueError: for tuples of another length than the profiles', and concrete numbers that are
-            not positive.
+        TypeError: for a single profile, weight or lengthscale in place of a tuple.
+        ValueError: for no profile, tuples of another length than the profiles', and concrete
+            numbers that are not positive.
 
     Example::
 
@@ -311,19 +316,16 @@ class Mixture(RadialProfile):
     lengthscales: tuple[Any, ...] | None = None
 
     def __post_init__(self) -> None:
+        given: Any = self.profiles
+        if isinstance(given, list):
+            object.__setattr__(self, "profiles", tuple(given))
+        if isinstance(given, RadialProfile):
+            raise TypeError(f"profiles: expected a tuple of profiles; got {given!r}")
+        if not given:
+            raise ValueError("profiles: expected at least one profile; got none")
         for name in ("weights", "lengthscales"):
-            values = getattr(self, name)
-            if values is None:
-                object.__setattr__(self, name, (1.0,) * len(self.profiles))
-                continue
-            if isinstance(values, tuple):
-                if len(values) != len(self.profiles):
-                    raise ValueError(
-                        f"{name}: expected {len(self.profiles)} values, one a profile; "
-                        f"got {len(values)}"
-                    )
-                for value in values:
-                    check_positive(name, value)
+            values = _as_tuple(name, getattr(self, name), len(self.profiles))
+            object.__setattr__(self, name, values)
 
     @property
     def differentiability(self) -> float:
@@ -333,6 +335,8 @@ class Mixture(RadialProfile):
         return self.derivatives(s, 0)[0]
 
     def derivatives(self, s: jax.Array, order: int) -> tuple[jax.Array, ...]:
+        # A Python number has no dtype, and lengthscales in an integer one would be rounded.
+        s = jnp.asarray(s, jnp.result_type(s, float))
         total: list[Any] = [0.0] * (order + 1)
         for profile, weight, lengthscale in zip(
             self.profiles, self.weights or (), self.lengthscales or (), strict=True
@@ -341,6 +345,26 @@ class Mixture(RadialProfile):
             for k, term in enumerate(profile.derivatives(rate * s, order)):
                 total[k] = total[k] + weight * rate**k * term
         return tuple(total)
+
+
+def _as_tuple(name: str, values: Any, count: int) -> Any:
+    """Numbers of a mixture as a tuple, one a profile; what JAX puts in its place is left alone."""
+    if values is None:
+        return (1.0,) * count
+    if isinstance(values, list) or (
+        isinstance(values, jax.Array | np.ndarray) and values.ndim == 1
+    ):
+        values = tuple(values)
+    if is_concrete(values):
+        raise TypeError(
+            f"{name}: expected a tuple of {count} positive numbers, one a profile; got {values!r}"
+        )
+    if isinstance(values, tuple):
+        if len(values) != count:
+            raise ValueError(f"{name}: expected {count} values, one a profile; got {len(values)}")
+        for value in values:
+            check_positive(name, value)
+    return values
 
 
 def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> Mixture:

@@ -172,7 +172,7 @@ class Tikhonov(Regularizer):
 
     def __post_init__(self) -> None:
         if isinstance(self.lam, str):
-            check_choice("lam", self.lam, ("auto",))
+            check_choice("lam", self.lam, ("auto",), "a positive finite number")
             # None: a string could not be a leaf.
             object.__setattr__(self, "lam", None)
         check_positive("lam", self.lam)

@@ -58,7 +58,7 @@ class _Iteration(Regularizer):
     def _check_steps(self) -> None:
         """Raise unless the step count is a positive integer or ``"auto"``."""
         if isinstance(self.num_steps, str):
-            check_choice("num_steps", self.num_steps, ("auto",))
+            check_choice("num_steps", self.num_steps, ("auto",), "an integer of at least 1")
         else:
             check_count("num_steps", self.num_steps)
 

@@ -15,7 +15,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._tracing.coordinates import moved_coordinates, trace_at
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
 from numpyro_kscore.diagnostics._fitted import (
     FittedGuide,
@@ -79,7 +79,6 @@ def open_guide(
         FloatingPointError: if fewer than half of the draws are finite.
     """
     key = jax.random.key(0) if rng_key is None else rng_key
-    check_key(key)
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws = np.asarray(draw_fitted(fitted, NUM_DRAWS, key_apart(key, 1)))
     finite = np.isfinite(draws).all(axis=1)

@@ -15,6 +15,7 @@ from jax import random
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
+from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import (
@@ -122,10 +123,11 @@ class SlicedScoreMatching(GuideEstimator):
             ImportError: if optax is not installed.
             ValueError: for shapes that do not fit, or samples that are not finite (outside
                 ``jit``).
-            TypeError: for integer samples.
+            TypeError: for integer samples, or a key that is not a random key.
 
         Cost: num_steps passes over the network with about six products a layer.
         """
+        check_key("key", key, "the samples")
         samples, base_scores = self._checked(samples, base_scores)
         return _fit(self, key, samples, base_scores)
 
@@ -139,7 +141,9 @@ class SlicedScoreMatching(GuideEstimator):
 
         Raises:
             ImportError: if optax is not installed.
+            TypeError: for a dimension that is not an integer, or a key that is not a random key.
         """
+        check_key("key", key, "the dimension")
         check_count("dim", dim)
         dtype = jnp.zeros(()).dtype if dtype is None else dtype
         layers = init_layers(key, (dim, *self.hidden_dims, dim), dtype)
@@ -177,8 +181,9 @@ class SlicedScoreMatching(GuideEstimator):
 
         Raises:
             ValueError: for shapes that do not fit.
-            TypeError: for integer samples.
+            TypeError: as :meth:`fit`.
         """
+        check_key("key", key, "the samples")
         check_count("num_steps", num_steps)
         dim = state.coordinates.mean.shape[0]
         samples, base_scores = self._checked(samples, base_scores, dim)

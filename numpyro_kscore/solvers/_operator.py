@@ -64,7 +64,7 @@ class Solution(NamedTuple):
         values: ``-g(K/n) h'``, shape (d, n): the estimate at the samples, less its base.
         coefficients: c, shape (d, n).
         zeta_weight: a, a scalar.
-        steps: products with the Gram operator that were spent.
+        steps: steps that were taken, each a product with the Gram operator.
         residual: relative residual, 0 where the solver is direct.
         spectral_scale: ρ ≥ 1 by which the spectrum was divided to suit the filter.
 

@@ -235,7 +235,7 @@ class ConjugateGradient(Solver):
 
 @pytree
 class Recursion(Solver):
-    """The published iterations of the ν-method and Landweber, one product a step.
+    """The published iterations of the ν-method and Landweber, as they are.
 
     A reference: :class:`Krylov` gives the same estimate in a fraction of the products. Values at
     the samples and coefficients are iterated side by side, since ``a ζ + K c`` cancels (1.7e-4
@@ -244,8 +244,8 @@ class Recursion(Solver):
     Raises:
         TypeError: at a fit, for another regularizer than the two.
 
-    Cost: num_steps - 1 products with the Gram operator, and up to 33 that find its largest
-    eigenvalue, which ``info.steps`` does not count.
+    Cost: num_steps + 32 products with the Gram operator: 33 that find its largest eigenvalue,
+    fewer where n d is below 32, and one for each step but the first. ``info.steps`` is num_steps.
 
     Example::
 
@@ -258,7 +258,7 @@ class Recursion(Solver):
 
     def check(self, regularizer: Regularizer) -> None:
         if not isinstance(regularizer, NuMethod | LandweberIteration):
-            self._reject("NuMethod(…) or Landweber(…)", regularizer)
+            self._reject("NuMethod(…) or LandweberIteration(…)", regularizer)
 
     def solve(self, gram: Operator, h: jax.Array, regularizer: Regularizer) -> Solution:
         self.check(regularizer)

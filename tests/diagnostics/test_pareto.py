@@ -30,12 +30,26 @@ def test_smoothed_weights_are_normalized_and_ordered():
     assert stats.spearmanr(weights, smoothed).statistic > 0.999
 
 
+def test_a_huge_shape_does_not_overflow():
+    """As of an energy of draws in a plane: the logarithms themselves have a heavy tail."""
+    weights = -10.0 * np.arange(400)
+    smoothed, shape = pareto_smooth(weights)
+    assert shape > 10
+    assert np.isfinite(smoothed).all()
+    assert np.isclose(np.exp(smoothed).sum(), 1.0)
+
+
 def test_equal_weights_have_no_tail():
     smoothed, shape = pareto_smooth(np.full(100, 3.0))
     assert shape == -np.inf
     np.testing.assert_allclose(np.exp(smoothed), 0.01)
     assert weight_ess(np.zeros(100)) == pytest.approx(100)
     assert weight_ess(np.array([0.0, -1e9])) == pytest.approx(1)
+    assert weight_ess(np.array([0.0, 0.0, -np.inf])) == pytest.approx(2)
+    assert weight_ess(np.full(3, -np.inf)) == 0.0
+    for bad in ([0.0, np.nan], [0.0, np.inf], [], [[0.0]]):
+        with pytest.raises(ValueError, match=r"log_weights: expected .* of shape \(n,\); got"):
+            weight_ess(np.array(bad))
     perfect = khat(gaussian_draws(1.0, dim=2, n=400))
     assert perfect.verdict == "good"
     assert str(perfect).startswith("k̂ = -inf (all weights are equal), 90 % interval")

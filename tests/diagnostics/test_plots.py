@@ -14,7 +14,7 @@ from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator, diagnose, khat
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, ScoreEstimator, diagnose, khat
 from numpyro_kscore.diagnostics import GuideDraws, vsbc
 from numpyro_kscore.diagnostics import _plots as plots
 from numpyro_kscore.regularizers import NuMethod
@@ -141,3 +141,30 @@ def test_vsbc_of_a_conjugate_model():
     assert counts == [20, 20]
     with pytest.raises(TypeError, match="rng_key: expected one random key such as .*; got 0"):
         vsbc(svi, 0, observed_sites=["y"])
+
+
+def test_vsbc_looks_for_a_start_in_every_data_set():
+    """Posteriors are a hundredth of the prior wide: no fit gets from the start of another to them.
+
+    Nothing may come from the data the guide has seen, either.
+    """
+
+    def sharp(y=None):
+        loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+        numpyro.sample("y", dist.Normal(loc, 0.1), obs=y)
+
+    few = {"num_simulations": 5, "num_svi_steps": 30, "num_samples": 200, "observed_sites": ["y"]}
+    found = []
+    for seen in (True, False):
+        guide = AutoImplicit(sharp, hidden_dims=(4,))
+        if seen:
+            guide.set_up(KEY, jnp.asarray(50.0))
+        start = guide.start
+        svi = SVI(sharp, guide, optax.adam(1e-3), ImplicitELBO(16))
+        found.append(vsbc(svi, KEY, **few).probabilities["loc"])
+        assert guide.start is start
+    np.testing.assert_array_equal(*found)
+    # Uniform on 201 values where calibrated, and all at one end where fits do not arrive.
+    assert np.all((found[0] > 0) & (found[0] < 1))
+    with pytest.raises(ValueError, match="chain_method: expected none .*; got 'vectorized'"):
+        vsbc(svi, KEY, chain_method="vectorized", **few)

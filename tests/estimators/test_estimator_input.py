@@ -156,6 +156,10 @@ def test_bad_input_is_refused(error, call):
 
 
 def test_capabilities_are_checked_while_tracing():
+    with pytest.raises(TypeError, match=r"NuMethod\(…\) or LandweberIteration\(…\) with"):
+        jax.eval_shape(
+            ScoreEstimator(regularizer=Tikhonov(0.1), solver=Recursion()).fit, jnp.asarray(GOOD)
+        )
     with pytest.raises(TypeError, match=r"(?s)expected.*got"):
         jax.eval_shape(
             ScoreEstimator(regularizer=TruncatedTikhonov(), base=None).fit, jnp.asarray(GOOD)

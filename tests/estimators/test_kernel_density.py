@@ -256,7 +256,10 @@ def test_numbers_that_are_not_finite_are_reported():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bandwidth": "median"}, "bandwidth: expected one of 'reference', 'auto'; got 'median'"),
+        (
+            {"bandwidth": "median"},
+            "bandwidth: expected 'reference', 'auto' or a positive finite number.*; got 'median'",
+        ),
         ({"bandwidth": -1.0}, "bandwidth: expected a positive finite number; got -1.0"),
         ({"bandwidth": NormalReference}, "bandwidth: expected .* or a number; got <class"),
         ({"correction": "jackknife"}, "correction: expected one of None, 'debiased'"),

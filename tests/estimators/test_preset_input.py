@@ -80,11 +80,11 @@ def fit(estimator):
                 jax.ShapeDtypeStruct((12,), jnp.int32),
             ),
         ),
-        (ValueError, "landmarks: .*; got none", lambda: fit(nkef(landmarks=Landmarks()))),
+        (ValueError, "landmarks: .*; got none", lambda: Landmarks()),
         (
             ValueError,
             "landmarks: expected one of count, fraction and indices; got count and fraction",
-            lambda: fit(nkef(landmarks=Landmarks(2, 0.5))),
+            lambda: Landmarks(2, 0.5),
         ),
         (
             ValueError,
@@ -114,7 +114,7 @@ def fit(estimator):
         (
             ValueError,
             "key: expected None with indices",
-            lambda: fit(nkef(landmarks=Landmarks(indices=[1], key=jax.random.key(0)))),
+            lambda: Landmarks(indices=[1], key=jax.random.key(0)),
         ),
         (
             TypeError,

@@ -20,6 +20,7 @@ from support.samples import make_scaled
 
 D, FACTORS = 2, (1.0, 2.5)
 SAMPLES = make_scaled(13, D)
+BANDWIDTHS = "bandwidth: expected 'median', 'auto' or a positive finite number, or a rule.*best"
 
 
 def test_batches_and_one_trace():
@@ -64,13 +65,19 @@ def test_configurations_survive_the_pytree():
 @pytest.mark.parametrize(
     ("error", "make", "message"),
     [
-        (ValueError, lambda: NuMethod("best"), "num_steps: expected one of 'auto'; got 'best'"),
+        *(
+            (
+                ValueError,
+                lambda family=family: family("best"),
+                "num_steps: expected 'auto' or an integer of at least 1; got 'best'",
+            )
+            for family in (NuMethod, LandweberIteration)
+        ),
         (
             ValueError,
-            lambda: LandweberIteration("best"),
-            "num_steps: expected one of 'auto'; got 'best'",
+            lambda: Tikhonov("best"),
+            "lam: expected 'auto' or a positive finite number; got 'best'",
         ),
-        (ValueError, lambda: Tikhonov("best"), "lam: expected one of 'auto'; got 'best'"),
         (ValueError, lambda: TruncatedTikhonov("auto"), "lam: expected a positive.*got 'auto'"),
         (ValueError, lambda: nkef("auto"), "lam: expected a positive.*got 'auto'"),
         (ValueError, lambda: SpectralCutoff("auto"), "lam: expected a non-neg.*got 'auto'"),
@@ -81,8 +88,9 @@ def test_configurations_survive_the_pytree():
         ),
         (ValueError, lambda: AutoBandwidth(()), "factors: expected at least one.*got none"),
         (ValueError, lambda: AutoBandwidth((1.0, -2.0)), "factors: expected a positive"),
-        (ValueError, lambda: ScoreEstimator(bandwidth="best"), "bandwidth: expected one of.*best"),
-        (TypeError, lambda: kef("auto").fit(SAMPLES), r"solver: expected Krylov\(\).*got Dense"),
+        (ValueError, lambda: ScoreEstimator(bandwidth="best"), BANDWIDTHS),
+        (TypeError, lambda: kef("auto"), r"solver: expected Krylov\(\).*got Dense"),
+        (TypeError, lambda: nkef(bandwidth="auto"), r"solver: expected Krylov\(\).*got Dense"),
         (
             TypeError,
             lambda: ScoreEstimator(solver=Dense()).fit(SAMPLES),

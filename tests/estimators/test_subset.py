@@ -167,7 +167,7 @@ def test_bad_subsets_are_refused():
     with pytest.raises(TypeError, match=r"subset: expected None or Subset\(count\).*got 5"):
         fit(5)
     with pytest.raises(ValueError, match="expected one of count, fraction and indices; got none"):
-        fit(Subset())
+        Subset()
     with pytest.raises(ValueError, match="at most as many as there are samples, 15; got 16"):
         fit(Subset(16))
     with pytest.raises(ValueError, match="subset: expected None with landmarks"):

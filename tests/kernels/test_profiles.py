@@ -187,6 +187,12 @@ def test_profile_algebra():
     ratio = several(s) / sum(one)
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
     assert float(ratio[0]) > 0
+    # From either side, and of lists, arrays and plain numbers, integers included.
+    scaled = Gaussian() * 0.5
+    assert scaled == 0.5 * Gaussian()
+    assert Mixture([Gaussian()], [0.5]) == Mixture((Gaussian(),), np.array([0.5])) == scaled
+    narrow = Mixture((Gaussian(),), lengthscales=(0.5,))
+    np.testing.assert_allclose([narrow(1.0), narrow(1)], math.exp(-2.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +204,14 @@ def test_profile_algebra():
         lambda: Mixture((IMQ(), Gaussian()), (1.0,), (1.0, 2.0)),
         lambda: Mixture((IMQ(),), (-1.0,), (1.0,)),
         lambda: Mixture((IMQ(),), (1.0,), (0.0,)),
+        lambda: Mixture((IMQ(),), [-1.0]),
+        lambda: Mixture((IMQ(),), np.array([-1.0])),
+        lambda: Mixture((IMQ(), Gaussian()), [1.0]),
+        lambda: Mixture((IMQ(),), 2.0),
+        lambda: Mixture(IMQ()),
+        lambda: Mixture(()),
+        lambda: -1.0 * IMQ(),
+        lambda: IMQ() * "half",
     ],
 )
 def test_impossible_profiles_are_refused(build):

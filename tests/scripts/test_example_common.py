@@ -1,14 +1,17 @@
-"""Helpers of examples and benchmarks: resumable tables and a cache of compiled programs."""
+"""Helpers of examples and benchmarks: options, resumable tables, a cache of compiled programs."""
 
 import csv
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from examples.common import tables
+from examples.common.output import output_folder
+from examples.start import picture
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,3 +63,24 @@ def test_compiled_programs_are_found_again(tmp_path):
         assert found.stdout.strip() == str(folder)
         settings["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "chosen")
     assert any(expected.iterdir())
+
+
+def test_folders_of_output_are_made(tmp_path, monkeypatch, capsys):
+    """When the options are read: before the work whose result is written."""
+    made = tmp_path / "missing" / "folder"
+    options = tables.make_parser("table").parse_args(["--csv", str(made / "table.csv")])
+    tables.fill([{"name": "a"}], lambda name: {"value": 1}, ("value",), options.csv)
+    assert read(options.csv) == [{"name": "a", "value": "1"}]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(picture, "run_nuts", stop)
+    with pytest.raises(KeyboardInterrupt):
+        picture.main(["--out", str(tmp_path / "other" / "folder")])
+    assert (tmp_path / "other" / "folder").is_dir()
+    with pytest.raises(ArgumentTypeError, match=r"expected a folder; got x.png. Give the folder"):
+        output_folder("x.png")
+    with pytest.raises(SystemExit):
+        picture.main(["--out", str(options.csv / "below a file")])
+    assert "expected a folder that can be made" in capsys.readouterr().err

@@ -6,12 +6,31 @@ import numpy as np
 import pytest
 from jax import random
 
-from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators import Median, nu_method
+from numpyro_kscore import (
+    AutoImplicit,
+    ImplicitELBO,
+    KernelExponentialFamily,
+    ScoreEstimator,
+    evaluate_guide,
+)
+from numpyro_kscore.diagnostics import importance_resample, ksd, sliced_wasserstein
+from numpyro_kscore.estimators import (
+    Landmarks,
+    Median,
+    RandomFeatures,
+    Subset,
+    entropy,
+    kl_divergence,
+    nu_method,
+)
+from numpyro_kscore.functions import learn_prior
 from numpyro_kscore.kernels import IMQ, CurlFree, Matern, RationalQuadratic
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.solvers import Dense
+from support.fits import make_svi
 
+QUICK = ScoreEstimator(regularizer=Tikhonov(0.1))
 SAMPLES = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
 
 
@@ -97,3 +116,76 @@ def test_a_traced_exponent_spoils_nothing():
 def test_keys_are_no_arrays_of_floats():
     with pytest.raises(TypeError, match="samples: expected an array of float32 or float64"):
         ScoreEstimator().fit(random.split(random.key(0), 20)[:, None])
+
+
+def no_model():
+    pass
+
+
+def fit_options(**options):
+    return ScoreEstimator(**options).fit(SAMPLES)
+
+
+LEADS = "rng_key: .*. The key comes before "
+SLICED = SlicedScoreMatching()
+KEYED = {
+    "ksd": (lambda key: ksd(SAMPLES, -SAMPLES, rng_key=key), "rng_key: .*got 7$"),
+    "distance": (lambda key: sliced_wasserstein(SAMPLES, SAMPLES, key), "key: .*got 7$"),
+    "resample": (lambda key: importance_resample(key, SAMPLES, np.zeros(20)), LEADS + "the values"),
+    "evaluate": (
+        lambda key: evaluate_guide(make_svi(), None, rng_key=key),
+        "rng_key: .*got 7$",
+    ),
+    "set up": (lambda key: AutoImplicit(no_model).set_up(key), LEADS + "the data"),
+    "posterior": (
+        lambda key: AutoImplicit(no_model).sample_posterior(key, {}),
+        LEADS + "the parameters",
+    ),
+    "loss": (
+        lambda key: ImplicitELBO().loss(key, {}, no_model, no_model),
+        LEADS + "the parameters",
+    ),
+    "entropy": (lambda key: entropy(SAMPLES, key=key), "key: .*got 7$"),
+    "divergence": (lambda key: kl_divergence(SAMPLES, SAMPLES, key=key), "key: .*got 7$"),
+    "normalize": (
+        lambda key: KernelExponentialFamily(SAMPLES, QUICK).normalize(key),
+        "key: .*got 7. The key comes before num_draws",
+    ),
+    "draws": (
+        lambda key: KernelExponentialFamily(SAMPLES, QUICK).sample(key),
+        "key: .*got 7. The key comes before sample_shape",
+    ),
+    "landmarks": (
+        lambda key: fit_options(landmarks=Landmarks(5, key=key)),
+        r"landmarks\.key: .*got 7$",
+    ),
+    "subset": (lambda key: fit_options(subset=Subset(5, key=key)), r"subset\.key: .*got 7$"),
+    "features": (
+        lambda key: fit_options(features=RandomFeatures(4, key=key)),
+        r"features\.key: .*got 7$",
+    ),
+    "network": (lambda key: SLICED.fit(key, SAMPLES), "key: .*got 7. .* before the samples"),
+    "network's start": (lambda key: SLICED.init(key, 2), "key: .*got 7. .* before the dimension"),
+    "prior": (
+        lambda key: learn_prior(key, None, np.zeros(3), jitter=0.1),
+        "key: .*got 7. The key comes before the sampler",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_seed_is_no_key(name):
+    """An error of JAX's own would not name the parameter."""
+    call, message = KEYED[name]
+    with pytest.raises(TypeError, match=message) as raised:
+        call(7)
+    assert "expected one random key such as jax.random.key(0)" in str(raised.value)
+
+
+@pytest.mark.parametrize("make", [random.key, random.PRNGKey])
+def test_keys_may_be_mapped_over(make):
+    def distance(key):
+        return sliced_wasserstein(SAMPLES, SAMPLES + 1.0, key, 4)
+
+    found = jax.jit(jax.vmap(distance))(random.split(make(0), 2))
+    np.testing.assert_allclose(found[0], distance(random.split(make(0), 2)[0]), rtol=1e-6)
