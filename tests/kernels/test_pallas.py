@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from numpyro_kscore import ScoreEstimator
+from numpyro_kscore import ScoreEstimator, pytree
 from numpyro_kscore._util.sharding import check_sharding
 from numpyro_kscore.estimators import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels import (
@@ -21,6 +21,7 @@ from numpyro_kscore.kernels import (
     Gaussian,
     Matern,
     Profile,
+    RadialProfile,
     RationalQuadratic,
     _device,
     multi_bandwidth,
@@ -42,6 +43,16 @@ THREE_SCALES = multi_bandwidth(Gaussian(), (0.5, 1.0, 2.0))
 
 def user_written(s):
     return jnp.exp(1 - jnp.sqrt(1 + s))
+
+
+@pytree
+class Rates(RadialProfile):
+    """The mean of Gaussians of several rates, (k,)."""
+
+    rates: jax.Array
+
+    def __call__(self, s):
+        return jnp.mean(jnp.exp(-self.rates * s[..., None]), axis=-1)
 
 
 def problem(n, m, dim):
@@ -322,9 +333,11 @@ def test_what_the_kernel_is_not_for(interpreting):
     assert not _device.suits_kernel(kernel, Expansion(*wide, None), wide[0])
     with jax.enable_x64(True):
         assert not _device.suits_kernel(kernel, expansion, jnp.asarray(y, float))
+    # A mixture takes arrays apart; a profile of a user's own may keep one.
     two = multi_bandwidth(Gaussian(), (1.0, 2.0))
-    array = type(two)(two.profiles, jnp.asarray([0.5, 0.5]), jnp.asarray([1.0, 2.0]))
-    assert not _device.suits_kernel(CurlFree(array), expansion, y)
+    mixture = type(two)(two.profiles, jnp.asarray([0.5, 0.5]), jnp.asarray([1.0, 2.0]))
+    assert _device.suits_kernel(CurlFree(mixture), expansion, y)
+    assert not _device.suits_kernel(CurlFree(Rates(jnp.asarray([0.5, 2.0]))), expansion, y)
 
 
 def test_paths_are_reported():
