@@ -139,11 +139,12 @@ def find_gaussian(
         return start
     pairs = [couple(model, finalist, rng, noise) for finalist in finalists]
     best = preferred([judged for judged, _ in pairs])
-    if not np.array_equal(best.centering, plain.centering):
-        start = start_from(best)
-    couplings = next(couplings for judged, couplings in pairs if judged is best)
+    chosen = next(k for k, (judged, _) in enumerate(pairs) if judged is best)
+    if finalists[chosen] is not plain:
+        start = start_from(finalists[chosen])
+    couplings = pairs[chosen][1]
     start = start._replace(num_gradients=model.count)
-    if couplings is None:
+    if couplings is None or len(start.weights) > 1:
         return start
     return start._replace(gaussian=best.gaussian, elbo=best.bound.value, couplings=couplings)
 
