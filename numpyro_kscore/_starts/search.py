@@ -19,6 +19,7 @@ from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.streamed import find_streamed
 from numpyro_kscore._starts.tall import MOST_BLOCKS, MOST_ROWS, find_tall
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.coordinates import (
     evaluate_at,
     hierarchical_sites,
@@ -102,7 +103,7 @@ def find_start(
 
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
-    with handlers.block(), validation_enabled(False):
+    with Apart(), validation_enabled(False):
         try:
             with jax.enable_x64(True):
                 return search()
@@ -181,7 +182,7 @@ def _values(
         trace = trace_at(seeded, args, kwargs, coordinates, {})
         return {name: trace[name]["value"] for name in coordinates}
 
-    with handlers.block():
+    with Apart():
         return jax.eval_shape(run, latents)
 
 

@@ -20,6 +20,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer.util import helpful_support_errors, log_density
 
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.centering import (
     LocationScale,
     from_centered,
@@ -247,7 +248,7 @@ def hierarchical_sites(
         name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
         for name, value in latents.items()
     }
-    with handlers.block():
+    with Apart():
         try:
             sources = sources_of(priors, shapes)
         except Exception:

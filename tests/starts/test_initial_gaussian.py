@@ -15,6 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoBNAFNormal,
     AutoDiagonalNormal,
+    AutoGuideList,
     AutoMultivariateNormal,
     AutoNormal,
 )
@@ -214,6 +215,21 @@ def test_sizes_that_vary_make_up_for_the_non_centered_form():
     assert np.all(start.couplings.rates[4:] == 0)
     # Antithetic bounds have errors of some .01 here.
     assert evidence - 0.1 < start.elbo < evidence + 0.03
+
+
+def test_a_blocked_part_of_a_model_asks_nobody_around_for_keys():
+    """NumPyro's block lets such requests pass; traced, they left a tracer in the guide's seed."""
+
+    def whole():
+        numpyro.sample("x", dist.Normal(0.0, 1.0))
+        numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+
+    guide = AutoGuideList(whole)
+    guide.append(AutoImplicit(handlers.block(whole, hide=["rate"]), hidden_dims=(4,)))
+    guide.append(AutoNormal(handlers.block(whole, hide=["x"]), prefix="rate"))
+    draws = handlers.trace(handlers.seed(guide, KEY)).get_trace()
+    assert np.isfinite(draws["x"]["value"])
+    assert np.isfinite(draws["rate"]["value"])
 
 
 def test_raw_units_do_not_send_paths_into_another_valley():
