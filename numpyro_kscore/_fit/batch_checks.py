@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore._fit.svi import Given
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import seeded, sources_of
 from numpyro_kscore._tracing.subsampling import with_rows
 
@@ -75,7 +76,7 @@ def _read_plates(svi: SVI, given: Given) -> set[str]:
         observed = [site for site in trace.values() if site.get("is_observed")]
         return [[site["value"], *jax.tree.leaves(site["fn"])] for site in observed]
 
-    with handlers.block():
+    with Apart():
         shapes = jax.eval_shape(rows, random.key(0))
         if not drawn:
             return set()

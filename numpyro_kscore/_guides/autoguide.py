@@ -40,6 +40,7 @@ from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.coordinates import sites_at, trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
@@ -453,7 +454,7 @@ class AutoImplicit(WithoutDensity):
             return sites_at(model, args, kwargs, self._unpack_latent(x), forms)
 
         shape = flat.shape[:-1]
-        with handlers.block():
+        with Apart():
             values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
         return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
 

@@ -12,6 +12,7 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
@@ -48,7 +49,7 @@ def check_latents(
     """
 
     def run(key: jax.Array) -> None:
-        with handlers.block():
+        with Apart():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
             find_latents(trace)
@@ -124,7 +125,7 @@ def check_amortized(
     subsampled: list[str] = []
 
     def run(key: jax.Array) -> None:
-        with handlers.block():
+        with Apart():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         discrete = [name for name, site in trace.items() if is_enumerated(site)]

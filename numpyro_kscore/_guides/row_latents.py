@@ -31,6 +31,7 @@ from numpyro_kscore._guides.row_blocks import (
     start_of,
 )
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.coordinates import evaluate_at
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import with_rows
@@ -82,7 +83,7 @@ class Conditional(NamedTuple):
 
     def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
         """The blocks of rows, see :func:`find_row_blocks`."""
-        with handlers.block():
+        with Apart():
             model = handlers.substitute(
                 self.model,
                 substitute_fn=lambda site: feasible(site) if _is_open(site) else None,
@@ -92,7 +93,7 @@ class Conditional(NamedTuple):
 
     def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
         """Log joint density at unconstrained values of the latents in rows, and the trace."""
-        with handlers.block():
+        with Apart():
             return evaluate_at(self.model, self.args, self.kwargs, coordinates, {})
 
     def of_block(

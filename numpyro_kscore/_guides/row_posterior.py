@@ -14,6 +14,7 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.row_latents import Conditional
 from numpyro_kscore._guides.rows import Amortized, Outline
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.subsampling import whole_plates
@@ -104,7 +105,7 @@ class RowPosterior(NamedTuple):
         """Unconstrained values of the latents in rows, at global ones (d,)."""
         outline = self._outline(params, flat)
         keys = iter(random.split(key, len(self.amortized.plates)))
-        with handlers.block(), handlers.substitute(data=params):
+        with Apart(), handlers.substitute(data=params):
             found = self.amortized.trace_rows(
                 outline,
                 self._rows(outline),
@@ -134,7 +135,7 @@ class RowPosterior(NamedTuple):
     def _outline(self, params: Params, flat: jax.Array) -> Outline:
         outer = handlers.seed(self.amortized.outer, random.key(0))
         coordinates = self.unpack(flat)
-        with handlers.block(), handlers.substitute(data=params):
+        with Apart(), handlers.substitute(data=params):
             trace = trace_at(outer, self.args, self.kwargs, coordinates, self.forms(params))
             values = {name: trace[name]["value"] for name in coordinates}
             return self.amortized.outline(self.args, self.kwargs, values)

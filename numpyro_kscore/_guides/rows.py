@@ -23,6 +23,7 @@ from numpyro_kscore._guides.row_latents import (
     residual_map,
     row_couplings,
 )
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import spread_rows
 from numpyro_kscore._util.checks import is_concrete
@@ -163,7 +164,7 @@ class Amortized(NamedTuple):
         names: list[str] = []
 
         def couplings(values: dict[str, Any]) -> list[jax.Array]:
-            with handlers.block():
+            with Apart():
                 outline = self.outline(args, kwargs, values)
             rows = {name: jnp.arange(plate.drawn) for name, plate in outline.subsampled.items()}
             conditional = Conditional.of(self.model, args, kwargs, outline.values, rows)

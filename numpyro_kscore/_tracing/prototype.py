@@ -19,6 +19,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_median, init_to_sample, init_to_uniform
 from numpyro.infer.util import initialize_model
 
+from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_drawn
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
@@ -74,7 +75,7 @@ def find_prototype(
     """
 
     def initialize(key: Array, strategy: Callable[..., Any]) -> Any:
-        with handlers.block():
+        with Apart():
             return initialize_model(
                 key,
                 model,
@@ -144,7 +145,7 @@ def _observed_without_value(
 ) -> list[str]:
     try:
         # A model whose parameters are not valid raises, if it is not told to let them pass.
-        with handlers.block(), numpyro.validation_enabled(False):
+        with Apart(), numpyro.validation_enabled(False):
             trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
     except Exception:
         return []

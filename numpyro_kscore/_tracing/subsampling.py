@@ -14,6 +14,8 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.primitives import Messenger
 
+from numpyro_kscore._tracing.apart import Apart
+
 __all__ = [
     "Anchor",
     "Expansion",
@@ -187,7 +189,7 @@ def _odd_sites(
     found = set()
 
     def run(key: jax.Array) -> None:
-        with handlers.block():
+        with Apart():
             seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_feasible)
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
         for name, site in trace.items():

@@ -4,10 +4,7 @@ from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore.diagnostics._arviz import to_arviz
 from numpyro_kscore.diagnostics._bounds import fisher_divergence, spread_ratios
 from numpyro_kscore.diagnostics._calibration import vsbc
-from numpyro_kscore.diagnostics._diagnose import (
-    Diagnosis,
-    diagnose,
-)
+from numpyro_kscore.diagnostics._diagnose import Diagnosis, diagnose
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy, stein_discrepancy
 from numpyro_kscore.diagnostics._distances import mmd_squared, sliced_wasserstein
 from numpyro_kscore.diagnostics._draws import evaluate_guide
