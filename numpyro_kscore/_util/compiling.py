@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 import jax
@@ -43,24 +43,38 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
     Inside a program that is being traced, and where there are several devices, it is ``jax.jit``.
 
     Args:
-        fn: the function, of positional arguments.
+        fn: the function, of positional arguments; keywords are static.
     """
-    plain = jax.jit(fn)
-    programs: dict[Any, Callable[..., Any]] = {}
+    plain: dict[Any, Callable[..., Any]] = {}
+    programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 
     @wraps(fn)
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **static: Any) -> Any:
+        options = tuple(sorted(static.items()))
         leaves, structure = jax.tree.flatten(args)
         if _is_traced(leaves) or jax.device_count() > 1:
-            return plain(*args)
+            if options not in plain:
+                plain[options] = jax.jit(_with_static(fn, static))
+            return plain[options](*args)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         # Numbers inside a program have the precision that is set when it is traced.
-        key = (structure, jnp.result_type(float), *map(_type_of, arrays))
-        if key not in programs:
-            programs[key] = _compile(fn, structure, arrays)
-        return programs[key](arrays)
+        key = (options, structure, jnp.result_type(float), *map(_type_of, arrays))
+        program = programs.pop(key, None) or _compile(_with_static(fn, static), structure, arrays)
+        _keep(programs, key, program)
+        return program(arrays)
 
     return call
+
+
+def _with_static(fn: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:
+    return wraps(fn)(partial(fn, **static)) if static else fn
+
+
+def _keep(programs: OrderedDict[Any, Callable[..., Any]], key: Any, program: Any) -> None:
+    """Put a program last, and leave out the one that was used longest ago if there are many."""
+    programs[key] = program
+    if len(programs) > MOST_KEPT:
+        programs.popitem(last=False)
 
 
 def _is_traced(leaves: list[Any]) -> bool:
@@ -132,9 +146,7 @@ def _compile(
     # case.
     key = (lowered.as_text(), _digest(closed.jaxpr), jax.default_backend())
     program = _kept.pop(key, None) or lowered.compile(_options(closed.jaxpr))
-    _kept[key] = program
-    if len(_kept) > MOST_KEPT:
-        _kept.popitem(last=False)
+    _keep(_kept, key, program)
     result = jax.tree.structure(out)
     return lambda leaves: jax.tree.unflatten(result, program(constants, leaves))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
 from numpyro_kscore._util.checks import as_points, check_count
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore.estimators._base import DistributionBase, EllipticalBase
 from numpyro_kscore.estimators._estimator import ScoreEstimator
@@ -177,7 +177,9 @@ class KernelExponentialFamily(Distribution):
         check_key("key", key, "num_draws")
         check_count("num_draws", num_draws, minimum=4)
         normalized = copy.copy(self)
-        normalized.normalization = _normalization(self.score, self.samples, key, num_draws)
+        normalized.normalization = _normalization(
+            self.score, self.samples, key, num_draws=num_draws
+        )
         return normalized
 
     @property
@@ -191,15 +193,15 @@ class KernelExponentialFamily(Distribution):
         return jnp.var(self.samples, axis=0)
 
 
-@partial(jax.jit, static_argnums=3)
-def _normalization(score: Score, samples: jax.Array, key: Any, num_draws: int) -> Normalization:
+@quick_jit
+def _normalization(score: Score, samples: jax.Array, key: Any, *, num_draws: int) -> Normalization:
     score, samples = jax.lax.stop_gradient((score, samples))
     proposal = draw_proposal(score.base, samples, key, num_draws)
     return importance_sampled(_log_density(score, proposal.draws), proposal)
 
 
 @jax.custom_jvp
-@jax.jit
+@quick_jit
 def _log_density(score: Score, x: jax.Array) -> jax.Array:
     near, inner = _near_samples(score, x)
     base = score.base.log_density(x)

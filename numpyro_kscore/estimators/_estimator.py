@@ -190,7 +190,7 @@ class ScoreEstimator(GuideEstimator):
         if context is not None:
             context = check_context(context, samples.shape[0], settings, self.base)
             context = place(context, settings.sharding)
-        return fit_at_samples(settings, samples, base, context, jackknife)
+        return fit_at_samples(settings, samples, base, context, jackknife=jackknife)
 
     def init_stream(self, batch: Any) -> StreamState:
         """Start a fit to samples that come in batches and need not fit into memory.

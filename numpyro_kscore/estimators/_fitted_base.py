@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base import (
     Base,
@@ -91,7 +92,7 @@ def _student_base(samples: jax.Array, members: jax.Array | None = None) -> Ellip
     )
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def fit_mixture(samples: jax.Array) -> MixtureBase:
     """The mixture of samples (n, d), n ≥ 2: with one component where they are one group.

@@ -6,11 +6,10 @@ Each is compiled as a whole, from settings and samples that
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base import Base
@@ -28,7 +27,7 @@ from numpyro_kscore.solvers._operator import Solution
 __all__ = ["fit_at_samples", "fit_score"]
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def fit_score(settings: FitSettings, samples: jax.Array, base: Base) -> Score:
     """The estimate as a function: :meth:`~numpyro_kscore.ScoreEstimator.fit`."""
@@ -52,13 +51,14 @@ def fit_score(settings: FitSettings, samples: jax.Array, base: Base) -> Score:
     return score if problem.layout is None else grouped(score, problem.layout, samples)
 
 
-@partial(jax.jit, static_argnames="jackknife")
+@quick_jit
 @full_precision
 def fit_at_samples(
     settings: FitSettings,
     samples: jax.Array,
     base: Base,
     context: jax.Array | None,
+    *,
     jackknife: bool,
 ) -> AtSamples:
     """The estimate at the samples: :meth:`~numpyro_kscore.ScoreEstimator.at_samples`."""

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower, qr
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import Coordinates, Whitening, standardize_samples
@@ -55,7 +56,7 @@ class FittedGaussian(NamedTuple):
     evening: jax.Array
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> FittedGaussian:
     """The Gaussian whose score predicts left-out samples best, of a family with three parameters.

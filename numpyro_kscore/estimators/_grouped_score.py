@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._layout import Layout
 from numpyro_kscore.estimators._mixture_base import MixtureBase, mixed_divergence, mixed_score
-from numpyro_kscore.estimators._score import Score
+from numpyro_kscore.estimators._score import Score, at_points
 
 __all__ = ["GroupedScore", "grouped"]
 
@@ -49,31 +50,31 @@ class GroupedScore(Score):
         expansion, base_scores = self.expansion, self.base.at_samples
         if isinstance(expansion, FeatureExpansion) or base_scores is None:
             raise ValueError("at_samples: expected a fit that keeps its samples; got one without")
-        field = self._evaluate("field", expansion.points)
-        return base_scores + self.layout.scores_from_kernel(field)
+        return base_scores + _residual_at_samples(self)
 
+    @at_points
     def __call__(self, x: Any) -> jax.Array:
-        x = self._points(x)
         return mixed_score(self._shares(x), self._scores(x))
 
+    @at_points
     def residual(self, x: Any) -> jax.Array:
-        x = self._points(x)
         return self(x) - self.base.score(x)
 
+    @at_points
     def log_density(self, x: Any) -> jax.Array:
-        return jax.nn.logsumexp(self._joint(self._points(x)), axis=1)
+        return jax.nn.logsumexp(self._joint(x), axis=1)
 
+    @at_points
     def residual_potential(self, x: Any) -> jax.Array:
-        x = self._points(x)
         return self.log_density(x) - self.base.log_density(x)
 
+    @at_points
     def divergence(self, x: Any) -> jax.Array:
-        x = self._points(x)
         each = self._mixture.each("divergence", x) + self._residuals("divergence", x)
         return mixed_divergence(self._shares(x), self._scores(x), each)
 
+    @at_points
     def residual_divergence(self, x: Any) -> jax.Array:
-        x = self._points(x)
         return self.divergence(x) - self.base.divergence(x)
 
     @property
@@ -102,7 +103,6 @@ class GroupedScore(Score):
         """The score of each group, (K, m, d)."""
         return self._mixture.each("score", x) + self._residuals("field", x)
 
-    @full_precision
     def _residuals(self, what: str, x: jax.Array) -> jax.Array:
         """Fields, potentials or divergences of the residual of each group, (K, ...)."""
 
@@ -119,6 +119,13 @@ class GroupedScore(Score):
             return lax.cond(each[1], evaluate, lambda _: jnp.zeros(shape, x.dtype), each[0])
 
         return lax.map(one, (self.layout.each, self._mixture.used))
+
+
+@quick_jit
+@full_precision
+def _residual_at_samples(score: GroupedScore) -> jax.Array:
+    expansion: Any = score.expansion
+    return score.layout.scores_from_kernel(score._evaluate("field", expansion.points))
 
 
 def grouped(score: Score, layout: Layout, samples: jax.Array) -> GroupedScore:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import localized, whiten_samples
@@ -95,7 +96,7 @@ class _Search(NamedTuple):
     criterion: jax.Array
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def find_groups(samples: jax.Array) -> Groups:
     """Groups of samples (n, d), at most four; not differentiated.

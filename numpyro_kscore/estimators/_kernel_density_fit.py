@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._coordinates import standardize_samples
@@ -31,7 +31,7 @@ __all__ = ["fit_density"]
 SELECTION_POINTS = 4096
 
 
-@partial(jax.jit, static_argnames=("correction", "loss", "standardize"))
+@quick_jit
 @full_precision
 def fit_density(
     samples: jax.Array,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_kscore._util.checks import as_points
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._coordinates import Coordinates
@@ -188,7 +189,7 @@ def divergence(
 # Compiled, so that of the sums only those are made that a value needs.
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def _score(density: KernelDensityScore, x: jax.Array | None) -> jax.Array:
     sums, count = density._sums(x)
@@ -196,7 +197,7 @@ def _score(density: KernelDensityScore, x: jax.Array | None) -> jax.Array:
     return density.coordinates.scores_from_kernel(sums.gradient / below[:, None])
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def _divergence(density: KernelDensityScore, x: jax.Array) -> jax.Array:
     factor = density.coordinates.factor()
@@ -204,14 +205,14 @@ def _divergence(density: KernelDensityScore, x: jax.Array) -> jax.Array:
     return divergence(sums, *divisor(sums, density.log_floor, count), factor)
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def _density(density: KernelDensityScore, x: jax.Array) -> jax.Array:
     sums, count = density._sums(x)
     return jnp.exp(sums.log_scale - density._log_norm(count)) * sums.total
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def _log_density(density: KernelDensityScore, x: jax.Array | None) -> jax.Array:
     sums, count = density._sums(x)

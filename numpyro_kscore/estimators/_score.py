@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.checks import as_points
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows, constrain_rows, place
@@ -20,9 +22,23 @@ from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._pairwise import Expansion
 
-__all__ = [
-    "Score",
-]
+__all__ = ["Score", "at_points"]
+
+Method = Callable[[Any, jax.Array], jax.Array]
+
+
+def at_points(method: Method) -> Callable[[Any, Any], jax.Array]:
+    """A method of a score at points (m, d), checked, as one program.
+
+    Operation by operation JAX would compile what is conditional anew at every call.
+    """
+    program = quick_jit(full_precision(method))
+
+    @wraps(method)
+    def call(self: Any, x: Any) -> jax.Array:
+        return program(self, self._points(x))
+
+    return call
 
 
 @pytree
@@ -71,25 +87,26 @@ class Score:
                 "at_samples: expected a fit that keeps its samples; got that of a stream, which "
                 "keeps none. Use score(samples)"
             )
-        field = self._evaluate("field", self.expansion.points)
-        residual = self.coordinates.scores_from_kernel(field)
+        residual = _residual_at_samples(self)
         return residual if self.base.at_samples is None else self.base.at_samples + residual
 
+    @at_points
     def __call__(self, x: Any) -> jax.Array:
         """The estimate at ``x``: (m, d) -> (m, d). Cost: O(m n d), n the size of the expansion.
 
         Raises:
             ValueError: if the base score is known at the samples only, or for a wrong shape.
         """
-        x = self._points(x)
         return self.base.score(x) + self.residual(x)
 
+    @at_points
     def residual(self, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
-        z = self.coordinates.to_kernel(self._points(x))
+        z = self.coordinates.to_kernel(x)
         field = self._evaluate("field", z)
         return self.coordinates.scores_from_kernel(field)
 
+    @at_points
     def log_density(self, x: Any) -> jax.Array:
         """A function whose gradient is the estimate, (m, d) -> (m,): log q up to a constant.
 
@@ -97,26 +114,26 @@ class Score:
             TypeError: for a kernel that is not curl-free.
             ValueError: if the base has no density.
         """
-        x = self._points(x)
         potential = self.residual_potential(x)
         return self.base.log_density(x) + potential
 
+    @at_points
     def residual_potential(self, x: Any) -> jax.Array:
         """A function whose gradient is :meth:`residual`, (m, d) -> (m,). Curl-free only."""
-        z = self.coordinates.to_kernel(self._points(x))
+        z = self.coordinates.to_kernel(x)
         return self._evaluate("potential", z)
 
+    @at_points
     def divergence(self, x: Any) -> jax.Array:
         """``div ŝ`` at ``x``: (m, d) -> (m,)."""
-        x = self._points(x)
         return self.base.divergence(x) + self.residual_divergence(x)
 
+    @at_points
     def residual_divergence(self, x: Any) -> jax.Array:
         """``div (ŝ - s0)`` at ``x``: (m, d) -> (m,)."""
-        z = self.coordinates.to_kernel(self._points(x))
+        z = self.coordinates.to_kernel(x)
         return self._evaluate("divergence", z, self.coordinates.factor())
 
-    @full_precision
     def _evaluate(self, what: str, z: jax.Array, *more: Any) -> jax.Array:
         """The expansion's method of that name, on each device at its own points."""
         if self.sharding is None:
@@ -127,6 +144,13 @@ class Score:
         mean = self.coordinates.mean
         points = as_points("x", x, dim=mean.shape[0])
         return place(jnp.asarray(points, mean.dtype), self.sharding)
+
+
+@quick_jit
+@full_precision
+def _residual_at_samples(score: Score) -> jax.Array:
+    expansion: Any = score.expansion
+    return score.coordinates.scores_from_kernel(score._evaluate("field", expansion.points))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

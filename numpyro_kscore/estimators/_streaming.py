@@ -8,13 +8,13 @@ same coordinates, up to rounding and to the samples the operator is averaged ove
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_kscore._util.checks import as_points
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._base import Base, ZeroBase
@@ -71,7 +71,7 @@ class StreamState:
         return jnp.sum(self.halves.targets.number)
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def start_stream(settings: FitSettings, samples: jax.Array, base: Base) -> StreamState:
     """The state after the first batch, (n, d)."""
@@ -96,10 +96,10 @@ def add_batch(state: StreamState, batch: Any, operator_samples: int | None) -> S
             f"batch: expected {mean.dtype}, as the first batch has; got {points.dtype}. Convert "
             f"it with .astype('{mean.dtype}')"
         )
-    return _add(operator_samples, state, points)
+    return _add(state, points, operator_samples=operator_samples)
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def finish_stream(settings: FitSettings, state: StreamState) -> Score:
     """The estimate from all samples of a stream."""
@@ -125,9 +125,9 @@ def finish_stream(settings: FitSettings, state: StreamState) -> Score:
     return Score(settings.kernel, state.coordinates, expansion, state.base, None, info)
 
 
-@partial(jax.jit, static_argnums=0)
+@quick_jit
 @full_precision
-def _add(operator_samples: int | None, state: StreamState, points: jax.Array) -> StreamState:
+def _add(state: StreamState, points: jax.Array, *, operator_samples: int | None) -> StreamState:
     base_scores = None
     if not isinstance(state.base, ZeroBase):
         scores = state.base.score(points).astype(points.dtype)

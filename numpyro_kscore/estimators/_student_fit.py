@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._gaussian import fit_gaussian
@@ -46,7 +47,7 @@ class FittedStudent(NamedTuple):
     inverse_degrees: jax.Array
 
 
-@jax.jit
+@quick_jit
 @full_precision
 def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedStudent:
     """The Student t distribution of samples (n, d), n ≥ 2.
