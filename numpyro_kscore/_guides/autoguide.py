@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -22,40 +21,33 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_kscore._guides.checks import (
     check_amortized,
     check_latents,
-    check_levels,
     check_noise,
     check_plates,
-    check_set_up,
     check_settings,
     has_dynamic_support,
     is_concrete_call,
+    warn_of_other_data,
 )
 from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import Perceptron, apply_network, check_network, perceptron
+from numpyro_kscore._guides.posterior_draws import PosteriorDraws
 from numpyro_kscore._guides.residual import push_residual, standard_normal
-from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
-from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
-from numpyro_kscore._tracing.apart import Apart
-from numpyro_kscore._tracing.coordinates import sites_at, trace_at
+from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
-from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 
 __all__ = ["AutoImplicit"]
 
-# Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
-# deviation.
-QUANTILE_DRAWS = 10_000
 # Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
@@ -63,7 +55,7 @@ LARGEST_START = 1_000
 SMALLEST_LOCAL, LARGEST_LOCAL = 4, 128
 
 
-class AutoImplicit(WithoutDensity):
+class AutoImplicit(PosteriorDraws):
     """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
 
     The default network is residual, ``x = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
@@ -173,7 +165,7 @@ class AutoImplicit(WithoutDensity):
             self.noise_dim = self._default_noise_dim()
         self._check_noise()
         self.prototype_trace = found.trace
-        self._arguments = args, kwargs
+        self._arguments, self._is_in_batches = (args, kwargs), self._batches is not None
         self.start = self._find_start() if self.warm_start else None
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
 
@@ -255,7 +247,7 @@ class AutoImplicit(WithoutDensity):
         elif self._has_loc():
             # Takes a key from the random stream, as the set-up did, but only while parameters are
             # made: a second fit with the same guide and key starts from the same weights.
-            numpyro.param(f"{self.prefix}_loc", lambda key: self._init_loc())
+            numpyro.param(f"{self.prefix}_loc", lambda key: self._loc_of_fit(args, kwargs))
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
@@ -378,7 +370,14 @@ class AutoImplicit(WithoutDensity):
         )
         return loc, scale
 
+    def _loc_of_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.Array:
+        """The location that a fit starts from, perhaps to other data than the guide has seen."""
+        if self.start is not None and not self._is_in_batches:
+            warn_of_other_data(type(self).__name__, self._arguments, (args, kwargs))
+        return self._init_loc()
+
     def _init_loc(self) -> jax.Array:
+        """The location that a guide starts from."""
         return self._init_latent if self.start is None else jnp.zeros_like(self._init_latent)
 
     def _default_noise_dim(self) -> int:
@@ -387,112 +386,3 @@ class AutoImplicit(WithoutDensity):
     def _check_noise(self) -> None:
         if self.network is None:
             check_noise(self.noise_dim, self.latent_dim)
-
-    def sample_posterior(
-        self,
-        rng_key: jax.Array,
-        params: dict[str, Any],
-        *args: Any,
-        sample_shape: tuple[int, ...] = (),
-        **kwargs: Any,
-    ) -> dict[str, jax.Array]:
-        """Draws of latent and deterministic sites, with leading dimensions ``sample_shape``.
-
-        Args:
-            rng_key: random key.
-            params: fitted parameters.
-            *args: with ``amortize``, arguments of the model, by default those of the fit, such as
-                the data of new rows. All rows are drawn, whatever the size of a minibatch.
-            sample_shape: leading dimensions.
-            **kwargs: keyword arguments of the model.
-        """
-        check_key("rng_key", rng_key, "the parameters")
-        check_set_up(self, params)
-        if self.amortize:
-            rows = self._row_posterior(*args, **kwargs)
-            values = rows.sample(rng_key, params, math.prod(sample_shape))
-            return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
-
-        def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
-            return self._constrained(self._draw_latent(key, params, sample_shape), params)
-
-        return self._compiled(("draw", sample_shape), draw)(rng_key, params)
-
-    def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
-
-        It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
-        median; a constraint that ties numbers to each other, as on a simplex, holds.
-        """
-        check_set_up(self, params)
-        if self.amortize:
-            return self._row_posterior().median(params, QUANTILE_DRAWS)
-
-        def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
-            flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
-            return self._constrained(jnp.median(flat, axis=0), params)
-
-        return self._compiled("median", middle)(params)
-
-    def _row_posterior(self, *args: Any, **kwargs: Any) -> RowPosterior:
-        given = (args, kwargs) if args or kwargs else self._arguments
-        return RowPosterior(
-            self._amortized(),
-            *given,
-            self._unpack_latent,
-            lambda key, params, count: self._draw_latent(key, params, (count,)),
-            lambda params: handlers.substitute(self._forms, data=params)(),
-        )
-
-    def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
-        forms = handlers.substitute(self._forms, data=params)()
-        args, kwargs = self._arguments
-        model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
-
-        def one(x: jax.Array) -> dict[str, jax.Array]:
-            return sites_at(model, args, kwargs, self._unpack_latent(x), forms)
-
-        shape = flat.shape[:-1]
-        with Apart():
-            values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
-        return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
-
-    def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
-        """Quantiles of every number of every latent site, from 10 000 draws with a fixed key.
-
-        Args:
-            params: fitted parameters.
-            quantiles: levels in [0, 1], shape (k,) or a scalar.
-
-        Returns:
-            A dict of arrays with leading dimension k (none for a scalar). Quantiles are taken
-            number by number: those of a simplex do not sum to one.
-
-        Raises:
-            ValueError: for levels outside [0, 1].
-        """
-        check_levels(quantiles)
-        levels = jnp.asarray(quantiles)
-        most = QUANTILE_DRAWS
-        count = self._row_posterior().num_draws(params, most) if self.amortize else most
-        draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
-        return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
-
-    def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, or the program made of it when it was last asked for by that name."""
-        return self._programs.setdefault(name, quick_jit(fn))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_programs": {}}
-
-    def _draw_latent(
-        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
-    ) -> jax.Array:
-        def one(key: jax.Array) -> jax.Array:
-            return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
-
-        if not sample_shape:
-            return one(rng_key)
-        flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
-        return flat.reshape(*sample_shape, -1)

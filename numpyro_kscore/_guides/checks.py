@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro import handlers
@@ -16,7 +17,7 @@ from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
-from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
+from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 
 __all__ = [
     "check_amortized",
@@ -28,6 +29,7 @@ __all__ = [
     "check_settings",
     "has_dynamic_support",
     "is_concrete_call",
+    "warn_of_other_data",
 ]
 
 
@@ -200,7 +202,7 @@ def is_concrete_call(asker: str, given: Any) -> bool:
         asker: name of the guide's class.
         given: a pytree.
     """
-    if all(is_concrete(leaf) for leaf in jax.tree.leaves(given)):
+    if not is_traced(given):
         return True
     warnings.warn(
         f"{asker}: expected a first call outside of jit and vmap, where the search for a start can "
@@ -210,3 +212,49 @@ def is_concrete_call(asker: str, given: Any) -> bool:
         stacklevel=3,
     )
     return False
+
+
+def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
+    """Warn if a guide that was set up on some data starts a fit to others.
+
+    Args:
+        asker: name of the guide's class.
+        known: arguments of the model when the guide was set up.
+        given: those of the fit; nothing is said of traced ones.
+    """
+    if is_traced((known, given)) or _are_equal(known, given):
+        return
+    warnings.warn(
+        f"{asker}: expected the data that the guide was set up on; got others. The fit starts near "
+        "the posterior of the former, in its coordinates, and may not arrive. For other data use a "
+        "new guide and SVI, or call guide.forget() before the fit, after which the guide draws "
+        "from new results only",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _are_equal(known: Any, given: Any) -> bool:
+    structure: Any = jax.tree.structure(known)
+    if structure != jax.tree.structure(given):
+        return False
+    pairs = zip(jax.tree.leaves(known), jax.tree.leaves(given), strict=True)
+    return all(a is b or _has_equal_numbers(a, b) for a, b in pairs)
+
+
+def _has_equal_numbers(a: Any, b: Any) -> bool:
+    if not (is_concrete(a) and is_concrete(b)):
+        # Words, flags and functions; what compares to no single answer is another.
+        return (a == b) is True
+    if any(np.asarray(x).dtype.kind in "OSU" for x in (a, b) if isinstance(x, np.ndarray)):
+        return np.array_equal(a, b)
+    first, second = map(_numbers, (a, b))
+    return first.shape == second.shape and np.array_equal(first, second, equal_nan=True)
+
+
+def _numbers(x: Any) -> np.ndarray:
+    """A number, an array or random keys as numbers in the precision that JAX has them in."""
+    if jax.dtypes.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+        x = random.key_data(x)
+    found = np.asarray(x)
+    return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)

@@ -26,7 +26,7 @@ from numpyro_kscore._guides.row_latents import (
 from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.subsampling import spread_rows
-from numpyro_kscore._util.checks import is_concrete
+from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["Amortized", "Outline", "RowTrace", "draw_plates"]
@@ -159,7 +159,7 @@ class Amortized(NamedTuple):
             kwargs: its keyword arguments.
         """
         values = {name: site["value"] for name, site in trace.items() if is_latent(site)}
-        if not all(is_concrete(leaf) for leaf in jax.tree.leaves((args, kwargs, values))):
+        if is_traced((args, kwargs, values)):
             return
         names: list[str] = []
 

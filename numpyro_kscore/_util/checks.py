@@ -17,6 +17,7 @@ __all__ = [
     "check_positive",
     "check_svi",
     "is_concrete",
+    "is_traced",
     "with_jax_leaves",
 ]
 
@@ -28,6 +29,11 @@ def is_concrete(x: Any) -> bool:
     if isinstance(x, bool) or isinstance(x, jax.core.Tracer):
         return False
     return isinstance(x, int | float | np.ndarray | np.generic | jax.Array)
+
+
+def is_traced(given: Any) -> bool:
+    """Whether a pytree has a leaf without a value; words, flags and functions have theirs."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(given))
 
 
 def check_positive(name: str, x: Any) -> None:

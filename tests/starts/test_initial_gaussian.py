@@ -317,6 +317,45 @@ def test_a_first_call_in_a_compiled_program_says_that_it_starts_cold():
     assert "auto_mean" not in params
 
 
+def test_words_and_flags_among_the_arguments_are_no_reason_to_start_cold():
+    def model(y, name, is_robust, link=None, options=None):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1e4))
+        assert name == "normal"
+        assert is_robust is False
+        numpyro.sample("y", dist.Normal(link(mean), options["scale"]), obs=y)
+
+    guide = AutoImplicit(model, hidden_dims=(4,))
+    options = {"scale": 2.0, "name": "normal"}
+    guide.set_up(KEY, np.full(16, 500.0), "normal", False, link=jnp.negative, options=options)
+    np.testing.assert_allclose(guide.start.gaussian.mean, -500.0, atol=0.1)
+
+
+def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
+    data = np.where(np.arange(len(RESPONSE)) == 2, np.nan, RESPONSE)
+
+    def model(years, response, name="normal"):
+        regression(years, jnp.where(jnp.isnan(response), 0.0, response))
+
+    guide = AutoImplicit(model, hidden_dims=(4,))
+    svi = SVI(model, guide, optax.adam(1e-2), CHEAP)
+
+    def state_of(*args):
+        return jax.eval_shape(lambda: svi.get_params(svi.init(KEY, *args)))
+
+    guide.set_up(KEY, YEARS, data, "normal")
+    # Equal numbers in other arrays, what is missing included: warnings are errors here.
+    params = state_of(jnp.asarray(YEARS), data.astype(np.float32), "normal")
+    with pytest.warns(UserWarning, match="expected the data that the guide was set up on"):
+        state_of(YEARS, data + 1, "normal")
+    with pytest.warns(UserWarning, match="expected the data that the guide was set up on"):
+        state_of(YEARS[1:], data[1:], "normal")
+    with pytest.warns(UserWarning, match="expected the data that the guide was set up on"):
+        state_of(YEARS, data, "other")
+    # Whoever gives the parameters knows where the fit starts.
+    given = {n: jnp.zeros(p.shape, p.dtype) for n, p in params.items() if "layers" not in n}
+    jax.eval_shape(lambda: svi.init(KEY, YEARS, data + 1, "normal", init_params=given))
+
+
 def test_models_in_single_precision_are_searched_in_it():
     """A carry of a loop in float32 cannot take double precision."""
 

@@ -1,0 +1,159 @@
+"""Draws of the posterior from a fitted guide, with their medians and quantiles."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from numpyro import handlers
+
+from numpyro_kscore._guides.checks import check_levels, check_set_up
+from numpyro_kscore._guides.row_posterior import RowPosterior
+from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._guides.without_density import WithoutDensity
+from numpyro_kscore._tracing.apart import Apart
+from numpyro_kscore._tracing.coordinates import sites_at
+from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import check_key
+
+__all__ = ["PosteriorDraws"]
+
+# Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
+# deviation.
+QUANTILE_DRAWS = 10_000
+
+
+class PosteriorDraws(WithoutDensity):
+    """The half of an automatic guide that is used after a fit.
+
+    Attributes:
+        amortize: names of amortized plates.
+    """
+
+    amortize: tuple[str, ...]
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    _programs: dict[Any, Callable[..., Any]]
+    _unpack_latent: Any
+
+    @abstractmethod
+    def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
+        """The rows of amortized plates."""
+
+    @abstractmethod
+    def _forms(self) -> dict[str, Form]:
+        """The forms of the latents whose coordinate is not their unconstrained value."""
+
+    def sample_posterior(
+        self,
+        rng_key: jax.Array,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Draws of latent and deterministic sites, with leading dimensions ``sample_shape``.
+
+        Args:
+            rng_key: random key.
+            params: fitted parameters.
+            *args: with ``amortize``, arguments of the model, by default those of the fit, such as
+                the data of new rows. All rows are drawn, whatever the size of a minibatch.
+            sample_shape: leading dimensions.
+            **kwargs: keyword arguments of the model.
+        """
+        check_key("rng_key", rng_key, "the parameters")
+        check_set_up(self, params)
+        if self.amortize:
+            rows = self._row_posterior(*args, **kwargs)
+            values = rows.sample(rng_key, params, math.prod(sample_shape))
+            return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
+
+        def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
+            return self._constrained(self._draw_latent(key, params, sample_shape), params)
+
+        return self._compiled(("draw", sample_shape), draw)(rng_key, params)
+
+    def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
+        """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
+
+        It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
+        median; a constraint that ties numbers to each other, as on a simplex, holds.
+        """
+        check_set_up(self, params)
+        if self.amortize:
+            return self._row_posterior().median(params, QUANTILE_DRAWS)
+
+        def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
+            flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
+            return self._constrained(jnp.median(flat, axis=0), params)
+
+        return self._compiled("median", middle)(params)
+
+    def _row_posterior(self, *args: Any, **kwargs: Any) -> RowPosterior:
+        given = (args, kwargs) if args or kwargs else self._arguments
+        return RowPosterior(
+            self._amortized(),
+            *given,
+            self._unpack_latent,
+            lambda key, params, count: self._draw_latent(key, params, (count,)),
+            lambda params: handlers.substitute(self._forms, data=params)(),
+        )
+
+    def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
+        """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
+        forms = handlers.substitute(self._forms, data=params)()
+        args, kwargs = self._arguments
+        model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
+
+        def one(x: jax.Array) -> dict[str, jax.Array]:
+            return sites_at(model, args, kwargs, self._unpack_latent(x), forms)
+
+        shape = flat.shape[:-1]
+        with Apart():
+            values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
+        return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
+
+    def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
+        """Quantiles of every number of every latent site, from 10 000 draws with a fixed key.
+
+        Args:
+            params: fitted parameters.
+            quantiles: levels in [0, 1], shape (k,) or a scalar.
+
+        Returns:
+            A dict of arrays with leading dimension k (none for a scalar). Quantiles are taken
+            number by number: those of a simplex do not sum to one.
+
+        Raises:
+            ValueError: for levels outside [0, 1].
+        """
+        check_levels(quantiles)
+        levels = jnp.asarray(quantiles)
+        most = QUANTILE_DRAWS
+        count = self._row_posterior().num_draws(params, most) if self.amortize else most
+        draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
+        return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
+
+    def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, or the program made of it when it was last asked for by that name."""
+        return self._programs.setdefault(name, quick_jit(fn))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_programs": {}}
+
+    def _draw_latent(
+        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
+    ) -> jax.Array:
+        def one(key: jax.Array) -> jax.Array:
+            return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
+
+        if not sample_shape:
+            return one(rng_key)
+        flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
+        return flat.reshape(*sample_shape, -1)
