@@ -158,7 +158,8 @@ def _all_paths(
 ) -> list[list[PathEnd]]:
     """The paths in every form of coordinates.
 
-    Draws of the prior find modes far from the origin; points near it suit vague priors.
+    Draws of the prior find modes far from the origin; points near it suit vague priors, and the
+    origin itself those of effects in raw units.
     """
     prior_widths = widths_of(from_prior, len(first))
 
@@ -172,6 +173,10 @@ def _all_paths(
         widths = np.concatenate([np.ones((1, len(first))), widths_in(form, len(drawn))])
         points = np.concatenate([first[None], drawn])
         ends.append(_paths(model, points, widths, form, NUM_PATHS // len(forms), rng))
+    # In raw units effects are tiny. Where their priors are wide, predictions overflow, or are flat,
+    # at all draws and wherever random points are.
+    origin = np.zeros((1, len(first)))
+    ends[0] += _paths(model, origin, np.ones_like(origin), forms[0], 1, rng)
     rest = from_prior[len(forms) * far : PRIOR_STARTS]
     if len(rest) and model.count < FEW_GRADIENTS and any(ends):
         # Where paths are short there is time to look for more modes.

@@ -16,7 +16,12 @@ import numpyro
 from jax import Array
 from jax.core import Tracer
 from numpyro import handlers
-from numpyro.infer.initialization import init_to_median, init_to_sample, init_to_uniform
+from numpyro.infer.initialization import (
+    init_to_feasible,
+    init_to_median,
+    init_to_sample,
+    init_to_uniform,
+)
 from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._tracing.apart import Apart
@@ -31,7 +36,7 @@ OTHERS = (
     init_to_sample,
     init_to_median,
     init_to_uniform(radius=10.0),
-    init_to_uniform(radius=0.1),
+    init_to_feasible,
 )
 
 
@@ -59,8 +64,8 @@ def find_prototype(
     """Run NumPyro's ``initialize_model`` in one compiled program.
 
     Where no value by NumPyro's default, near the origin, has a finite density, as in raw units far
-    from it, other strategies are tried: draws of the prior, its median, and wider and narrower
-    values around the origin.
+    from it, other strategies are tried: draws of the prior, its median, wider values around the
+    origin, and the origin itself.
 
     Args:
         rng_key: random key; values are the same as NumPyro's for it, but for rounding.
@@ -97,7 +102,9 @@ def find_prototype(
         info = initialize(rng_key, init_loc_fn)
     except (RuntimeError, ValueError) as error:
         tried = (
-            "init_to_uniform, init_to_sample and init_to_median" if is_default else "init_loc_fn"
+            "init_to_uniform, init_to_sample, init_to_median and init_to_feasible"
+            if is_default
+            else "init_loc_fn"
         )
         missing = _observed_without_value(model, rng_key, args, kwargs)
         advice = (

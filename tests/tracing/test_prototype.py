@@ -65,7 +65,9 @@ def test_values_without_a_finite_density_are_refused_with_what_numpyro_found():
 
     with pytest.raises(RuntimeError, match=r"Cannot find valid.*init_to_value\(values=") as caught:
         _seen(model)
-    assert "by init_to_uniform, init_to_sample and init_to_median" in str(caught.value)
+    assert "by init_to_uniform, init_to_sample, init_to_median and init_to_feasible" in str(
+        caught.value
+    )
 
 
 def _far_from_zero(volume):
