@@ -269,8 +269,9 @@ def _explain_failure(
     """Raise what explains that no step gave finite numbers."""
     error = FloatingPointError(
         f"fit: expected finite losses and gradients; got none in {MOST_RECOVERIES + 1} attempts "
-        "at the first steps. Look for a model whose density is not finite where the guide starts; "
-        "try init_params, a smaller init_scale or a smaller step size"
+        "at the first steps. Look for a density that is not finite where the guide starts, or that "
+        "ends where no support does, as Uniform(0, b) of data with a latent b: write the end as a "
+        "support. Or try another init_loc_fn, init_params or a smaller init_scale"
     )
     params, kwargs = svi.get_params(state), {**kwargs, **svi.static_kwargs}
     check_within_supports(svi.model, svi.guide, args, kwargs, params, error)

@@ -25,7 +25,11 @@ CAUSES: dict[Cause, tuple[str, str]] = {
         "Try a larger max_steps, or a larger tol if this is good enough",
     ),
     "plateau": ("no improvement any more, settled after {steps} steps", ""),
-    "tol": ("discrepancy and moments within {tol:g} sd, settled after {steps} steps", ""),
+    "tol": (
+        "discrepancy and moments within {tol:g} sd where the guide's draws are, settled after "
+        "{steps} steps",
+        "",
+    ),
 }
 # Additions to the reason of a fit that converged, and the advice.
 DOUBTS: dict[Doubt, tuple[str, str]] = {

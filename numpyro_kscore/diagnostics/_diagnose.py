@@ -98,10 +98,7 @@ class Diagnosis(NamedTuple):
             f"({self.names[shift]})",
             f"guide's sd over the model's: {ratio(low)} to {ratio(high)}",
             f"{move.num_transitions} transitions of each chain, {move.acceptance:.0%} accepted",
-            "modes were not searched for"
-            if modes == UNSEARCHED
-            else f"{modes.num_arrived} of {modes.num_paths} ascents arrived at a maximum; "
-            f"{modes.num_missed} mode(s) missed",
+            _of_modes(modes),
         ]
         return "\n".join(lines)
 
@@ -210,6 +207,21 @@ def examine(
         modes,
         names,
         len(samples),
+    )
+
+
+def _of_modes(modes: Modes) -> str:
+    """What the search for modes found, and what it could not."""
+    if modes == UNSEARCHED:
+        return "modes were not searched for"
+    if modes.num_arrived == 0 and modes.num_missed == 0:
+        return (
+            f"none of {modes.num_paths} ascents arrived at a maximum: modes without draws would "
+            "not have been seen"
+        )
+    return (
+        f"{modes.num_arrived} of {modes.num_paths} ascents arrived at a maximum; "
+        f"{modes.num_missed} mode(s) missed"
     )
 
 
