@@ -2,9 +2,10 @@
 
     python -m benchmarks.speed.whole_calls [--csv FILE] [--quick]
 
-Eight schools, centered, with default settings: ``fit``, ``diagnose`` and 1000 draws, without
-imports. The later round has a new guide, other data of the same shapes and another key. CPU seconds
-are those of all threads; compilations those of XLA, of single operations too.
+Eight schools, centered, with default settings: ``fit``, ``diagnose``, 1000 draws, a score fitted to
+half of the effects' draws and its values at the others, without imports and outside of ``jit``. The
+later round has a new guide, other data of the same shapes and another key. CPU seconds are those of
+all threads; compilations those of XLA, of single operations too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpyro.infer import SVI
 
 from benchmarks.speed.first_call import schools
 from benchmarks.speed.measuring import Row, counted_compilations, make_parser, write_table
-from numpyro_kscore import AutoImplicit, ImplicitELBO, diagnose, fit
+from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator, diagnose, fit
 
 EFFECTS = jnp.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 ERRORS = jnp.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
@@ -49,8 +50,17 @@ def measure(name: str, key: int, effects: jax.Array, max_steps: int) -> list[Row
     result, of_fit = timed(fitted)
     _, of_diagnosis = timed(lambda: diagnose(svi, result, *data).verdict and None)
     draws = (draw_key, result.params, *data)
-    _, of_draws = timed(lambda: guide.sample_posterior(*draws, sample_shape=(1_000,)))
-    rows = {f"fit, {result.info.steps} steps": of_fit, "diagnose": of_diagnosis, "draws": of_draws}
+    posterior, of_draws = timed(lambda: guide.sample_posterior(*draws, sample_shape=(1_000,)))
+    here, there = posterior["theta"][:500], posterior["theta"][500:]
+    score, of_score = timed(lambda: ScoreEstimator().fit(here))
+    _, of_values = timed(lambda: score(there))
+    rows = {
+        f"fit, {result.info.steps} steps": of_fit,
+        "diagnose": of_diagnosis,
+        "draws": of_draws,
+        "ScoreEstimator().fit": of_score,
+        "score(x)": of_values,
+    }
     return [{"round": name, "call": call, **row} for call, row in rows.items()]
 
 

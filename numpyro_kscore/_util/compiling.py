@@ -40,7 +40,8 @@ _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``jax.jit`` for a large program over arrays, traced once for each set of shapes.
 
-    Inside a program that is being traced, and where there are several devices, it is ``jax.jit``.
+    Inside a program that is being traced, where there are several devices and where compiling is
+    disabled, it is ``jax.jit``.
 
     Args:
         fn: the function, of positional arguments; keywords are static.
@@ -52,7 +53,7 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **static: Any) -> Any:
         options = tuple(sorted(static.items()))
         leaves, structure = jax.tree.flatten(args)
-        if _is_traced(leaves) or jax.device_count() > 1:
+        if jax.config.jax_disable_jit or _is_traced(leaves) or jax.device_count() > 1:
             if options not in plain:
                 plain[options] = jax.jit(_with_static(fn, static))
             return plain[options](*args)

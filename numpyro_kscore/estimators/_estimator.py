@@ -72,7 +72,7 @@ class ScoreEstimator(GuideEstimator):
         base: what the estimate is shrunk to: ``"gaussian"`` is the score of a Gaussian fitted to
             the samples and shrunk by held-out score matching (docs/theory), ``"student"`` that of
             a Student t distribution where tails are heavier and the same Gaussian where not, None
-            is zero (the paper), a callable (m, d) -> (m, d) a score function, a NumPyro
+            is zero (the paper), a callable (m, d) -> (m, d) in JAX a score function, a NumPyro
             distribution with event shape (d,) its score. ``"mixture"`` is for samples with distant
             modes, whose weights score matching does not see (docs/accuracy): it looks for up to
             four separate groups, and where there are several, each has its own base

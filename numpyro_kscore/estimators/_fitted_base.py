@@ -79,7 +79,13 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             "base: expected None, 'student', 'gaussian', 'mixture', a score function or a "
             f"NumPyro distribution; got {base!r}"
         )
-    return dataclasses.replace(fitted, at_samples=fitted.score(samples).astype(samples.dtype))
+    return _with_values(fitted, samples)
+
+
+@quick_jit
+def _with_values(base: Base, samples: jax.Array) -> Base:
+    """A base that knows its values at the samples."""
+    return dataclasses.replace(base, at_samples=base.score(samples).astype(samples.dtype))
 
 
 def _student_base(samples: jax.Array, members: jax.Array | None = None) -> EllipticalBase:

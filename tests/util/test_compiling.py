@@ -115,6 +115,34 @@ def test_inside_transformations_it_is_jit():
     np.testing.assert_array_equal(jax.vmap(square)(jnp.arange(3.0)), [0.0, 1.0, 4.0])
 
 
+def test_it_steps_through_a_function_where_compiling_is_disabled():
+    seen = []
+
+    @quick_jit
+    def square(x):
+        seen.append(float(x))
+        return x**2
+
+    with jax.disable_jit():
+        assert square(3.0) == 9.0
+    assert seen == [3.0]
+
+
+def test_keywords_are_static():
+    calls = []
+
+    @quick_jit
+    def power(x, *, exponent):
+        calls.append(exponent)
+        return x**exponent if exponent > 1 else x
+
+    assert [float(power(2.0, exponent=k)) for k in (1, 3, 1, 3)] == [2.0, 8.0, 2.0, 8.0]
+    assert float(jax.jit(lambda x: power(x, exponent=2))(3.0)) == 9.0
+    assert sorted(set(calls)) == [1, 2, 3]
+    # Each of the first two was traced once.
+    assert len(calls) == 3
+
+
 def test_only_so_many_programs_are_kept(monkeypatch):
     monkeypatch.setattr(compiling, "MOST_KEPT", 2)
     monkeypatch.setattr(compiling, "_kept", type(compiling._kept)())
