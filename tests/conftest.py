@@ -101,7 +101,7 @@ def pytest_runtest_protocol(item):
         compiling.OPTIONS = options
         compiling._known_options.cache_clear()
         # Programs are kept by their text, whatever the options.
-        compiling._kept.clear()
+        compiling.forget_programs()
     return (yield)
 
 

@@ -38,6 +38,7 @@ from benchmarks.accuracy.posterior_accuracy import (
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES
 from benchmarks.accuracy.report import STYLES, row_is_right
 from examples.common.tables import Row, fill
+from numpyro_kscore._util.compiling import forget_programs
 
 COMPARED = (
     "AutoImplicit", "AutoIAFNormal", "AutoBNAFNormal", "AutoMultivariateNormal",
@@ -56,6 +57,7 @@ class Costs(Bench):
         posterior, reference = self.posterior(target), self.reference(target)
         # Without what other methods have compiled, single operations too.
         jax.clear_caches()
+        forget_programs()
         num_draws = len(reference.truth)
         first, later = (self.fit(posterior, method, seed, num_steps, num_draws) for seed in (0, 1))
         figures = measure(first.draws, reference, posterior.heavy_tails, self.sizes.num_pairs)

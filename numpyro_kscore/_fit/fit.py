@@ -216,7 +216,7 @@ def fit(
         if batches is not None:
             check_batch(svi, given)
         # SVI.init also tells the SVI what constraints its parameters have.
-        state = initial_state(svi, rng_key, *given, init_params, batches)
+        state = initial_state(svi, rng_key, *given, init_params, batches, init_state is not None)
         state = strongly_typed(state if init_state is None else init_state)
         slots = parameter_slots(svi, state.optim_state)
         layout = None if criterion == "loss" else inspect_svi(svi, state, given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._guides.checks import OTHER_DATA
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
@@ -23,6 +25,7 @@ def initial_state(
     kwargs: dict[str, Any],
     init_params: dict[str, Any] | None,
     batches: Batches | None = None,
+    goes_on: bool = False,
 ) -> SVIState:
     """``svi.init``, in one compiled program for a guide that needs no values in it.
 
@@ -35,6 +38,7 @@ def initial_state(
         kwargs: keyword arguments of both.
         init_params: initial parameters, as for ``svi.init``.
         batches: those of a loader, if there is one; the arguments have the first of them.
+        goes_on: whether the fit starts from a state that the user has: the data may be others.
     """
 
     def init(key: jax.Array) -> SVIState:
@@ -57,7 +61,10 @@ def initial_state(
             guide.set_up(guide_key, *args, **kwargs, **svi.static_kwargs)
         else:
             guide.set_up_in_batches(guide_key, batches.with_kwargs(svi.static_kwargs))
-    state = quick_jit(init)(rng_key)
+    with warnings.catch_warnings():
+        if goes_on:
+            warnings.filterwarnings("ignore", OTHER_DATA)
+        state = quick_jit(init)(rng_key)
     # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
     # data, was traced and has no value.
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(svi.constrain_fn.args)):

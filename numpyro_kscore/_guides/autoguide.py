@@ -33,6 +33,7 @@ from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import Perceptron, apply_network, check_network, perceptron
 from numpyro_kscore._guides.posterior_draws import PosteriorDraws
 from numpyro_kscore._guides.residual import push_residual, standard_normal
+from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
@@ -220,6 +221,16 @@ class AutoImplicit(PosteriorDraws):
     def _global_model(self) -> Callable[..., Any]:
         """The model of the global latents, by Laplace's approximation where rows are amortized."""
         return Marginal(self._amortized()) if self.amortize else self.model
+
+    def _row_posterior(self, *args: Any, **kwargs: Any) -> RowPosterior:
+        given = (args, kwargs) if args or kwargs else self._arguments
+        return RowPosterior(
+            self._amortized(),
+            *given,
+            self._unpack_latent,
+            lambda key, params, count: self._draw_latent(key, params, (count,)),
+            lambda params: handlers.substitute(self._forms, data=params)(),
+        )
 
     def marginalized(self, model: Callable[..., Any]) -> Split | None:
         """The model and the guide of the global latents alone; None if nothing is amortized.

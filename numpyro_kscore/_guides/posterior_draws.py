@@ -13,8 +13,6 @@ from jax import lax, random
 from numpyro import handlers
 
 from numpyro_kscore._guides.checks import check_levels, check_set_up
-from numpyro_kscore._guides.row_posterior import RowPosterior
-from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.coordinates import sites_at
@@ -42,8 +40,8 @@ class PosteriorDraws(WithoutDensity):
     _unpack_latent: Any
 
     @abstractmethod
-    def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
-        """The rows of amortized plates."""
+    def _row_posterior(self, *args: Any, **kwargs: Any) -> Any:
+        """What draws all latents where rows are amortized, given arguments or those of the fit."""
 
     @abstractmethod
     def _forms(self) -> dict[str, Form]:
@@ -94,16 +92,6 @@ class PosteriorDraws(WithoutDensity):
             return self._constrained(jnp.median(flat, axis=0), params)
 
         return self._compiled("median", middle)(params)
-
-    def _row_posterior(self, *args: Any, **kwargs: Any) -> RowPosterior:
-        given = (args, kwargs) if args or kwargs else self._arguments
-        return RowPosterior(
-            self._amortized(),
-            *given,
-            self._unpack_latent,
-            lambda key, params, count: self._draw_latent(key, params, (count,)),
-            lambda params: handlers.substitute(self._forms, data=params)(),
-        )
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""

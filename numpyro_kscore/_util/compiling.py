@@ -21,7 +21,7 @@ import numpy as np
 
 from numpyro_kscore._util.checks import with_jax_leaves
 
-__all__ = ["quick_jit"]
+__all__ = ["forget_programs", "quick_jit"]
 
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
@@ -53,7 +53,7 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **static: Any) -> Any:
         options = tuple(sorted(static.items()))
         leaves, structure = jax.tree.flatten(args)
-        if jax.config.jax_disable_jit or _is_traced(leaves) or jax.device_count() > 1:
+        if _is_disabled() or _is_traced(leaves) or jax.device_count() > 1:
             if options not in plain:
                 plain[options] = jax.jit(_with_static(fn, static))
             return plain[options](*args)
@@ -67,6 +67,11 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def forget_programs() -> None:
+    """Forget what was compiled for functions yet to be made, as ``jax.clear_caches`` does."""
+    _kept.clear()
+
+
 def _with_static(fn: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:
     return wraps(fn)(partial(fn, **static)) if static else fn
 
@@ -76,6 +81,12 @@ def _keep(programs: OrderedDict[Any, Callable[..., Any]], key: Any, program: Any
     programs[key] = program
     if len(programs) > MOST_KEPT:
         programs.popitem(last=False)
+
+
+def _is_disabled() -> bool:
+    """Whether JAX runs what it would compile operation by operation, as for a debugger."""
+    config: Any = jax.config
+    return bool(config.jax_disable_jit)
 
 
 def _is_traced(leaves: list[Any]) -> bool:

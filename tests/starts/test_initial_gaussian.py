@@ -20,7 +20,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, initial_gaussian
+from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.candidates import AtPoints, CountedModel, antithetic
 from numpyro_kscore._starts.gaussian_start import find_gaussian
@@ -375,7 +375,12 @@ def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
         state_of(YEARS[1:], data[1:], "normal")
     with pytest.warns(UserWarning, match="expected the data that the guide was set up on"):
         state_of(YEARS, data, "other")
-    # Whoever gives the parameters knows where the fit starts.
+    # Whoever goes on from a state, or gives the parameters, knows where the fit starts.
+    state = svi.init(KEY, YEARS, data, "normal")
+    options = {"max_steps": 5, "chunk_size": 5, "progress_bar": False, "criterion": "loss"}
+    with pytest.warns(UserWarning, match="not converged") as caught:
+        fit(svi, KEY, YEARS, data + 1, "normal", init_state=state, **options)
+    assert len(caught) == 1
     given = {n: jnp.zeros(p.shape, p.dtype) for n, p in params.items() if "layers" not in n}
     jax.eval_shape(lambda: svi.init(KEY, YEARS, data + 1, "normal", init_params=given))
 
