@@ -14,7 +14,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide
 from numpyro_kscore._tracing.layout import Site
 from numpyro_kscore.diagnostics._diagnose import examine
-from numpyro_kscore.diagnostics._modes import far_points
+from numpyro_kscore.diagnostics._modes import UNSEARCHED, far_points
 from numpyro_kscore.diagnostics._tall import ModelDensity
 
 KEY = random.key(0)
@@ -64,6 +64,15 @@ def test_a_gaussian_guide_of_a_stiff_valley(scale, shift, verdict, codes):
     np.testing.assert_array_less(np.abs(move.shift - exact), 4 * move.shift_error)
     ratio = np.linalg.norm(ROOT * np.asarray(scale), axis=1) / sd
     np.testing.assert_array_less(np.abs(np.log(move.ratio / ratio)), 4 * move.ratio_error)
+
+
+def test_what_a_search_for_modes_could_not_see_is_said():
+    found = examine((noise() @ ROOT.T).astype(np.float32), ModelDensity(valley), SITES, KEY)
+    paths = found.modes.num_paths
+    assert str(found).endswith(f"{paths} of {paths} ascents arrived at a maximum; 0 mode(s) missed")
+    lost = found._replace(modes=found.modes._replace(num_arrived=0))
+    assert f"none of {paths} ascents arrived at a maximum" in str(lost)
+    assert str(found._replace(modes=UNSEARCHED)).endswith("modes were not searched for")
 
 
 def test_one_of_two_equal_modes():
