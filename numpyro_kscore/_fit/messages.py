@@ -14,7 +14,8 @@ CAUSES: dict[Cause, tuple[str, str]] = {
     "callback": ("ended by its callback after {steps} steps", ""),
     "nan": (
         "after {steps} steps numbers were not finite, however often it was tried again",
-        "Try a smaller step size, or priors that keep off such values",
+        "Try double precision (docs/float64), a smaller step size, or priors that keep off such "
+        "values",
     ),
     "runaway": (
         "ran away: by step {steps} the guide grew while the model's density at it fell",
