@@ -25,6 +25,7 @@ from pathlib import Path
 import jax
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from benchmarks.accuracy.fits import Fit
 from benchmarks.accuracy.guides import METHODS, NUM_STEPS
@@ -107,7 +108,10 @@ def plot(path: Path, rows: Sequence[Row]) -> None:
             panel.plot(values, distance, STYLES[method], ms=5, alpha=0.7, label=method)
     for panel, label in zip(panels, columns.values(), strict=True):
         panel.set(xscale="log", yscale="log", xlabel=label)
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.grid(alpha=0.3)
+    panels[1].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panels[1].xaxis.set_major_formatter(ScalarFormatter())
     panels[0].set_ylabel("sliced Wasserstein distance / sampling floor")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     figure.savefig(path, dpi=110)
