@@ -58,10 +58,14 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
     values = values - np.max(values)
     if np.ptp(values) < CONSTANT:
         return values - np.log(np.sum(np.exp(values))), -np.inf
-    # Quantiles of a huge shape overflow; they are cut at the largest raw weight in any case.
-    with np.errstate(over="ignore"):
+    # Quantiles of a huge shape overflow; they are cut at the largest raw weight in any case. Of
+    # weights that differ by rounding alone the tail is a product of zero and infinity.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         smoothed, shape = smoother()(values)
     smoothed = np.asarray(smoothed, np.float64)
+    if not np.all(np.isfinite(smoothed)):
+        # Such a tail has no shape, and the weights stay as they are.
+        smoothed, shape = values, np.inf
     return smoothed - np.logaddexp.reduce(smoothed), float(shape)
 
 
