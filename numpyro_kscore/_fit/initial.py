@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -10,7 +9,6 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._guides.autoguide import AutoImplicit
-from numpyro_kscore._guides.checks import OTHER_DATA
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
@@ -61,10 +59,9 @@ def initial_state(
             guide.set_up(guide_key, *args, **kwargs, **svi.static_kwargs)
         else:
             guide.set_up_in_batches(guide_key, batches.with_kwargs(svi.static_kwargs))
-    with warnings.catch_warnings():
-        if goes_on:
-            warnings.filterwarnings("ignore", OTHER_DATA)
-        state = quick_jit(init)(rng_key)
+    elif batches is None and init_params is None and not goes_on:
+        guide.expect_data(*args, **kwargs, **svi.static_kwargs)
+    state = quick_jit(init)(rng_key)
     # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
     # data, was traced and has no value.
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(svi.constrain_fn.args)):

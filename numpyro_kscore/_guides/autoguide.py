@@ -200,6 +200,11 @@ class AutoImplicit(PosteriorDraws):
         finally:
             self._batches = None
 
+    def expect_data(self, *args: Any, **kwargs: Any) -> None:
+        """Warn if a fit starts to other data than the guide was set up on."""
+        if self.start is not None and not self._is_in_batches:
+            warn_of_other_data(type(self).__name__, self._arguments, (args, kwargs))
+
     def forget(self) -> None:
         """Forget the data, and the start that was found: the next data set the guide up anew."""
         self.prototype_trace, self.start, self._programs = None, None, {}
@@ -258,7 +263,7 @@ class AutoImplicit(PosteriorDraws):
         elif self._has_loc():
             # Takes a key from the random stream, as the set-up did, but only while parameters are
             # made: a second fit with the same guide and key starts from the same weights.
-            numpyro.param(f"{self.prefix}_loc", lambda key: self._loc_of_fit(args, kwargs))
+            numpyro.param(f"{self.prefix}_loc", lambda key: self._init_loc())
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
@@ -380,12 +385,6 @@ class AutoImplicit(PosteriorDraws):
             constraint=constraints.softplus_positive,
         )
         return loc, scale
-
-    def _loc_of_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> jax.Array:
-        """The location that a fit starts from, perhaps to other data than the guide has seen."""
-        if self.start is not None and not self._is_in_batches:
-            warn_of_other_data(type(self).__name__, self._arguments, (args, kwargs))
-        return self._init_loc()
 
     def _init_loc(self) -> jax.Array:
         """The location that a guide starts from."""

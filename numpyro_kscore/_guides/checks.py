@@ -20,7 +20,6 @@ from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 
 __all__ = [
-    "OTHER_DATA",
     "check_amortized",
     "check_latents",
     "check_levels",
@@ -32,9 +31,6 @@ __all__ = [
     "is_concrete_call",
     "warn_of_other_data",
 ]
-
-
-OTHER_DATA = ".*expected the data that the guide was set up on"
 
 
 def check_latents(

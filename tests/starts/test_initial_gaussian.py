@@ -21,6 +21,7 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
+from numpyro_kscore._fit.initial import initial_state
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.candidates import AtPoints, CountedModel, antithetic
 from numpyro_kscore._starts.gaussian_start import find_gaussian
@@ -364,7 +365,7 @@ def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
     svi = SVI(model, guide, optax.adam(1e-2), CHEAP)
 
     def state_of(*args):
-        return jax.eval_shape(lambda: svi.get_params(svi.init(KEY, *args)))
+        return svi.get_params(initial_state(svi, KEY, args, {}, None))
 
     guide.set_up(KEY, YEARS, data, "normal")
     # Equal numbers in other arrays, what is missing included: warnings are errors here.
@@ -381,8 +382,7 @@ def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
     with pytest.warns(UserWarning, match="not converged") as caught:
         fit(svi, KEY, YEARS, data + 1, "normal", init_state=state, **options)
     assert len(caught) == 1
-    given = {n: jnp.zeros(p.shape, p.dtype) for n, p in params.items() if "layers" not in n}
-    jax.eval_shape(lambda: svi.init(KEY, YEARS, data + 1, "normal", init_params=given))
+    initial_state(svi, KEY, (YEARS, data + 1, "normal"), {}, params)
 
 
 def test_models_in_single_precision_are_searched_in_it():
