@@ -100,8 +100,6 @@ def pytest_runtest_protocol(item):
     if compiling.OPTIONS != options:
         compiling.OPTIONS = options
         compiling._known_options.cache_clear()
-        # Programs are kept by their text, whatever the options.
-        compiling.forget_programs()
     return (yield)
 
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_kscore._util.keys import as_numbers, is_typed_key
+
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
 FORMAT = "numpyro_kscore fit, version 1"
@@ -38,7 +40,7 @@ def save_checkpoint(
     target = Path(path)
     header = json.dumps({"format": FORMAT, "leaves": _layout(tree), "record": record})
     arrays: dict[str, Any] = {"header": np.frombuffer(header.encode(), np.uint8), "series": series}
-    arrays.update({f"leaf{k}": _to_numpy(x) for k, x in enumerate(jax.tree.leaves(tree))})
+    arrays.update({f"leaf{k}": as_numbers(x) for k, x in enumerate(jax.tree.leaves(tree))})
     # Write another file and rename it: a stop at any moment leaves the old file or the new one.
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -115,16 +117,8 @@ def _layout(tree: Any) -> list[str]:
     ]
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _to_numpy(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf))
-
-
 def _from_numpy(array: np.ndarray, like: Any) -> Any:
-    if _is_key(like):
+    if is_typed_key(like):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
     # Types beyond numpy's own, such as bfloat16, come back as bytes.
     return jnp.asarray(array.view(jnp.result_type(like)))

@@ -11,6 +11,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
+from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["initial_state"]
@@ -64,6 +65,6 @@ def initial_state(
     state = quick_jit(init)(rng_key)
     # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
     # data, was traced and has no value.
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(svi.constrain_fn.args)):
+    if is_traced(svi.constrain_fn.args):
         return init(rng_key)
     return state

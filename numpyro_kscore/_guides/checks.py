@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro import handlers
@@ -18,6 +17,7 @@ from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
+from numpyro_kscore._util.keys import as_numbers
 
 __all__ = [
     "check_amortized",
@@ -246,15 +246,6 @@ def _has_equal_numbers(a: Any, b: Any) -> bool:
     if not (is_concrete(a) and is_concrete(b)):
         # Words, flags and functions; what compares to no single answer is another.
         return (a == b) is True
-    if any(np.asarray(x).dtype.kind in "OSU" for x in (a, b) if isinstance(x, np.ndarray)):
+    if any(isinstance(x, np.ndarray) and x.dtype.kind in "OSU" for x in (a, b)):
         return np.array_equal(a, b)
-    first, second = map(_numbers, (a, b))
-    return first.shape == second.shape and np.array_equal(first, second, equal_nan=True)
-
-
-def _numbers(x: Any) -> np.ndarray:
-    """A number, an array or random keys as numbers in the precision that JAX has them in."""
-    if jax.dtypes.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
-        x = random.key_data(x)
-    found = np.asarray(x)
-    return found.astype(jax.dtypes.canonicalize_dtype(found.dtype), copy=False)
+    return np.array_equal(as_numbers(a), as_numbers(b), equal_nan=True)

@@ -172,11 +172,7 @@ def _all_paths(
         drawn = from_prior[k * far : (k + 1) * far]
         widths = np.concatenate([np.ones((1, len(first))), widths_in(form, len(drawn))])
         points = np.concatenate([first[None], drawn])
-        ends.append(_paths(model, points, widths, form, NUM_PATHS // len(forms), rng))
-    # In raw units effects are tiny. Where their priors are wide, predictions overflow, or are flat,
-    # at all draws and wherever random points are.
-    origin = np.zeros((1, len(first)))
-    ends[0] += _paths(model, origin, np.ones_like(origin), forms[0], 1, rng)
+        ends.append(_paths(model, points, widths, form, NUM_PATHS // len(forms), rng, k == 0))
     rest = from_prior[len(forms) * far : PRIOR_STARTS]
     if len(rest) and model.count < FEW_GRADIENTS and any(ends):
         # Where paths are short there is time to look for more modes.
@@ -194,11 +190,12 @@ def _paths(
     form: np.ndarray,
     count: int,
     rng: np.random.Generator,
+    from_origin: bool = False,
 ) -> list[PathEnd]:
     """Quasi-Newton paths in one form of coordinates, each with its best Gaussian.
 
     They start at given unconstrained values (m, d), with given widths, and at random points near
-    the origin.
+    the origin; one more may start at the origin itself.
     """
     dim = given.shape[1]
     starts = rng.uniform(-RADIUS, RADIUS, (count, dim))
@@ -209,6 +206,11 @@ def _paths(
     # of means to where the data are, and ends in another valley.
     metrics = np.ones_like(starts)
     metrics[: kept.sum()] = widths[kept]
+    if from_origin:
+        # In raw units effects are tiny. Where their priors are wide, predictions overflow, or are
+        # flat, at all draws and wherever random points are.
+        starts = np.concatenate([starts, np.zeros((1, dim))])
+        metrics = np.concatenate([metrics, np.ones((1, dim))])
     budget = PATH_GRADIENTS // NUM_PATHS
     paths = quasi_newton_paths(model.in_form(form), starts, budget, metrics)
     noise = antithetic(rng, PATH_DRAWS, dim)

@@ -59,7 +59,7 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
             return plain[options](*args)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         # Numbers inside a program have the precision that is set when it is traced.
-        key = (options, structure, jnp.result_type(float), *map(_type_of, arrays))
+        key = (*OPTIONS.items(), options, structure, jnp.result_type(float), *map(_type_of, arrays))
         program = programs.pop(key, None) or _compile(_with_static(fn, static), structure, arrays)
         _keep(programs, key, program)
         return program(arrays)
@@ -156,7 +156,8 @@ def _compile(
     lowered = jax.jit(run, keep_unused=True).lower(constants, arrays)
     # Constants of inner programs are part of the text, or of the executable: of the key in any
     # case.
-    key = (lowered.as_text(), _digest(closed.jaxpr), jax.default_backend())
+    text = lowered.as_text()
+    key = (*OPTIONS.items(), text, _digest(closed.jaxpr), jax.default_backend())
     program = _kept.pop(key, None) or lowered.compile(_options(closed.jaxpr))
     _keep(_kept, key, program)
     result = jax.tree.structure(out)

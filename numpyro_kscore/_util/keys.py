@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["check_key", "key_apart"]
+__all__ = ["as_numbers", "check_key", "is_typed_key", "key_apart"]
 
 LARGEST = 2**31 - 1
 
@@ -22,6 +22,16 @@ def key_apart(key: jax.Array, number: int) -> jax.Array:
     return jax.random.fold_in(key, LARGEST - number)
 
 
+def is_typed_key(x: Any) -> bool:
+    """Whether ``x`` is an array of random keys of JAX's own type."""
+    return isinstance(x, jax.Array) and bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
+
+
+def as_numbers(x: Any) -> np.ndarray:
+    """A number, an array or random keys as numbers, in the precision that JAX has them in."""
+    return np.asarray(jax.random.key_data(x) if is_typed_key(x) else jnp.asarray(x))
+
+
 def check_key(name: str, key: Any, before: str = "") -> None:
     """Raise ``TypeError`` unless ``key`` is a random key; a seed or data are none.
 
@@ -31,7 +41,7 @@ def check_key(name: str, key: Any, before: str = "") -> None:
         before: what follows the key where it is the first argument, such as ``"the data"``.
     """
     dtype: Any = getattr(key, "dtype", None)
-    if isinstance(key, jax.Array) and jnp.issubdtype(dtype, jax.dtypes.prng_key):
+    if is_typed_key(key):
         is_key = key.ndim == 0
     else:
         is_array = isinstance(key, jax.Array | np.ndarray)

@@ -15,14 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._coordinates import Coordinates
 from numpyro_kscore.estimators._features import FeatureExpansion
 from numpyro_kscore.estimators._layout import Layout
 from numpyro_kscore.estimators._mixture_base import MixtureBase, mixed_divergence, mixed_score
-from numpyro_kscore.estimators._score import Score, at_points
+from numpyro_kscore.estimators._score import Score, at_points, residual_at_samples
 
 __all__ = ["GroupedScore", "grouped"]
 
@@ -50,7 +48,7 @@ class GroupedScore(Score):
         expansion, base_scores = self.expansion, self.base.at_samples
         if isinstance(expansion, FeatureExpansion) or base_scores is None:
             raise ValueError("at_samples: expected a fit that keeps its samples; got one without")
-        return base_scores + _residual_at_samples(self)
+        return base_scores + residual_at_samples(self, self.layout)
 
     @at_points
     def __call__(self, x: Any) -> jax.Array:
@@ -119,13 +117,6 @@ class GroupedScore(Score):
             return lax.cond(each[1], evaluate, lambda _: jnp.zeros(shape, x.dtype), each[0])
 
         return lax.map(one, (self.layout.each, self._mixture.used))
-
-
-@quick_jit
-@full_precision
-def _residual_at_samples(score: GroupedScore) -> jax.Array:
-    expansion: Any = score.expansion
-    return score.layout.scores_from_kernel(score._evaluate("field", expansion.points))
 
 
 def grouped(score: Score, layout: Layout, samples: jax.Array) -> GroupedScore:

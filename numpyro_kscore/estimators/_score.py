@@ -22,7 +22,7 @@ from numpyro_kscore.estimators._info import ScoreInfo
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._pairwise import Expansion
 
-__all__ = ["Score", "at_points"]
+__all__ = ["Score", "at_points", "residual_at_samples"]
 
 Method = Callable[[Any, jax.Array], jax.Array]
 
@@ -87,7 +87,7 @@ class Score:
                 "at_samples: expected a fit that keeps its samples; got that of a stream, which "
                 "keeps none. Use score(samples)"
             )
-        residual = _residual_at_samples(self)
+        residual = residual_at_samples(self, self.coordinates)
         return residual if self.base.at_samples is None else self.base.at_samples + residual
 
     @at_points
@@ -148,9 +148,10 @@ class Score:
 
 @quick_jit
 @full_precision
-def _residual_at_samples(score: Score) -> jax.Array:
+def residual_at_samples(score: Score, frame: Any) -> jax.Array:
+    """The residual at the points of the expansion, by the map of scores at them."""
     expansion: Any = score.expansion
-    return score.coordinates.scores_from_kernel(score._evaluate("field", expansion.points))
+    return frame.scores_from_kernel(score._evaluate("field", expansion.points))
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -9,8 +9,6 @@ draws that none of them has seen (Smyth and Wolpert 1999).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +44,10 @@ def log_densities(
     samples: jax.Array, points: jax.Array, key: jax.Array, num_draws: int
 ) -> tuple[jax.Array, Normalization]:
     """Log densities at points by every estimate, (m, k), and the constant one of them needed."""
-    return _compiled(num_draws)(samples, points, key)
+    return _log_densities(samples, points, key, num_draws=num_draws)
 
 
-@cache
-def _compiled(num_draws: int) -> Callable[..., tuple[jax.Array, Normalization]]:
-    return quick_jit(partial(_log_densities, num_draws=num_draws))
-
-
+@quick_jit
 @full_precision
 def _log_densities(
     samples: jax.Array, points: jax.Array, key: jax.Array, *, num_draws: int
