@@ -22,7 +22,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
@@ -57,7 +56,6 @@ class Costs(Bench):
         """One row: two calls, and the figures of the first."""
         posterior, reference = self.posterior(target), self.reference(target)
         # Without what other methods have compiled, single operations too.
-        jax.clear_caches()
         forget_programs()
         num_draws = len(reference.truth)
         first, later = (self.fit(posterior, method, seed, num_steps, num_draws) for seed in (0, 1))

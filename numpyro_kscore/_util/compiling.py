@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.extend.core as jex
@@ -35,6 +36,7 @@ LONGEST_SUM = 1024
 MOST_KEPT = 64
 
 _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
+_programs_of: WeakKeyDictionary[Any, tuple[dict[Any, Any], ...]] = WeakKeyDictionary()
 
 
 def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,12 +66,17 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
         _keep(programs, key, program)
         return program(arrays)
 
+    _programs_of[call] = plain, programs
     return call
 
 
 def forget_programs() -> None:
-    """Forget what was compiled for functions yet to be made, as ``jax.clear_caches`` does."""
+    """Forget all that was traced and compiled, by JAX too (``jax.clear_caches``)."""
     _kept.clear()
+    for programs in list(_programs_of.values()):
+        for some in programs:
+            some.clear()
+    jax.clear_caches()
 
 
 def _with_static(fn: Callable[..., Any], static: dict[str, Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from numpyro_kscore import ScoreEstimator, pytree
+from numpyro_kscore._util.compiling import forget_programs
 from numpyro_kscore._util.sharding import check_sharding
 from numpyro_kscore.estimators import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels import (
@@ -200,10 +201,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 400)
     trials = _device._lowers
     trials.cache_clear()
-    jax.clear_caches()
+    forget_programs()
     yield
     trials.cache_clear()
-    jax.clear_caches()
+    forget_programs()
 
 
 @pytest.fixture
@@ -224,10 +225,11 @@ def test_without_a_gpu_nothing_is_imported(monkeypatch):
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 400)
     monkeypatch.setattr(_device, "FEWEST_PAIRS", 400)
     monkeypatch.delitem(sys.modules, "numpyro_kscore.kernels._pallas")
-    jax.clear_caches()
+    forget_programs()
     x = problem(64, 2, 3)[0]
     assert estimator().fit(x).info.path_name == "tiles"
     assert "numpyro_kscore.kernels._pallas" not in sys.modules
+    forget_programs()
 
 
 def test_a_fit_on_the_chip_is_that_in_tiles(interpreting, monkeypatch):
@@ -240,7 +242,7 @@ def test_a_fit_on_the_chip_is_that_in_tiles(interpreting, monkeypatch):
     info, *found = jax.jit(evaluate)(x, y)
     assert info.path_name == "kernel"
     monkeypatch.setattr(_device, "_gpu_is_default", lambda: False)
-    jax.clear_caches()
+    forget_programs()
     info, *in_tiles = jax.jit(evaluate)(x, y)
     assert info.path_name == "tiles"
     for value, expected in zip(found, in_tiles, strict=True):
@@ -257,7 +259,7 @@ def test_derivatives_are_those_of_tiles(interpreting, monkeypatch):
     gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jnp.sin(field(*args))), (0, 1, 2)))
     value, found = evaluate(x, c, y), gradient(x, c, y)
     monkeypatch.setattr(_device, "_gpu_is_default", lambda: False)
-    jax.clear_caches()
+    forget_programs()
     in_tiles = evaluate(x, c, y)
     assert 0 < relative(value, in_tiles) < TOLERANCE, "other roundings, so another program"
     for one, other in zip(found, gradient(x, c, y), strict=True):

@@ -151,6 +151,22 @@ def test_only_so_many_programs_are_kept(monkeypatch):
     assert len(compiling._kept) == 2
 
 
+def test_programs_are_traced_again_once_they_are_forgotten():
+    traced = []
+
+    @quick_jit
+    def double(x):
+        traced.append(x)
+        return 2 * x
+
+    x = np.arange(3.0)
+    for _ in range(2):
+        np.testing.assert_array_equal(double(x), 2 * x)
+    compiling.forget_programs()
+    np.testing.assert_array_equal(double(x), 2 * x)
+    assert len(traced) == 2
+
+
 def test_long_sums_keep_their_trees():
     def over(count, dtype=jnp.float32):
         return jax.make_jaxpr(jax.jit(lambda x: jnp.sum(x[:, 0]) + 1))(jnp.ones((count, 2), dtype))
