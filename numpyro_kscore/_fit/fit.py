@@ -222,7 +222,8 @@ def fit(
         layout = None if criterion == "loss" else inspect_svi(svi, state, given)
         dim = latent_size(svi, state, given) if layout is None else layout.size
         _check_parameters(svi, state)
-        rule = settings.rule(dim)
+        is_quiet = layout is not None and layout.is_quiet and batches is None
+        rule = settings.rule(dim, is_quiet)
         take_chunk = make_chunk(svi, layout, slots, arguments, forward_mode_differentiation)
         expander = (
             make_expander(svi, layout, given, chunk_size)

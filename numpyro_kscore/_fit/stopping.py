@@ -39,11 +39,12 @@ SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
 # A round that lowered the loss by this many times the smallest gain that matters is followed by
-# another.
-ROUND_GAIN = 4
-# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension. To lose that by settling
-# is no sign that more is to be had.
-WOBBLE = 0.006
+# another; the second number is for fits with little noise.
+ROUND_GAIN, QUIET_GAIN = 4, 2
+# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension, and by .0004 to .0013
+# where local densities leave little noise (docs/convergence). To lose that by settling is no sign
+# that more is to be had.
+WOBBLE, LEAST_WOBBLE = 0.006, 0.001
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -64,6 +65,7 @@ class Rule(NamedTuple):
         tol: tolerance, in standard deviations.
         patience: successive looks without improvement that end the search.
         dim: dimension of the latent space.
+        is_quiet: whether local densities leave little noise in the gradient.
     """
 
     chunk_size: int
@@ -71,11 +73,18 @@ class Rule(NamedTuple):
     tol: float
     patience: int
     dim: int
+    is_quiet: bool = False
 
     @property
     def least_loss(self) -> float:
         """The divergence, in nats, of a Gaussian of which √d means are off by ``tol``."""
         return 0.5 * self.dim**0.5 * self.tol**2
+
+    @property
+    def round_gain(self) -> float:
+        """The fall of the loss, in nats, after which settling once more may pay."""
+        wobble, factor = (LEAST_WOBBLE, QUIET_GAIN) if self.is_quiet else (WOBBLE, ROUND_GAIN)
+        return max(factor * self.least_loss, wobble * self.dim)
 
 
 class Look(NamedTuple):
@@ -229,7 +238,7 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         *range(count - window, count),
     ]
     gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
-    least = max(ROUND_GAIN * rule.least_loss, WOBBLE * rule.dim, 2 * gain.standard_error)
+    least = max(rule.round_gain, 2 * gain.standard_error)
     if progress.cause not in CONVERGED or gain.value <= least or 2 * rest < length:
         return progress._replace(phase="done")
     return progress._replace(settle_from=count, settle_length=min(count, rest))

@@ -32,10 +32,11 @@ from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import Perceptron, apply_network, check_network, perceptron
 from numpyro_kscore._guides.posterior_draws import PosteriorDraws
-from numpyro_kscore._guides.residual import push_residual, standard_normal
+from numpyro_kscore._guides.residual import LocalDensity, push_residual, standard_normal
 from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
@@ -267,8 +268,9 @@ class AutoImplicit(PosteriorDraws):
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
-        flat, density = self._draw(with_density=True)
+        flat, local = self._draw(with_density=True)
         coordinates = self._unpack_latent(flat)
+        scores = {} if local is None else self._unpack_latent(local.score)
         forms = self._forms()
         trace = {}
         if self._is_dynamic or forms:
@@ -277,7 +279,7 @@ class AutoImplicit(PosteriorDraws):
                 model = self._amortized().outer if self.amortize else self.model
                 seeded = handlers.seed(model, random.key(0))
                 trace = trace_at(seeded, args, kwargs, coordinates, forms)
-        out = {}
+        out: dict[str, jax.Array] = {}
         for name, x in coordinates.items():
             site = self.prototype_trace[name]
             with helpful_support_errors(site):
@@ -289,10 +291,11 @@ class AutoImplicit(PosteriorDraws):
                 unconstrained=x,
                 centering=form.centering,
                 couplings=form.couplings,
-                local_log_density=density,
+                # One site has that of all.
+                local_log_density=None if local is None or out else local.log_density,
+                local_score=scores.get(name),
             )
             out[name] = numpyro.sample(name, fn)
-            density = None  # one site has that of all
         return out
 
     def _forms(self) -> dict[str, Form]:
@@ -307,7 +310,7 @@ class AutoImplicit(PosteriorDraws):
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         return self._draw(with_density=False)[0]
 
-    def _draw(self, with_density: bool) -> tuple[jax.Array, jax.Array | None]:
+    def _draw(self, with_density: bool) -> tuple[jax.Array, LocalDensity | None]:
         """Flat coordinates of a draw, and their local log density if it is wanted and known."""
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
@@ -319,32 +322,31 @@ class AutoImplicit(PosteriorDraws):
         if self.start.parts:
             return self._draw_mode(self.start, noise, with_density)
         mean, factor = self.start.gaussian
-        x, density = self._push(noise, with_density)
-        if density is not None:
-            # An array, not a number: numbers are part of a program, which then serves no other fit.
-            density = density - jnp.asarray(np.array([self.start.gaussian.log_volume]))[0]
-        return self._frozen("mean", mean) + self._frozen("factor", factor) @ x, density
+        x, local = self._push(noise, with_density)
+        if local is not None:
+            local = _in_latents(local, (self.start.gaussian,), 0)
+        return self._frozen("mean", mean) + self._frozen("factor", factor) @ x, local
 
     def _draw_mode(
         self, start: GaussianStart, noise: jax.Array, with_density: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, LocalDensity | None]:
         """A draw near one of several modes, which is drawn first, with fixed probabilities."""
         uniform = dist.Uniform(jnp.zeros(()), 1.0, validate_args=False)
         where = numpyro.sample(f"_{self.prefix}_mode", uniform, infer={"is_auxiliary": True})
         weights = self._frozen("weights", start.weights)
         k = jnp.searchsorted(jnp.cumsum(weights)[:-1], where)
         label = jnp.zeros_like(weights).at[k].set(1.0)
-        x, density = self._push(noise, with_density, label)
-        if density is not None:
-            volumes = np.array([part.log_volume for part in start.parts])
-            density = density + (jnp.log(weights) - jnp.asarray(volumes))[k]
+        x, local = self._push(noise, with_density, label)
+        if local is not None:
+            local = _in_latents(local, start.parts, k)
+            local = local._replace(log_density=local.log_density + jnp.log(weights)[k])
         means = self._frozen("mean", np.stack([part.mean for part in start.parts]))
         factors = self._frozen("factor", np.stack([part.factor for part in start.parts]))
-        return means[k] + factors[k] @ x, density
+        return means[k] + factors[k] @ x, local
 
     def _push(
         self, noise: jax.Array, with_density: bool, *labels: jax.Array
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[jax.Array, LocalDensity | None]:
         """Noise to x, latents relative to the start, and their local log density.
 
         Args:
@@ -396,3 +398,12 @@ class AutoImplicit(PosteriorDraws):
     def _check_noise(self) -> None:
         if self.network is None:
             check_noise(self.noise_dim, self.latent_dim)
+
+
+def _in_latents(local: LocalDensity, gaussians: Sequence[Gaussian], k: Any) -> LocalDensity:
+    """The local density of x as that of the latents ``m + C x``, with one of some Gaussians."""
+    # Arrays, not numbers: these are part of a program, which then serves no other fit.
+    volumes = jnp.asarray(np.array([one.log_volume for one in gaussians]))
+    inverses = jnp.asarray(np.stack([np.linalg.inv(one.factor) for one in gaussians]))
+    score = local.score @ inverses[k].astype(local.score.dtype)
+    return LocalDensity(local.log_density - volumes[k].astype(score.dtype), score)

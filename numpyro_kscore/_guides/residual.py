@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax import lax
 
 from numpyro_kscore._guides.perceptron import GATE_RATE, Perceptron
-from numpyro_kscore._util.linalg import log_abs_det
+from numpyro_kscore._util.linalg import log_abs_det, log_abs_det_and_inverse
 
 __all__ = ["local_log_density", "push_residual", "standard_normal"]
+
+
+class LocalDensity(NamedTuple):
+    """The log density of a draw if no other noise were pushed there, and its gradient, (d,)."""
+
+    log_density: jax.Array
+    score: jax.Array
 
 
 # A fit traces the guide more than ten times, and this once. Most of the time of a first fit goes
@@ -25,7 +34,7 @@ def push_residual(
     network: Perceptron,
     affine: tuple[jax.Array, jax.Array, jax.Array],
     with_density: bool,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, LocalDensity | None]:
     """The residual network of :class:`AutoImplicit`, and the local log density of its output.
 
     Args:
@@ -42,7 +51,16 @@ def push_residual(
         shift, log_gate = jnp.split(out, [loc.shape[0]])
         return loc + scale * ((noise * jnp.exp(GATE_RATE * log_gate)) @ mixing + shift)
 
-    return push(noise), local_log_density(push, noise) if with_density else None
+    return push(noise), local_density(push, noise) if with_density else None
+
+
+def local_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> LocalDensity:
+    """The local log density of what noise (d,) is pushed to, (d,), and its gradient there."""
+    jacobian = jax.jacfwd(push)
+    log_volume, inverse = log_abs_det_and_inverse(jacobian(noise))
+    slope = jax.grad(lambda noise: jnp.sum(inverse.T * jacobian(noise)))(noise)
+    log_density = standard_normal(noise.shape[0]).log_prob(noise) - log_volume
+    return lax.stop_gradient(LocalDensity(log_density, -inverse.T @ (noise + slope)))
 
 
 def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:

@@ -20,6 +20,7 @@ from jax import lax
 from numpyro_kscore._objective.entropy import entropy
 from numpyro_kscore._objective.settings import Settings
 from numpyro_kscore._tracing.layout import Part
+from numpyro_kscore.estimators._coordinates import whiten_samples
 from numpyro_kscore.estimators._gaussian import moment_scores
 
 __all__ = ["BlockGradient", "block_gradient", "put_columns", "typical_length"]
@@ -30,6 +31,9 @@ NOISE = 85.0
 # Floor on squared lengths relative to the longest, since some are zero; well above denormals, by
 # which compiled code may divide as if they were zero.
 LEAST_SQUARE = 1e-30
+# Near a fold the local log density has gradients without bound. They count up to so many times
+# the model's, and one.
+LARGEST_SCORE = 3.0
 # Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
 
@@ -73,6 +77,7 @@ def block_gradient(
     prior_scores: jax.Array | None = None,
     state: Any = None,
     key: jax.Array | None = None,
+    local_scores: jax.Array | None = None,
 ) -> BlockGradient:
     """The KL gradient and the entropy of one block with an unknown density.
 
@@ -86,11 +91,17 @@ def block_gradient(
             compared with the prior.
         state: of the estimator, if it keeps one.
         key: random key for such an estimator.
+        local_scores: gradients of the local log density at the first m particles, (m, D).
     """
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
-    if part.has_local and settings.local_share == 1:
-        return BlockGradient(-scores, jnp.zeros(()), jnp.ones(()), state)
+    share = settings.local_share if part.has_local else 0.0
+    local, derivative = -scores, jnp.asarray(share)
+    if part.has_local_score and local_scores is not None:
+        given = _take(local_scores, part.columns)
+        local, derivative = _along_paths(particles, scores, given, part), jnp.zeros(())
+    if share == 1:
+        return BlockGradient(local, jnp.zeros(()), derivative, state)
     x = _take(particles, part.columns)
     target = scores / part.scale
     context = None if part.context is None else _take(particles, part.context)
@@ -116,16 +127,36 @@ def block_gradient(
         # The likelihood moves every draw by itself; only the prior is compared with the aggregate.
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
         return BlockGradient(direction - scores, total * size, jnp.zeros(()), state)
-    local_share = jnp.asarray(settings.local_share if part.has_local else 0.0)
-    # What the estimate adds to the gradient of -log p, in part.
-    direction = (1 - local_share) * direction - local_share * scores
+    direction = (1 - share) * direction + share * local
     if settings.clip is not None and settings.base == "model":
         # One factor for all elements: they may share parameters.
         longest = settings.clip * NOISE / (dim * n**0.5)
         length = typical_length(elements.length[:, None])
         factor = longest / jnp.maximum(length, longest)
-        direction, local_share = direction * factor, local_share * factor
-    return BlockGradient(direction, total, local_share, state)
+        direction, derivative = direction * factor, derivative * factor
+    return BlockGradient(direction, total, derivative, state)
+
+
+def _along_paths(
+    particles: jax.Array, scores: jax.Array, local_scores: jax.Array, part: Part
+) -> jax.Array:
+    """The KL gradient by local log densities at the first m of n particles, (n, 1, d).
+
+    At the same draws the two scores cancel as a fit converges, and with them the noise.
+    """
+    n, few = len(scores), len(local_scores)
+    ours, theirs = local_scores[:, 0], scores[:few, 0]
+    whitened = whiten_samples(_take(particles, part.columns)[:, 0])
+    own, other = (
+        jnp.sqrt(jnp.mean(jnp.square(whitened.scores_to_kernel(s)), axis=1)) for s in (ours, theirs)
+    )
+    most = LARGEST_SCORE * (1.0 + other)
+    ours = jnp.where(own > most, most / own, 1.0)[:, None] * ours
+    # Where noise is mapped to a point there is no gradient.
+    is_known = jnp.isfinite(own)
+    weight = n / jnp.maximum(jnp.sum(is_known), 1)
+    difference = jnp.where(is_known[:, None], weight * (ours - theirs), 0.0)
+    return jnp.zeros_like(scores).at[:few, 0].set(difference)
 
 
 def _element_gradient(

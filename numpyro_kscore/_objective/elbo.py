@@ -22,6 +22,7 @@ from numpyro_kscore._tracing.joint import LogJoint, expand, log_joint_and_gradie
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     Draw,
+    LocalDraw,
     are_finite,
     at_source,
     draw_local,
@@ -41,9 +42,10 @@ from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 
 __all__ = ["ImplicitELBO"]
 
-# Particles at which local log densities are computed, times their dimension, and the most and the
-# fewest: each takes O(d) evaluations of the network's derivative and O(d³) for a determinant.
-LOCAL_COLUMNS, MOST_LOCAL, FEWEST_LOCAL = 1024, 32, 4
+# Local log densities are computed at half of the particles, but for no more columns of derivatives
+# than this, and at no fewer draws: each takes O(d) evaluations of the network's derivative, and
+# O(d³) for a determinant.
+LOCAL_COLUMNS, FEWEST_LOCAL = 1280, 4
 
 
 class ImplicitELBO(ELBO):
@@ -147,7 +149,7 @@ class ImplicitELBO(ELBO):
         base: str | None = "auto",
         debias: str | None = "auto",
         clip: float | None = 4.0,
-        local_share: float = 0.5,
+        local_share: float = 0.8,
         aggregate: str | None = None,
         vectorize_particles: bool | Callable[..., Any] = True,
         forward_mode_differentiation: bool = False,
@@ -272,23 +274,23 @@ class ImplicitELBO(ELBO):
             None if self.vectorize_particles is True else self.vectorize_particles_fn,
             self.forward_mode_differentiation,
         )
-        kl = kl_gradient(settings, layout, drawn, lax.stop_gradient(draws), joint)
+        kl = kl_gradient(settings, layout, drawn, lax.stop_gradient(draws), joint, local.scores)
         mutable = jax.tree.map(_reduce_particles, draws.mutable)
         if kl.states:
             mutable = {**mutable, STATE: kl.states}
         return {
-            "loss": _loss(draws, local, joint, kl, param_map),
+            "loss": _loss(draws, local.log_density, joint, kl, param_map),
             "mutable_state": lax.stop_gradient(mutable or None),
         }
 
     def _draw(
         self, key: jax.Array, program: Program, layout: Layout, num_particles: int
-    ) -> tuple[jax.Array, Draw, jax.Array]:
+    ) -> tuple[jax.Array, Draw, LocalDraw]:
         """The particles, with draws that were not finite replaced.
 
         Returns:
             Which draws were finite at first, (n,); the particles; and local log densities of the
-            first m of them, (m, b).
+            first m of them, (m, b), with their gradients, (m, d).
 
         Draws are replaced before anything is differentiated: a derivative of
         the guide there would be NaN even where it is multiplied by zero.
@@ -304,9 +306,9 @@ class ImplicitELBO(ELBO):
             source = nearest_valid(drawn)
             sources = constrain_rows(jax.tree.map(lambda a: a[source], sources), sharding)
         draws: Draw = map_particles(at_source(draw_particle, key, program, layout), sources)
-        local = jnp.zeros((0, 0), draws.flat.dtype)
+        local = LocalDraw(jnp.zeros((0, 0), draws.flat.dtype), draws.flat[:0])
         if layout.local_parts:
-            few = max(FEWEST_LOCAL, min(MOST_LOCAL, LOCAL_COLUMNS // layout.dim))
+            few = max(FEWEST_LOCAL, min(num_particles // 2, LOCAL_COLUMNS // layout.dim))
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local

@@ -43,6 +43,7 @@ def kl_gradient(
     drawn: jax.Array,
     draws: Draw,
     joint: LogJoint,
+    local_scores: jax.Array,
 ) -> KLGradient:
     """The KL gradient at the particles, block by block.
 
@@ -52,6 +53,7 @@ def kl_gradient(
         drawn: at which particles the guide's draw was finite, (n,).
         draws: the particles, not differentiated.
         joint: the model at the particles.
+        local_scores: gradients of local log densities at the first m of them, (m, D).
     """
     valid = drawn & are_finite(joint.log_density, draws.log_density, joint.scores, draws.flat)
     # Copies of valid particles take the places of others: shapes stay, and no NaN spreads.
@@ -81,6 +83,7 @@ def kl_gradient(
             prior_scores if part.is_pooled else None,
             state,
             draws.model_key[0],
+            local_scores,
         )
         if part.has_local:
             local_shares.append(block.local_share)

@@ -70,7 +70,7 @@ class Implicit(Distribution):
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}
     reparametrized_params = ["value"]
-    pytree_data_fields = ("value", "unconstrained", "form", "local_log_density")
+    pytree_data_fields = ("value", "unconstrained", "form", "local_log_density", "local_score")
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class Implicit(Distribution):
         centering: Any = None,
         couplings: Mapping[str, tuple[Any, Any]] | None = None,
         local_log_density: Any = None,
+        local_score: Any = None,
         validate_args: bool | None = None,
     ) -> None:
         ndim = jnp.ndim(value)
@@ -116,6 +117,13 @@ class Implicit(Distribution):
                 f"{jnp.shape(local_log_density)}"
             )
         self.local_log_density = local_log_density
+        if local_score is not None and jnp.shape(local_score) != jnp.shape(unconstrained):
+            raise ValueError(
+                "local_score: expected the shape of unconstrained, "
+                f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
+                f"{jnp.shape(local_score)}"
+            )
+        self.local_score = local_score
         shape = jnp.shape(value)
         batch_shape, event_shape = shape[: ndim - event_dim], shape[ndim - event_dim :]
         super().__init__(batch_shape, event_shape, validate_args=validate_args)

@@ -80,6 +80,7 @@ class Part(NamedTuple):
         plates: sizes of its plates by name.
         is_pooled: whether its elements are draws of one distribution, see :meth:`Layout.pooled`.
         has_local: whether the guide gives its local log density.
+        has_local_score: whether it gives the gradient of that, too.
     """
 
     sites: tuple[str, ...]
@@ -90,6 +91,7 @@ class Part(NamedTuple):
     plates: dict[str, int]
     is_pooled: bool = False
     has_local: bool = False
+    has_local_score: bool = False
 
     @property
     def dim(self) -> int:
@@ -139,6 +141,13 @@ class Layout(NamedTuple):
     def local_parts(self) -> tuple[Part, ...]:
         """The blocks whose entropy is estimated and which have a local log density."""
         return tuple(part for part in self.implicit_parts if part.has_local)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether gradients along paths leave no noise at the posterior (but for a kernel's)."""
+        estimated = self.implicit_parts
+        is_local = all(part.has_local_score for part in estimated)
+        return bool(estimated) and is_local and not (self.row_counts or self.shared_plates)
 
     @property
     def default_num_particles(self) -> int:

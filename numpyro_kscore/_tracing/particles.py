@@ -20,6 +20,7 @@ from numpyro_kscore._tracing.program import (
     guide_of,
     is_subsampled,
     local_log_density_of,
+    local_scores_of,
     trace_both,
     unconstrain,
     values_of,
@@ -28,6 +29,7 @@ from numpyro_kscore._util.keys import key_apart
 
 __all__ = [
     "Draw",
+    "LocalDraw",
     "are_finite",
     "at_source",
     "draw_local",
@@ -137,14 +139,32 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
 
 
-def draw_local(key: jax.Array, program: Program, layout: Layout) -> jax.Array:
-    """Local log densities, (b,), of the blocks that have one, at the draw from the same source.
+class LocalDraw(NamedTuple):
+    """Local log densities at a draw.
+
+    Attributes:
+        log_density: of the blocks that have one, (b,).
+        scores: their gradients in the coordinates of the draw, (d,); zero where none is given.
+    """
+
+    log_density: jax.Array
+    scores: jax.Array
+
+
+def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
+    """Local log densities of the blocks that have one, at the draw from the same source.
 
     Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
     """
     trace = trace_both(key, program).guide
-    found = (local_log_density_of(trace, part.sites) for part in layout.local_parts)
-    return jnp.stack([value for value in found if value is not None])
+    found = [local_log_density_of(trace, part.sites) for part in layout.local_parts]
+    log_density = jnp.stack([value for value in found if value is not None])
+    scores = jnp.zeros(layout.size, log_density.dtype)
+    for part in layout.local_parts:
+        given = local_scores_of(trace, part.sites)
+        if given is not None:
+            scores = scores.at[part.columns[0]].set(given)
+    return LocalDraw(log_density, scores)
 
 
 def site_log_density(

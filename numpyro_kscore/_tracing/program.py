@@ -37,6 +37,7 @@ __all__ = [
     "inspect_program",
     "is_subsampled",
     "local_log_density_of",
+    "local_scores_of",
     "objective_program",
     "trace_both",
     "unconstrain",
@@ -283,6 +284,13 @@ def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.A
     return jnp.sum(jnp.stack(given)) if given else None
 
 
+def local_scores_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:
+    """Gradients of local log densities in all coordinates of sites; None unless all have them."""
+    found = [getattr(trace[name]["fn"], "local_score", None) for name in names]
+    given = [jnp.ravel(score) for score in found if score is not None]
+    return jnp.concatenate(given) if given and len(given) == len(found) else None
+
+
 def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
     site = trace[name]
     # Axes from the left are the same for constrained and unconstrained values.
@@ -323,7 +331,17 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
     # Row by row, and given other latents, a local density is taken for that of the guide: no
     # kernel sees a conditional distribution as well.
     is_estimated = block.is_implicit and not (is_local and (plates or context is not None))
-    return Part(block.sites, is_estimated, columns, context, scale, plates, has_local=is_local)
+    has_score = is_local and local_scores_of(traces.guide, block.sites) is not None
+    return Part(
+        block.sites,
+        is_estimated,
+        columns,
+        context,
+        scale,
+        plates,
+        has_local=is_local,
+        has_local_score=has_score,
+    )
 
 
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:

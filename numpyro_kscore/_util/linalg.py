@@ -28,7 +28,15 @@ from jax.scipy.linalg import block_diag, solve_triangular
 from numpyro_kscore._util.platforms import on_cpu_or
 from numpyro_kscore._util.precision import full_precision
 
-__all__ = ["cholesky", "eigh", "inverse_root", "invert_lower", "log_abs_det", "qr"]
+__all__ = [
+    "cholesky",
+    "eigh",
+    "inverse_root",
+    "invert_lower",
+    "log_abs_det",
+    "log_abs_det_and_inverse",
+    "qr",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Rows of a triangle that one LAPACK call inverts: 31² numbers are solved for by one thread.
@@ -140,10 +148,13 @@ def log_abs_det(a: jax.Array) -> jax.Array:
 
 @log_abs_det.defjvp
 def _log_abs_det_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    value, inverse = on_cpu_or(
-        _eliminate, lambda a: (jnp.linalg.slogdet(a)[1], jnp.linalg.inv(a)), *primals
-    )
+    value, inverse = log_abs_det_and_inverse(*primals)
     return value, jnp.sum(inverse.T * tangents[0])
+
+
+def log_abs_det_and_inverse(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``log |det a|`` and the inverse of a matrix (d, d), as :func:`log_abs_det`."""
+    return on_cpu_or(_eliminate, lambda a: (jnp.linalg.slogdet(a)[1], jnp.linalg.inv(a)), a)
 
 
 @full_precision

@@ -1,5 +1,7 @@
 """Local log densities: their share of the gradient, the loss they give, and those of guides."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,28 +28,82 @@ def normal_model():
     numpyro.sample("z", dist.Normal(jnp.zeros(DIM), 1.0).to_event(1))
 
 
-def affine_guide():
+def affine_guide(with_score=False):
     loc, log_sd = numpyro.param("loc", jnp.zeros(DIM)), numpyro.param("log_sd", jnp.zeros(DIM))
     normal = dist.Normal(jnp.zeros(DIM), 1.0).to_event(1)
     noise = numpyro.sample("noise", normal, infer={"is_auxiliary": True})
     density = normal.log_prob(noise) - jnp.sum(log_sd)
     z = loc + jnp.exp(log_sd) * noise
-    numpyro.sample("z", Implicit(z, 1, local_log_density=density))
+    score = -noise * jnp.exp(-log_sd) if with_score else None
+    fn = Implicit(z, 1, unconstrained=z, local_log_density=density, local_score=score)
+    numpyro.sample("z", fn)
+
+
+def loss_and_gradient(params, share, guide, num_particles=N):
+    # An estimate that asks for no update, wherever the guide is.
+    estimator = GaussianScore(mean=0.0, sd=1.0)
+    options = {"clip": None, "local_share": share, "estimator": estimator, "debias": None}
+    elbo = ImplicitELBO(num_particles, **options)
+    return jax.value_and_grad(lambda p: elbo.loss(KEY, p, normal_model, guide))(params)
 
 
 @quick_jit
 def losses_and_gradients(loc, log_sd):
-    def one(share):
-        # An estimate that asks for no update, wherever the guide is.
-        estimator = GaussianScore(mean=0.0, sd=1.0)
-        elbo = ImplicitELBO(N, clip=None, local_share=share, estimator=estimator, debias=None)
+    params = {"loc": loc, "log_sd": log_sd}
+    return [loss_and_gradient(params, share, affine_guide) for share in (0.0, 0.25, 1.0)]
 
-        def loss(params):
-            return elbo.loss(KEY, params, normal_model, affine_guide)
 
-        return jax.value_and_grad(loss)({"loc": loc, "log_sd": log_sd})
+@quick_jit
+def gradients_along_paths(loc, log_sd):
+    params, guide = {"loc": loc, "log_sd": log_sd}, partial(affine_guide, with_score=True)
+    return [loss_and_gradient(params, share, guide)[1] for share in (0.25, 1.0)]
 
-    return [one(share) for share in (0.0, 0.25, 1.0)]
+
+def test_gradients_along_paths_are_those_of_the_divergence():
+    """Of KL(N(m, s²) || N(0, 1)): m, and s² - 1 in log s, from 640 draws (1280 columns)."""
+    quarter, whole = gradients_along_paths(np.full(DIM, 0.3), np.full(DIM, 0.2))
+    for name in whole:
+        np.testing.assert_allclose(quarter[name], 0.25 * whole[name], rtol=1e-4)
+    # A draw m + s ε asks for m + (s - 1/s) ε, and for that times s ε, with variances of
+    # (s - 1/s)², and m² s² + 2 (s² - 1)².
+    sd, count = np.exp(0.2), 640
+    np.testing.assert_allclose(whole["loc"], 0.3, atol=4 * (sd - 1 / sd) / count**0.5)
+    error = (0.09 * sd**2 + 2 * (sd**2 - 1) ** 2) ** 0.5 / count**0.5
+    np.testing.assert_allclose(whole["log_sd"], sd**2 - 1, atol=4 * error)
+
+
+def test_gradients_along_paths_have_no_noise_at_the_posterior():
+    with_noise = losses_and_gradients(np.zeros(DIM), np.zeros(DIM))[2][1]
+    without = gradients_along_paths(np.zeros(DIM), np.zeros(DIM))[1]
+    assert max(np.max(np.abs(g)) for g in with_noise.values()) > 1e-3
+    for gradient in without.values():
+        np.testing.assert_allclose(gradient, 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("score", [np.nan, 1e20])
+def test_scores_at_folds_are_bounded(score):
+    """Some draws are at a fold, or where noise is mapped to a point."""
+
+    def guide():
+        loc = numpyro.param("loc", jnp.zeros(DIM))
+        normal = dist.Normal(jnp.zeros(DIM), 1.0).to_event(1)
+        noise = numpyro.sample("noise", normal, infer={"is_auxiliary": True})
+        z = loc + noise
+        own = jnp.where(noise[0] > 0.9, score, 1.0) * -noise
+        density = normal.log_prob(noise)
+        fn = Implicit(z, 1, unconstrained=z, local_log_density=density, local_score=own)
+        numpyro.sample("z", fn)
+
+    run = quick_jit(lambda: loss_and_gradient({"loc": jnp.zeros(DIM)}, 1.0, guide, 16)[1]["loc"])
+    # Three times the model's score and one deviation, of no draw more than 3.
+    assert np.max(np.abs(run())) < 3 * (1 + 3)
+
+
+def test_scores_of_another_shape_are_refused():
+    with pytest.raises(
+        ValueError, match=r"local_score: expected the shape of unconst.*\(3,\); got"
+    ):
+        Implicit(jnp.zeros(3), unconstrained=jnp.zeros(3), local_score=jnp.zeros(2))
 
 
 def test_the_gradient_is_divided_by_share():
@@ -117,7 +173,7 @@ def test_densities_of_rows_given_others_count_as_they_are(batch):
 
 
 def density_at(guide, params):
-    """Unconstrained coordinates and local log density of a guide's draw at given noise."""
+    """Coordinates of a draw at given noise, its local log density, and the score of that."""
 
     def run(noise, where=0.5):
         data = {**params, "_auto_noise": noise, "_auto_mode": where}
@@ -125,7 +181,9 @@ def density_at(guide, params):
         sites = [site["fn"] for site in handlers.trace(seeded).get_trace().values()]
         sites = [fn for fn in sites if isinstance(fn, Implicit)]
         flat = jnp.concatenate([jnp.ravel(fn.unconstrained) for fn in sites])
-        return flat, next(fn.local_log_density for fn in sites if fn.local_log_density is not None)
+        score = jnp.concatenate([jnp.ravel(fn.local_score) for fn in sites])
+        given = [fn.local_log_density for fn in sites if fn.local_log_density is not None]
+        return flat, given[0], score
 
     return run
 
@@ -150,7 +208,11 @@ def test_automatic_guides_have_theirs(x64):
         (run(noise + step * e)[0] - run(noise - step * e)[0]) / (2 * step) for e in np.eye(4)
     ]
     expected = -0.5 * noise @ noise - 2 * np.log(2 * np.pi) - np.linalg.slogdet(columns)[1]
-    np.testing.assert_allclose(run(noise)[1], expected, rtol=1e-7)
+    _, density, score = run(noise)
+    np.testing.assert_allclose(density, expected, rtol=1e-7)
+    # Along a coordinate of the noise the density changes by the score times what the draw moves.
+    slopes = [(run(noise + step * e)[1] - run(noise - step * e)[1]) / (2 * step) for e in np.eye(4)]
+    np.testing.assert_allclose(np.array(columns) @ score, slopes, rtol=1e-6)
 
 
 def test_few_dimensions_are_left_to_the_kernel():
@@ -200,7 +262,7 @@ def test_separate_modes_have_a_gaussian_each(monkeypatch):
     np.testing.assert_allclose(np.mean(draws[:, 0] > 5), 0.3, atol=4 * (0.21 / 4000) ** 0.5)
     run = jax.jit(density_at(guide, params))
     for where in (0.1, 0.9):
-        x, density = run(np.float32([0.3, -0.7]), np.float32(where))
+        x, density, _ = run(np.float32([0.3, -0.7]), np.float32(where))
         # Modes eight deviations apart: of the others nothing is left.
         by_part = [
             np.log(weight) + stats.multivariate_normal(mean, factor @ factor.T).logpdf(x)
