@@ -40,7 +40,7 @@ SHORTEST_WINDOW = 2
 SEARCH_FRACTION = 0.4
 # A round that lowered the loss by this many times the smallest gain that matters is followed by
 # another; the second number is for fits with little noise.
-ROUND_GAIN, QUIET_GAIN = 4, 2
+ROUND_GAIN, QUIET_GAIN = 4, 1
 # At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension, and by .0004 to .0013
 # where local densities leave little noise (docs/convergence). To lose that by settling is no sign
 # that more is to be had.

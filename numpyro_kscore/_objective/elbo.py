@@ -75,7 +75,9 @@ class ImplicitELBO(ELBO):
     guide gives a :class:`~numpyro_kscore.Implicit` site the ``local_log_density`` of its draws, as
     :class:`~numpyro_kscore.AutoImplicit` does, the gradient is ``1 - local_share`` parts of the
     kernel estimate and ``local_share`` parts of the gradient with that density, which is infinite
-    at folds. The two agree wherever the map from noise is one-to-one (docs/theory).
+    at folds. The two agree wherever the map from noise is one-to-one (docs/theory). With the
+    density's ``local_score`` the gradient is taken along the paths of half of the draws (Roeder, Wu
+    and Duvenaud 2017), and this part of it has no noise at the posterior.
 
     Args:
         num_particles: guide draws in a step, at least 2 (1 with ``aggregate``); by default 8 for
