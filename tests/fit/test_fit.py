@@ -195,20 +195,42 @@ def test_all_chunks_are_one_program(monkeypatch):
     assert len(runs) == 3  # to initialize, to count latents, and to compile
 
 
-@pytest.mark.parametrize("criterion", ["stein", "loss"])
-def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion):
-    """It is ½ √d tol² nats for either criterion."""
+def rule_of(monkeypatch, *args, **kwargs):
+    """The stopping rule of a fit, which ends there."""
 
     class SeenError(Exception):
         pass
 
     def see(*settings):
-        raise SeenError(Rule(*settings).least_loss)
+        raise SeenError(Rule(*settings))
 
-    monkeypatch.setattr("numpyro_kscore._fit.settings.Rule", see)
-    with pytest.raises(SeenError) as caught:
-        fit(make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
-    assert caught.value.args[0] == pytest.approx(0.5 * 2**0.5 * 0.2**2)
+    with monkeypatch.context() as patch:
+        patch.setattr("numpyro_kscore._fit.settings.Rule", see)
+        with pytest.raises(SeenError) as caught:
+            fit(*args, **kwargs)
+    return caught.value.args[0]
+
+
+@pytest.mark.parametrize("criterion", ["stein", "loss"])
+def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion):
+    """It is ½ √d tol² nats for either criterion."""
+    rule = rule_of(monkeypatch, make_svi(), KEY, DATA, criterion=criterion, tol=0.2)
+    assert rule.least_loss == pytest.approx(0.5 * 2**0.5 * 0.2**2)
+
+
+@pytest.mark.parametrize(
+    ("num_latents", "batch", "is_quiet"), [(4, None, True), (3, None, False), (4, 1, False)]
+)
+def test_gradients_have_little_noise_with_local_scores_and_all_rows(
+    monkeypatch, num_latents, batch, is_quiet
+):
+    def rows(y):
+        x = numpyro.sample("x", dist.Normal(jnp.zeros(num_latents), 1.0).to_event(1))
+        with numpyro.plate("rows", len(y), subsample_size=batch) as index:
+            numpyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y[index])
+
+    svi = SVI(rows, AutoImplicit(rows, warm_start=False), optax.adam(1e-2), ImplicitELBO(16))
+    assert rule_of(monkeypatch, svi, KEY, DATA).is_quiet == is_quiet
 
 
 def test_double_precision(x64):
