@@ -47,6 +47,10 @@ class Implicit(Distribution):
             unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
             no other noise is mapped there. The site is of the draw of all latents that share the
             noise: give it at one of them. It sees what is finer than a kernel's bandwidth.
+        local_score: the gradient of the local log density in this site's ``unconstrained``, at the
+            draw and of that shape. Give it at all sites that share the noise, or at none. Gradients
+            are then taken along the paths of draws, and this part of them has no noise at the
+            posterior (docs/theory).
 
     Raises:
         TypeError: if ``event_dim`` is not an integer.
