@@ -97,12 +97,13 @@ class Implicit(Distribution):
                 f"got {event_dim}"
             )
         self.value = value
-        if centering is not None and jnp.shape(centering) != jnp.shape(unconstrained):
-            raise ValueError(
-                "centering: expected the shape of unconstrained, "
-                f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
-                f"{jnp.shape(centering)}"
-            )
+        for name, given in (("centering", centering), ("local_score", local_score)):
+            if given is not None and jnp.shape(given) != jnp.shape(unconstrained):
+                raise ValueError(
+                    f"{name}: expected the shape of unconstrained, "
+                    f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
+                    f"{jnp.shape(given)}"
+                )
         self.unconstrained = unconstrained
         pairs = {name: Coupling(*pair) for name, pair in (couplings or {}).items()}
         if pairs and unconstrained is None:
@@ -121,12 +122,6 @@ class Implicit(Distribution):
                 f"{jnp.shape(local_log_density)}"
             )
         self.local_log_density = local_log_density
-        if local_score is not None and jnp.shape(local_score) != jnp.shape(unconstrained):
-            raise ValueError(
-                "local_score: expected the shape of unconstrained, "
-                f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
-                f"{jnp.shape(local_score)}"
-            )
         self.local_score = local_score
         shape = jnp.shape(value)
         batch_shape, event_shape = shape[: ndim - event_dim], shape[ndim - event_dim :]
