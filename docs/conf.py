@@ -170,7 +170,13 @@ def _find_public(
     return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content, name)
 
 
+def _gallery_last(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
+    """Notebooks that the gallery links to exist once their pages have been read."""
+    docnames.sort(key=lambda name: (name == "gallery", name))
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("env-before-read-docs", _gallery_last)
     app.connect("autodoc-process-docstring", _escape_bars)
     app.connect("missing-reference", _find_public)
