@@ -15,7 +15,7 @@ from jax import lax
 from numpyro_kscore._guides.perceptron import GATE_RATE, Perceptron
 from numpyro_kscore._util.linalg import log_abs_det, log_abs_det_and_inverse
 
-__all__ = ["local_log_density", "push_residual", "standard_normal"]
+__all__ = ["LocalDensity", "local_log_density", "push_residual", "standard_normal"]
 
 
 class LocalDensity(NamedTuple):

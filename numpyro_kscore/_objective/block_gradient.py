@@ -97,7 +97,7 @@ def block_gradient(
     n, size, dim = scores.shape
     share = settings.local_share if part.has_local else 0.0
     local, derivative = -scores, jnp.asarray(share)
-    if part.has_local_score and local_scores is not None:
+    if share > 0 and part.has_local_score and local_scores is not None:
         given = _take(local_scores, part.columns)
         local, derivative = _along_paths(particles, scores, given, part), jnp.zeros(())
     if share == 1:
