@@ -10,6 +10,7 @@ of its plates, which :meth:`~numpyro_kscore.ScoreEstimator.at_samples` estimates
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -96,11 +97,16 @@ def block_gradient(
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
     share = settings.local_share if part.has_local else 0.0
-    local, derivative = -scores, jnp.asarray(share)
+    given = None
     if share > 0 and part.has_local_score and local_scores is not None:
         given = _take(local_scores, part.columns)
-        local, derivative = _along_paths(particles, scores, given, part), jnp.zeros(())
+    # The derivative in a density without a score is left to the loss.
+    derivative = jnp.asarray(share if given is None else 0.0)
+    local = -scores
     if share == 1:
+        if given is not None:
+            whitening = whiten_samples(_take(particles, part.columns)[:, 0])
+            local = _along_paths(scores, given, whitening.scores_to_kernel)
         return BlockGradient(local, jnp.zeros(()), derivative, state)
     x = _take(particles, part.columns)
     target = scores / part.scale
@@ -112,8 +118,10 @@ def block_gradient(
     inputs = jax.tree.map(lambda a: jnp.swapaxes(a, 0, 1), (x, target, context))
     if x.shape[1] == 1:
         only = jax.tree.map(lambda a: a[0], inputs)
-        element, state = _element_gradient(settings, only, not part.has_local, state, key)
+        element, state, to_unit = _element_gradient(settings, only, not part.has_local, state, key)
         elements = jax.tree.map(lambda a: a[None], element)
+        if given is not None:
+            local = _along_paths(scores, given, to_unit)
     else:
         at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
         elements = lax.map(
@@ -138,18 +146,20 @@ def block_gradient(
 
 
 def _along_paths(
-    particles: jax.Array, scores: jax.Array, local_scores: jax.Array, part: Part
+    scores: jax.Array, local_scores: jax.Array, to_unit: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
     """The KL gradient by local log densities at the first m of n particles, (n, 1, d).
 
     At the same draws the two scores cancel as a fit converges, and with them the noise.
+
+    Args:
+        scores: the model's score at the particles, (n, 1, d).
+        local_scores: the gradients of the local log density, (m, 1, d).
+        to_unit: scores (m, d) in units of the guide's own spread.
     """
     n, few = len(scores), len(local_scores)
     ours, theirs = local_scores[:, 0], scores[:few, 0]
-    whitened = whiten_samples(_take(particles, part.columns)[:, 0])
-    own, other = (
-        jnp.sqrt(jnp.mean(jnp.square(whitened.scores_to_kernel(s)), axis=1)) for s in (ours, theirs)
-    )
+    own, other = (jnp.sqrt(jnp.mean(jnp.square(to_unit(s)), axis=1)) for s in (ours, theirs))
     most = LARGEST_SCORE * (1.0 + other)
     ours = jnp.where(own > most, most / own, 1.0)[:, None] * ours
     # Where noise is mapped to a point there is no gradient.
@@ -165,8 +175,10 @@ def _element_gradient(
     with_entropy: bool,
     state: Any = None,
     key: Any = None,
-) -> tuple[_ElementGradient, Any]:
-    """The gradient at one element's draws, and the estimator's state for the next step.
+) -> tuple[_ElementGradient, Any, Callable[[jax.Array], jax.Array]]:
+    """The KL gradient at one element's draws, and the estimator's state for the next step.
+
+    With them comes a map of scores to units of the guide's own spread.
 
     Args:
         settings: estimator and options.
@@ -199,10 +211,13 @@ def _element_gradient(
             estimate.nearest_context,
             0 if context is None else context.shape[1],
         )
-    # In the coordinates that make the guide's own spread one.
     coordinates = estimate.coordinates
-    whitened = coordinates.scores_to_kernel(direction) / coordinates.bandwidth
-    return _ElementGradient(direction, guide_entropy, typical_length(whitened)), state
+
+    def to_unit(scores: jax.Array) -> jax.Array:
+        return coordinates.scores_to_kernel(scores) / coordinates.bandwidth
+
+    length = typical_length(to_unit(direction))
+    return _ElementGradient(direction, guide_entropy, length), state, to_unit
 
 
 def put_columns(values: jax.Array, columns: np.ndarray, new: jax.Array) -> jax.Array:
