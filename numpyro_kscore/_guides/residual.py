@@ -13,13 +13,16 @@ import numpyro.distributions as dist
 from jax import lax
 
 from numpyro_kscore._guides.perceptron import GATE_RATE, Perceptron
-from numpyro_kscore._util.linalg import log_abs_det, log_abs_det_and_inverse
+from numpyro_kscore._util.linalg import log_abs_det, slogdet_and_inverse
 
 __all__ = ["LocalDensity", "local_log_density", "push_residual", "standard_normal"]
 
 
 class LocalDensity(NamedTuple):
-    """The log density of a draw if no other noise were pushed there, and its gradient, (d,)."""
+    """The log density of a draw if no other noise were pushed there, and its gradient, (d,).
+
+    The gradient is NaN where the map is known to be folded.
+    """
 
     log_density: jax.Array
     score: jax.Array
@@ -55,12 +58,17 @@ def push_residual(
 
 
 def local_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> LocalDensity:
-    """The local log density of what noise (d,) is pushed to, (d,), and its gradient there."""
+    """The local log density of what noise (d,) is pushed to, (d,), and its gradient there.
+
+    A map that starts from positive scales keeps its orientation until it is folded. Behind a fold
+    other noise is pushed to the same place, of which the local log density knows nothing.
+    """
     jacobian = jax.jacfwd(push)
-    log_volume, inverse = log_abs_det_and_inverse(jacobian(noise))
+    orientation, log_volume, inverse = slogdet_and_inverse(jacobian(noise))
     slope = jax.grad(lambda noise: jnp.sum(inverse.T * jacobian(noise)))(noise)
     log_density = standard_normal(noise.shape[0]).log_prob(noise) - log_volume
-    return lax.stop_gradient(LocalDensity(log_density, -inverse.T @ (noise + slope)))
+    score = jnp.where(orientation > 0, -inverse.T @ (noise + slope), jnp.nan)
+    return lax.stop_gradient(LocalDensity(log_density, score))
 
 
 def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:

@@ -35,6 +35,9 @@ LEAST_SQUARE = 1e-30
 # Near a fold the local log density has gradients without bound. They count up to so many times
 # the model's, and one.
 LARGEST_SCORE = 3.0
+# Where a map is folded its local log densities are too low, and a guide that follows them folds it
+# further. Their share falls by so many times the share of draws that lie behind a fold.
+LESS_BY_FOLDS = 4.0
 # Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
 
@@ -92,7 +95,8 @@ def block_gradient(
             compared with the prior.
         state: of the estimator, if it keeps one.
         key: random key for such an estimator.
-        local_scores: gradients of the local log density at the first m particles, (m, D).
+        local_scores: gradients of the local log density at the first m particles, (m, D), NaN
+            behind folds.
     """
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
@@ -135,7 +139,8 @@ def block_gradient(
         # The likelihood moves every draw by itself; only the prior is compared with the aggregate.
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
         return BlockGradient(direction - scores, total * size, jnp.zeros(()), state)
-    direction = (1 - share) * direction + share * local
+    counted = share if given is None else share * _trust(given)
+    direction = (1 - counted) * direction + counted * local
     if settings.clip is not None and settings.base == "model":
         # One factor for all elements: they may share parameters.
         longest = settings.clip * NOISE / (dim * n**0.5)
@@ -143,6 +148,12 @@ def block_gradient(
         factor = longest / jnp.maximum(length, longest)
         direction, derivative = direction * factor, derivative * factor
     return BlockGradient(direction, total, derivative, state)
+
+
+def _trust(local_scores: jax.Array) -> jax.Array:
+    """How far gradients of local log densities (m, 1, d) may be believed, from 0 to 1."""
+    is_folded = jnp.any(jnp.isnan(local_scores[:, 0]), axis=1)
+    return jnp.maximum(1.0 - LESS_BY_FOLDS * jnp.mean(is_folded), 0.0)
 
 
 def _along_paths(
@@ -162,7 +173,7 @@ def _along_paths(
     own, other = (jnp.sqrt(jnp.mean(jnp.square(to_unit(s)), axis=1)) for s in (ours, theirs))
     most = LARGEST_SCORE * (1.0 + other)
     ours = jnp.where(own > most, most / own, 1.0)[:, None] * ours
-    # Where noise is mapped to a point there is no gradient.
+    # None behind folds, and where noise is mapped to a point.
     is_known = jnp.isfinite(own)
     weight = n / jnp.maximum(jnp.sum(is_known), 1)
     difference = jnp.where(is_known[:, None], weight * (ours - theirs), 0.0)

@@ -50,7 +50,8 @@ class Implicit(Distribution):
         local_score: the gradient of the local log density in this site's ``unconstrained``, at the
             draw and of that shape. Give it at all sites that share the noise, or at none. Gradients
             are then taken along the paths of draws, and this part of them has no noise at the
-            posterior (docs/theory).
+            posterior. NaN says that other noise is mapped to the same place, as behind a fold: the
+            more such draws, the less the local log densities count (docs/theory).
 
     Raises:
         TypeError: if ``event_dim`` is not an integer.

@@ -34,8 +34,8 @@ __all__ = [
     "inverse_root",
     "invert_lower",
     "log_abs_det",
-    "log_abs_det_and_inverse",
     "qr",
+    "slogdet_and_inverse",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,8 +74,18 @@ def _looped(fn: F) -> F:
 @_looped
 def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues, ascending, and eigenvectors (columns) of a symmetric matrix."""
+    return on_cpu_or(_eigh, _first_of_two, a)
+
+
+def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     values, vectors = jnp.linalg.eigh(a)
     return values, vectors
+
+
+def _first_of_two(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """CUDA's routine for a batch of small matrices is one launch, that for a single one is many."""
+    values, vectors = jnp.linalg.eigh(jnp.stack([a, a]))
+    return values[0], vectors[0]
 
 
 @_looped
@@ -143,28 +153,28 @@ def log_abs_det(a: jax.Array) -> jax.Array:
     On a CPU without LAPACK, so that it may be mapped over many small matrices. Elsewhere by the
     library's LU factors: every turn of the elimination would be a launch.
     """
-    return on_cpu_or(lambda a: _eliminate(a)[0], lambda a: jnp.linalg.slogdet(a)[1], a)
+    return on_cpu_or(lambda a: _eliminate(a)[1], lambda a: jnp.linalg.slogdet(a)[1], a)
 
 
 @log_abs_det.defjvp
 def _log_abs_det_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    value, inverse = log_abs_det_and_inverse(*primals)
+    _, value, inverse = slogdet_and_inverse(*primals)
     return value, jnp.sum(inverse.T * tangents[0])
 
 
-def log_abs_det_and_inverse(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``log |det a|`` and the inverse of a matrix (d, d), as :func:`log_abs_det`."""
-    return on_cpu_or(_eliminate, lambda a: (jnp.linalg.slogdet(a)[1], jnp.linalg.inv(a)), a)
+def slogdet_and_inverse(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sign and logarithm of ``det a``, and the inverse of a matrix (d, d): see log_abs_det."""
+    return on_cpu_or(_eliminate, lambda a: (*jnp.linalg.slogdet(a), jnp.linalg.inv(a)), a)
 
 
 @full_precision
-def _eliminate(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``log |det a|``, and the inverse."""
+def _eliminate(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sign and logarithm of ``det a``, and the inverse."""
     dim = a.shape[0]
     rows = jnp.arange(dim)
 
     def step(k: jax.Array, carry: Any) -> Any:
-        matrix, log_det, order = carry
+        matrix, sign, log_det, order = carry
         column = matrix[:, k]
         is_left = ~jnp.any((order[:, None] == rows) & (rows < k)[:, None], axis=0)
         place = jnp.argmax(jnp.where(is_left, jnp.abs(column), -1.0))
@@ -175,11 +185,15 @@ def _eliminate(a: jax.Array) -> tuple[jax.Array, jax.Array]:
         row = jnp.where(rows == k, 1.0, row) / pivot
         rest = jnp.where(rows == k, 0.0, matrix) * (1 - at)[:, None]
         matrix = rest + (at - column * (1 - at))[:, None] * row
-        return matrix, log_det + jnp.log(jnp.abs(pivot)), jnp.where(rows == k, place, order)
+        # Rows above it that are still left: so many exchanges bring the pivot's row up to them.
+        odd = jnp.sum(is_left & (rows < place)) % 2
+        sign = sign * jnp.sign(pivot) * (1 - 2 * odd)
+        log_det = log_det + jnp.log(jnp.abs(pivot))
+        return matrix, sign, log_det, jnp.where(rows == k, place, order)
 
-    start = a, jnp.zeros((), a.dtype), jnp.zeros(dim, rows.dtype)
-    matrix, log_det, order = lax.fori_loop(0, dim, step, start)
-    return log_det, matrix[order][:, jnp.argsort(order)]
+    start = a, jnp.ones((), a.dtype), jnp.zeros((), a.dtype), jnp.zeros(dim, rows.dtype)
+    matrix, sign, log_det, order = lax.fori_loop(0, dim, step, start)
+    return sign, log_det, matrix[order][:, jnp.argsort(order)]
 
 
 @jax.custom_jvp

@@ -13,7 +13,15 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore._util.linalg import BLOCK, cholesky, eigh, invert_lower, log_abs_det, qr
+from numpyro_kscore._util.linalg import (
+    BLOCK,
+    cholesky,
+    eigh,
+    invert_lower,
+    log_abs_det,
+    qr,
+    slogdet_and_inverse,
+)
 from support.compiling import default_jit
 from support.platforms import elsewhere_than_on_a_cpu
 
@@ -123,6 +131,22 @@ def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
     np.testing.assert_allclose(gradients, inverses, rtol=1e-8, atol=1e-10)
     single = np.asarray(jax.jit(jax.vmap(log_abs_det))(matrices.astype(np.float32)))
     np.testing.assert_allclose(single, values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+@pytest.mark.parametrize("dim", [1, 2, 7])
+def test_sign_of_a_determinant(dim, is_cpu, monkeypatch):
+    """Against NumPy in float64, with many orders of pivots."""
+    if not is_cpu:
+        elsewhere_than_on_a_cpu(monkeypatch)
+    matrices = np.random.default_rng(dim).standard_normal((40, dim, dim))
+    with jax.enable_x64(True):
+        sign, value, inverse = jax.jit(jax.vmap(slogdet_and_inverse))(matrices)
+    expected = np.linalg.slogdet(matrices)
+    assert set(expected[0]) == {-1.0, 1.0}
+    np.testing.assert_array_equal(sign, expected[0])
+    np.testing.assert_allclose(value, expected[1], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(inverse, np.linalg.inv(matrices), rtol=1e-8, atol=1e-9)
 
 
 def test_a_mapped_fit_has_no_batched_lapack_call():
