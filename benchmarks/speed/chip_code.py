@@ -69,7 +69,7 @@ def compiled_row(dim: int, precision: str) -> Row:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    tiling = tiling_for(NUM_POINTS, NUM_POINTS, dim)
+    tiling = tiling_for(NUM_POINTS, NUM_POINTS)
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

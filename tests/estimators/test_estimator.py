@@ -237,7 +237,9 @@ def test_few_krylov_steps_equal_a_hundred_nu_steps(dim, num_steps):
     literal = oracle.literal_nu_steps(kernel, nodes, 100, base=base @ np.linalg.inv(whitener))
     expected = base + literal @ whitener
     for solver in (Krylov(num_steps), Recursion())[: 2 if dim == 8 else 1]:
-        estimator = ScoreEstimator(CurlFree(), NuMethod(100), solver, standardize="full", base=None)
+        estimator = ScoreEstimator(
+            CurlFree(), NuMethod(100), solver, standardize="full", base=None, precision="float32"
+        )
         score = jax.jit(estimator.fit)(jnp.asarray(samples), jnp.asarray(base))
         assert score.at_samples.dtype == jnp.float32
         assert oracle.relative_error(score.at_samples, expected) < 1e-4

@@ -67,7 +67,7 @@ def test_float32_whitening_is_as_accurate_as_its_input():
     mixing = np.linalg.cholesky(0.999 * np.ones((4, 4)) + 0.001 * np.eye(4))
     samples = np.asarray(z @ mixing.T, np.float32)
     estimator = ScoreEstimator(
-        CurlFree(), Tikhonov(1e-2), Krylov(32), standardize="full", base=None
+        CurlFree(), Tikhonov(1e-2), Krylov(32), standardize="full", base=None, precision="float32"
     )
     score = estimator.fit(jnp.asarray(samples))
     fitted = reference_fit(True, oracle.imq(), oracle.tikhonov(1e-2), samples=samples.astype(float))

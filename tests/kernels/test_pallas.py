@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-import warnings
 from functools import partial
 
 import jax
@@ -10,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.pallas.triton import lowering
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from numpyro_kscore import ScoreEstimator, pytree
 from numpyro_kscore._util.compiling import forget_programs
+from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.sharding import check_sharding
 from numpyro_kscore.estimators import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels import (
@@ -77,6 +78,7 @@ def relative(value, expected):
 
 
 @partial(jax.jit, static_argnames="tiling")
+@full_precision
 def interpreted(kernel, x, c, y, a, tiling=TILING):
     return field_on_chip(kernel, x, c, a / x.shape[0], y, tiling=tiling, interpret=True)
 
@@ -135,10 +137,9 @@ def test_what_is_not_finite_shows():
     assert not np.isfinite(interpreted(Diagonal(), x, c, y, a)).any()
 
 
-@pytest.mark.parametrize("dim", [1, 16, 64])
 @pytest.mark.parametrize("count", [(100, 3000), (32768, 32768), (64, 10**6)])
-def test_sizes_of_tiles(count, dim):
-    tiling = tiling_for(*count, dim)
+def test_sizes_of_tiles(count):
+    tiling = tiling_for(*count)
     assert all(size & (size - 1) == 0 for size in tiling[:3])
     assert min(tiling.rows, tiling.columns) >= 16
     groups = -(-count[0] // tiling.rows)
@@ -147,14 +148,10 @@ def test_sizes_of_tiles(count, dim):
 
 @contextlib.contextmanager
 def with_an_h100():
-    """JAX lowers for a GPU it is told of, without one at hand; newer versions want to know which.
-
-    They also announce that Pallas will leave Triton to others. Then tiles are what is left.
-    """
+    """JAX lowers for a GPU it is told of, without one at hand; newer versions ask which."""
     device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
     mesh = AbstractMesh((1,), ("x",), abstract_device=device)
-    with jax.sharding.use_abstract_mesh(mesh), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*Triton backend is deprecated", DeprecationWarning)
+    with jax.sharding.use_abstract_mesh(mesh):
         yield
 
 
@@ -172,6 +169,26 @@ def test_lowers_for_cuda(dim, precision):
     with jax.default_matmul_precision(precision):
         text = lowered(partial(field_on_chip, CurlFree()), x, c, a / 200, y)
     assert text.count("__gpu$xla.gpu.triton") == 1
+
+
+@pytest.mark.parametrize(("precision", "full"), [("float32", 4), ("tensorfloat32", 1)])
+def test_full_products_are_three_passes_of_tensor_cores(precision, full, monkeypatch):
+    """Without tensor cores they take twice the time, and five times in 64 dimensions."""
+    lower, programs = lowering.lower_jaxpr_to_triton_module, []
+
+    def spy(*args, **kwargs):
+        result = lower(*args, **kwargs)
+        programs.append(result.module.operation.get_asm())
+        return result
+
+    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", spy)
+    x, c, y, a = problem(200, 100, 16)
+    with jax.default_matmul_precision(precision):
+        lowered(partial(field_on_chip, CurlFree()), x, c, a / 200, y)
+    (program,) = programs
+    assert program.count("tt.dot") == 4
+    assert program.count("inputPrecision = tf32x3") == full
+    assert program.count("inputPrecision = tf32 ") == 4 - full
 
 
 def test_lowers_where_double_precision_is_on(x64):
@@ -222,6 +239,8 @@ def estimator(**options):
 
 
 def test_without_a_gpu_nothing_is_imported(monkeypatch):
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is a GPU")
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 400)
     monkeypatch.setattr(_device, "FEWEST_PAIRS", 400)
     monkeypatch.delitem(sys.modules, "numpyro_kscore.kernels._pallas")
