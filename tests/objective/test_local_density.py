@@ -101,13 +101,13 @@ def test_scores_at_folds_are_bounded(score):
     assert np.max(np.abs(run())) < 3 * (1 + 3)
 
 
-@pytest.mark.parametrize(("behind", "trust"), [(0.0, 1.0), (0.1, 0.6), (0.3, 0.0)])
+@pytest.mark.parametrize(("behind", "trust"), [(0.0, 1.0), (0.03, 0.52), (0.1, 0.0)])
 def test_local_densities_count_less_the_more_draws_are_behind_folds(behind, trust):
     guide = partial(normal_guide, np.nan, lambda noise: noise[0] > stats.norm.isf(behind))
     loc = np.full(DIM, 0.3)
     run = quick_jit(lambda: loss_and_gradient({"loc": loc}, 0.25, guide)[1]["loc"][1])
-    # Every draw asks for the same in the second coordinate. Of 640 a share of .1 ± .012 is behind.
-    np.testing.assert_allclose(run(), 0.25 * trust * 0.3, atol=0.25 * 0.3 * 4 * 4 * 0.012)
+    # Every draw asks for the same in the second coordinate. Of 640 .03 ± .0067 are behind.
+    np.testing.assert_allclose(run(), 0.25 * trust * 0.3, atol=0.25 * 0.3 * 4 * 16 * 0.0067)
 
 
 def test_behind_a_fold_there_is_no_score():
