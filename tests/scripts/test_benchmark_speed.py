@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.speed import (
     accelerator,
-    cost_model,
     gram,
     growth,
     large_n,
@@ -151,18 +150,3 @@ def test_exact_moments_of_eight_schools():
     # A standard error of at most 1/√40 000 = .005 of a standard deviation.
     np.testing.assert_allclose((mean - exact_mean) / exact_sd, 0.0, atol=0.025)
     np.testing.assert_allclose(sd / exact_sd, 1.0, atol=0.025)
-
-
-def test_what_a_program_starts():
-    """A loop of five counts five times, what is inside of it; so do loops in loops."""
-
-    def text(length):
-        def turn(x, _):
-            return jnp.sort(x @ x), None
-
-        compiled = jax.jit(lambda x: jax.lax.scan(turn, x, length=length)[0])
-        return compiled.lower(jnp.ones((8, 8))).compile().as_text()
-
-    few, many = (cost_model.started(text(length)) for length in (5, 50))
-    assert few >= 2 * 5
-    assert many - few == 45 * (few - cost_model.started(text(4)))
