@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 import pytest
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import init_to_uniform
-from numpyro.infer.util import initialize_model
+from numpyro.infer.util import initialize_model, log_density
 
 from benchmarks.accuracy import posterior_accuracy as accuracy
 from benchmarks.accuracy.fits import Fit
@@ -110,6 +110,17 @@ def test_fixed_steps_solve_the_equations():
     start, rates = jnp.array([33.0, 6.0]), jnp.array([0.55, 0.028, 0.8, 0.024])
     fixed, adaptive = series._runge_kutta(start, rates), series._adaptive(start, rates)
     np.testing.assert_allclose(fixed, adaptive, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["ring_in_ten", "banana_in_six"])
+def test_exact_draws_have_the_score_of_the_model(name):
+    """Stein's identity, E[x ∇ log p(x)ᵀ] = -I; the error of its mean over 40 000 draws is known."""
+    target = HARDER[name]().target
+    x = target.exact(jax.random.key(0), 40_000)
+    score = jax.jit(jax.vmap(jax.grad(lambda x: log_density(target.model, (), {}, {"x": x})[0])))(x)
+    products = np.asarray(x[:, :, None] * score[:, None, :])
+    error = products.std(axis=0) / 200
+    assert np.max(np.abs(products.mean(axis=0) + np.eye(x.shape[1])) / error) < 5
 
 
 def test_labels_do_not_matter():

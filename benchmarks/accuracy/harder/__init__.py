@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.accuracy.harder import groups, modes, regressions, series
+from benchmarks.accuracy.harder import bent, groups, modes, regressions, series
 from benchmarks.accuracy.posterior import Posterior
 
 __all__ = ["HARDER"]
@@ -36,4 +36,6 @@ HARDER: dict[str, Callable[[], Posterior]] = {
     "local_level": series.local_level,
     "symmetric_mixture": modes.symmetric_mixture,
     "unequal_modes": modes.unequal_modes,
+    "ring_in_ten": bent.ring_in_ten,
+    "banana_in_six": bent.banana_in_six,
 }
