@@ -26,7 +26,7 @@ MATRIX, TILES, KERNEL = 0, 1, 2
 # From so many pairs on the kernel is used: wherever tiles are. On an H200 it takes 1.6 times as
 # long as matrices at four million pairs, and as long at 67 million (docs/performance).
 FEWEST_PAIRS = 4096 * 2048
-# Beyond, a program's rows and sums spill from the registers of an H100 (docs/performance).
+# There a program's rows and sums begin to spill from the registers of an H100 (docs/performance).
 MOST_DIMENSIONS = 64
 # Points and coefficients of the trial in :func:`_lowers`.
 TRIAL_POINTS = 128
