@@ -89,7 +89,7 @@ def preset_results(enabled, names):
             results = {}
             for name in names:
                 case = PRESETS[name]
-                estimator = case.make(bandwidth)
+                estimator = dataclasses.replace(case.make(bandwidth), precision="float32")
                 score = estimator.fit(samples)
                 results[name] = {
                     "fit": score.at_samples,
