@@ -20,7 +20,7 @@ import optax
 from jax import Array, random
 from numpyro import handlers
 from numpyro.contrib.einstein import RBFKernel, SteinVI
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, init_to_uniform
 from numpyro.infer.autoguide import (
     AutoBNAFNormal,
     AutoIAFNormal,
@@ -67,10 +67,17 @@ class Fitted(NamedTuple):
     gradients: float
 
 
-def fit_implicit(posterior: Posterior, key: Array, num_steps: int) -> Fitted:
-    """``AutoImplicit`` by ``fit``, at most ``num_steps`` steps, as in the README."""
+def fit_implicit(posterior: Posterior, key: Array, num_steps: int, **options: Any) -> Fitted:
+    """``AutoImplicit`` by ``fit``, at most ``num_steps`` steps, as in the README.
+
+    Args:
+        posterior: the posterior.
+        key: random key.
+        num_steps: most steps.
+        **options: of the guide.
+    """
     target, args = posterior.target, posterior.fit_args
-    guide = AutoImplicit(target.model)
+    guide = AutoImplicit(target.model, **options)
     svi = SVI(target.model, guide, optax.adam(STEP_SIZE), ImplicitELBO())
     with warnings.catch_warnings():
         # What it warns of is in the column that says how the fit ended.
@@ -89,10 +96,10 @@ def fit_implicit(posterior: Posterior, key: Array, num_steps: int) -> Fitted:
     return Fitted(svi, result, (clocks[0], clocks[1]), gradients)
 
 
-def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> Fit:
+def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int, **options: Any) -> Fit:
     args = posterior.fit_args
     run_key, draw_key = random.split(random.key(seed))
-    svi, result, clocks, gradients = fit_implicit(posterior, run_key, num_steps)
+    svi, result, clocks, gradients = fit_implicit(posterior, run_key, num_steps, **options)
     shape = (num_draws,)
     draws = svi.guide.sample_posterior(draw_key, result.params, *args, sample_shape=shape)
     info = result.info
@@ -173,6 +180,7 @@ _published = partial(ImplicitELBO, base=None, debias=None, local_share=0.0)
 
 METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
     "AutoImplicit": _fit,
+    "AutoImplicit, far start": partial(_fit, init_loc_fn=partial(init_to_uniform, radius=10)),
     "AutoImplicit, svi.run": partial(_svi, AutoImplicit, ImplicitELBO),
     "AutoNormal": partial(_svi, AutoNormal, _trace_elbo),
     "AutoMultivariateNormal": partial(_svi, AutoMultivariateNormal, _trace_elbo),
