@@ -28,7 +28,7 @@ __all__ = [
 FLOOR = "reference again"  # the row of independent reference draws
 OURS = "AutoImplicit"
 STYLES = {
-    OURS: "ko", "AutoImplicit, svi.run": "k+",
+    OURS: "ko", "AutoImplicit, svi.run": "k+", "AutoImplicit, far start": "k*",
     "AutoNormal": "C0v", "AutoMultivariateNormal": "C1s", "AutoIAFNormal": "C2^",
     "AutoBNAFNormal": "C3D", "SteinVI": "C4x", "multi-Pathfinder": "C9p",
     "NUTS": "m*", "MAMS": "mX",
