@@ -25,7 +25,15 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer import MCMC, NUTS
 from scipy.io import loadmat
 
-__all__ = ["DATA_VARIABLE", "EXACT_TARGETS", "TARGETS", "Target", "make_target", "reference"]
+__all__ = [
+    "DATA_VARIABLE",
+    "EXACT_TARGETS",
+    "TARGETS",
+    "Target",
+    "make_target",
+    "reference",
+    "ring_log_density",
+]
 
 DATA_VARIABLE = "NUMPYRO_KSCORE_DATA"
 _CACHE_VERSION = "1"  # raise it when a model or a sampler below changes
@@ -135,22 +143,29 @@ def _student() -> Target:
     return _from_distribution("student", dist.TransformedDistribution(independent, transform))
 
 
+RADIUS, WIDTH = 2.0, 0.25
+
+
+def ring_log_density(x: Array) -> Array:
+    """Up to a constant, that of a ring with a normal profile, (..., 2) -> (...)."""
+    # 1e-12 keeps the derivative of the norm finite at the origin.
+    norm = jnp.sqrt((x**2).sum(-1) + 1e-12)
+    return -0.5 * ((norm - RADIUS) / WIDTH) ** 2
+
+
 def _ring() -> Target:
     """A ring: density proportional to exp(-(|x| - 2)² / (2·0.25²))."""
-    radius, width = 2.0, 0.25
 
     def model() -> None:
         x = numpyro.sample("x", dist.ImproperUniform(constraints.real_vector, (), (2,)))
-        # 1e-12 keeps the derivative of the norm finite at the origin.
-        norm = jnp.sqrt((x**2).sum(-1) + 1e-12)
-        numpyro.factor("ring", -0.5 * ((norm - radius) / width) ** 2)
+        numpyro.factor("ring", ring_log_density(x))
 
     def exact(key: Array, num_draws: int) -> Array:
         radius_key, angle_key = random.split(key)
         # The area element makes the density of the radius r·exp(...); its distribution function is
         # inverted numerically.
-        grid = np.linspace(0, radius + 8 * width, 20_001)
-        density = grid * np.exp(-0.5 * ((grid - radius) / width) ** 2)
+        grid = np.linspace(0, RADIUS + 8 * WIDTH, 20_001)
+        density = grid * np.exp(-0.5 * ((grid - RADIUS) / WIDTH) ** 2)
         cumulative = np.concatenate([[0], np.cumsum(density[1:] + density[:-1])])
         levels = random.uniform(radius_key, (num_draws,))
         norm = jnp.interp(levels, jnp.asarray(cumulative / cumulative[-1]), jnp.asarray(grid))

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax._src.pallas.triton import lowering
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from benchmarks.speed.chip_code import triton_text
 from numpyro_kscore import ScoreEstimator, pytree
 from numpyro_kscore._util.compiling import forget_programs
 from numpyro_kscore._util.precision import full_precision
@@ -172,20 +172,9 @@ def test_lowers_for_cuda(dim, precision):
 
 
 @pytest.mark.parametrize(("precision", "full"), [("float32", 4), ("tensorfloat32", 1)])
-def test_full_products_are_three_passes_of_tensor_cores(precision, full, monkeypatch):
+def test_full_products_are_three_passes_of_tensor_cores(precision, full):
     """Without tensor cores they take twice the time, and five times in 64 dimensions."""
-    lower, programs = lowering.lower_jaxpr_to_triton_module, []
-
-    def spy(*args, **kwargs):
-        result = lower(*args, **kwargs)
-        programs.append(result.module.operation.get_asm())
-        return result
-
-    monkeypatch.setattr(lowering, "lower_jaxpr_to_triton_module", spy)
-    x, c, y, a = problem(200, 100, 16)
-    with jax.default_matmul_precision(precision):
-        lowered(partial(field_on_chip, CurlFree()), x, c, a / 200, y)
-    (program,) = programs
+    program = triton_text(16, TILING, precision)
     assert program.count("tt.dot") == 4
     assert program.count("inputPrecision = tf32x3") == full
     assert program.count("inputPrecision = tf32 ") == 4 - full

@@ -12,19 +12,14 @@ from jax import Array, random
 from numpyro.distributions import constraints
 
 from benchmarks.accuracy.posterior import Posterior
-from benchmarks.accuracy.targets import Target, make_target
+from benchmarks.accuracy.targets import Target, make_target, ring_log_density
 
 __all__ = ["banana_in_six", "ring_in_ten"]
 
 
 def ring_in_ten() -> Posterior:
     """A ring of radius 2 and thickness .25, among eight normal coordinates: d = 10."""
-
-    def log_density(x: Array) -> Array:
-        norm = jnp.sqrt(jnp.sum(x**2) + 1e-12)
-        return -0.5 * ((norm - 2.0) / 0.25) ** 2
-
-    return _among_normals("ring_in_ten", 10, log_density, make_target("ring").exact)
+    return _among_normals("ring_in_ten", 10, ring_log_density, make_target("ring").exact)
 
 
 def banana_in_six() -> Posterior:
