@@ -17,6 +17,7 @@ from numpyro_kscore._starts.batch_density import batch_expansions, sample_densit
 from numpyro_kscore._starts.candidates import AtPoints, Density
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._starts.precision import runs_in_double
 from numpyro_kscore._starts.streamed import find_streamed
 from numpyro_kscore._starts.tall import MOST_BLOCKS, MOST_ROWS, find_tall
 from numpyro_kscore._tracing.apart import Apart
@@ -101,14 +102,15 @@ def find_start(
         except FloatingPointError:
             return None
 
+    def once(point: Array) -> tuple[Array, Array]:
+        degrees = jnp.ones_like(point)
+        seeded = handlers.seed(model, random.key(0))
+        return _energy(seeded, args, kwargs, sizes, sites, point, degrees, degrees)
+
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
     with Apart(), validation_enabled(False):
-        try:
-            with jax.enable_x64(True):
-                return search()
-        except (TypeError, ValueError):
-            # A model may insist on single precision, as by a carry of a scan in float32.
+        with jax.enable_x64(is_double or runs_in_double(once, first)):
             return search()
 
 

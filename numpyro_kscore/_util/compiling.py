@@ -22,7 +22,7 @@ import numpy as np
 
 from numpyro_kscore._util.checks import with_jax_leaves
 
-__all__ = ["forget_programs", "quick_jit"]
+__all__ = ["constants_of", "forget_programs", "quick_jit"]
 
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
@@ -171,15 +171,20 @@ def _compile(
     return lambda leaves: jax.tree.unflatten(result, program(constants, leaves))
 
 
+def constants_of(jaxpr: Any) -> Iterator[Any]:
+    """The constants of a program and of those inside of it."""
+    for program in (jaxpr, *_inner_programs(getattr(jaxpr, "jaxpr", jaxpr))):
+        # New versions of JAX have one class for both; before, only closed ones have constants.
+        yield from getattr(program, "consts", ())
+
+
 def _digest(jaxpr: Any) -> str:
     """A digest of the constants of the programs inside a program."""
     found = hashlib.sha256()
-    for program in _inner_programs(jaxpr):
-        # New versions of JAX have one class for both; before, only closed ones have constants.
-        for constant in map(jnp.asarray, getattr(program, "consts", ())):
-            is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
-            numbers = jax.random.key_data(constant) if is_key else constant
-            found.update(np.asarray(numbers).tobytes())
+    for constant in map(jnp.asarray, constants_of(jaxpr)):
+        is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+        numbers = jax.random.key_data(constant) if is_key else constant
+        found.update(np.asarray(numbers).tobytes())
     return found.hexdigest()
 
 

@@ -397,3 +397,44 @@ def test_models_in_single_precision_are_searched_in_it():
     # N(1000, 10²) and an observation 1010 with the same error.
     assert start.locs["x"] == pytest.approx(1005.0, abs=0.5)
     assert start.scales["x"] == pytest.approx(10 / np.sqrt(2), rel=0.02)
+
+
+def test_arrays_that_another_program_saw_in_single_precision():
+    """A model that closes over NumPy arrays, after a program that does so too, such as NUTS's.
+
+    JAX takes its version of an array in the other precision: products then have two types.
+    """
+    years, group = YEARS.copy(), np.arange(len(YEARS)) % 2
+
+    def model(response):
+        slope = numpyro.sample("slope", dist.Normal(0.0, PRIOR_SD))
+        shift = numpyro.sample("shift", dist.Normal(0.0, PRIOR_SD).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(slope * years + shift[group], NOISE_SD), obs=response)
+
+    alone = initial_gaussian(KEY, model, RESPONSE)
+    single = jax.jit(lambda slope: (slope * years)[group])
+    single(1.0)
+    after = initial_gaussian(KEY, model, RESPONSE)
+    np.testing.assert_array_equal(after.factor, alone.factor)
+    assert single(1.0).dtype == jnp.float32
+
+
+def insistent(years):
+    def model(response):
+        slope = numpyro.sample("slope", dist.Normal(0.0, PRIOR_SD))
+        carry, _ = jax.lax.scan(lambda c, x: (c + x, None), jnp.float32(0), slope * years)
+        intercept = numpyro.sample("intercept", dist.Normal(0.0, PRIOR_SD))
+        numpyro.factor("carry", -0.0 * carry)
+        numpyro.sample("y", dist.Normal(intercept + slope * years, NOISE_SD), obs=response)
+
+    return model
+
+
+def test_arrays_of_a_model_that_insists_on_single_precision():
+    """The search in single precision is not given the arrays that double precision was tried on."""
+    with pytest.raises(TypeError), jax.enable_x64(True):
+        # An error leaves a trace behind, with its arrays: these are others.
+        jax.make_jaxpr(handlers.seed(insistent(YEARS.copy()), KEY))(RESPONSE)
+    start = initial_gaussian(KEY, insistent(YEARS.copy()), RESPONSE)
+    # Its correlation of -1 + 4e-6 is at the edge of single precision.
+    np.testing.assert_allclose(start.locs["slope"], exact_posterior()[0][0], atol=0.1)
