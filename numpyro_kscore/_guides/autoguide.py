@@ -37,7 +37,8 @@ from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.gaussian_start import COLD_SCALE, GaussianStart
+from numpyro_kscore._starts.gaussian_start import GaussianStart
+from numpyro_kscore._starts.paths import COLD_SCALE
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coupling import Form

@@ -15,6 +15,7 @@ __all__ = [
     "CountedModel",
     "Density",
     "Judged",
+    "Latents",
     "PathEnd",
     "antithetic",
     "factor",
@@ -24,6 +25,23 @@ __all__ = [
 
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
+
+
+class Latents(NamedTuple):
+    """What is known of a model's latents before a search, in unconstrained coordinates.
+
+    Attributes:
+        first: values at which the density is finite, (d,); the first path starts there.
+        from_prior: draws of the prior, (m, d), from which other paths start; none where it cannot
+            be drawn from.
+        is_hierarchical: which coordinates have a degree of centering, (d,).
+        is_scale: which may be scales of others: those of positive numbers, (d,).
+    """
+
+    first: np.ndarray
+    from_prior: np.ndarray
+    is_hierarchical: np.ndarray
+    is_scale: np.ndarray
 
 
 class AtPoints(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -12,9 +12,10 @@ from jax import Array, random
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import validation_enabled
+from numpyro.distributions.transforms import ExpTransform
 
 from numpyro_kscore._starts.batch_density import batch_expansions, sample_density
-from numpyro_kscore._starts.candidates import AtPoints, Density
+from numpyro_kscore._starts.candidates import AtPoints, Density, Latents
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.precision import runs_in_double
@@ -66,23 +67,22 @@ def find_start(
     given, model = model, whole if few is None else few.model
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
-    sites: tuple[str, ...] = ()
-    if not plain:
-        sites = hierarchical_sites(model, args, kwargs, _values(model, args, kwargs, latents))
-    flags = [np.full(np.size(a), name in sites) for name, a in latents.items()]
+    values, scales = _values(model, args, kwargs, latents)
+    sites = () if plain else hierarchical_sites(model, args, kwargs, values)
     is_double = jnp.result_type(float) == jnp.float64
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
-    def search() -> GaussianStart | None:
-        def energy(model: Callable[..., Any]) -> Callable[..., tuple[Array, Array]]:
-            seeded = handlers.seed(model, random.key(0))
-            return lambda at, args, kwargs: _energy(seeded, args, kwargs, sizes, sites, *at)
+    def energy(model: Callable[..., Any]) -> Callable[..., tuple[Array, Array]]:
+        seeded = handlers.seed(model, random.key(0))
+        return lambda at, args, kwargs: _energy(seeded, args, kwargs, sizes, sites, *at)
 
+    def search() -> GaussianStart | None:
         def density(one: Callable[..., Any], **options: int) -> Density:
             return batched_density(lambda *at: one(at, args, kwargs), forward_mode, **options)
 
-        from_prior = _prior_draws(model, args, kwargs, sizes)
-        rest = first, from_prior, np.concatenate(flags), rng, not plain
+        from_prior = _prior_draws(model, args, kwargs, latents)
+        flags = (_are_among(names, latents) for names in (sites, scales))
+        rest = Latents(first, from_prior, *flags), rng, not plain
         try:
             if batches is not None:
                 some = sample_density(energy(model), batches, forward_mode)
@@ -102,16 +102,20 @@ def find_start(
         except FloatingPointError:
             return None
 
-    def once(point: Array) -> tuple[Array, Array]:
-        degrees = jnp.ones_like(point)
-        seeded = handlers.seed(model, random.key(0))
-        return _energy(seeded, args, kwargs, sizes, sites, point, degrees, degrees)
+    def once(*at: Array) -> tuple[Array, Array]:
+        return energy(model)(at, args, kwargs)
 
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
     with Apart(), validation_enabled(False):
-        with jax.enable_x64(is_double or runs_in_double(once, first)):
+        in_double = is_double or runs_in_double(once, *[np.ones_like(first)] * 3)
+        with jax.enable_x64(in_double):
             return search()
+
+
+def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
+    """Which flat coordinates are of latents of these names, (d,)."""
+    return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
 
 
 def _in_blocks(energy: Callable[..., Any], model: Callable[..., Any], size: int) -> Any:
@@ -146,22 +150,33 @@ def _rows_of(
 
 
 def _prior_draws(
-    model: Callable[..., Any], args: Any, kwargs: Any, sizes: dict[str, tuple[int, ...]]
+    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
 ) -> np.ndarray:
-    """Unconstrained values drawn from the prior, (m, d); none if it cannot be drawn from."""
+    """Unconstrained values drawn from the prior, (m, d)."""
+
+    def given(site: dict[str, Any]) -> Any:
+        # Improper priors have no draws.
+        if site["type"] != "sample" or site["name"] not in latents or _has_draws(site["fn"]):
+            return None
+        return biject_to(site["fn"].support)(jnp.asarray(latents[site["name"]]))
 
     def draw(key: Array) -> Array:
-        trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
-        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in sizes]
+        placed = handlers.substitute(handlers.seed(model, key), substitute_fn=given)
+        trace = handlers.trace(placed).get_trace(*args, **kwargs)
+        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in latents]
         return jnp.concatenate([jnp.ravel(part) for part in parts])
 
-    try:
-        draws = quick_jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
-    except NotImplementedError:
-        # Improper priors have no draws.
-        return np.zeros((0, sum(int(np.prod(shape)) for shape in sizes.values())))
+    draws = quick_jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
     found = np.asarray(draws, float)
     return found[np.all(np.isfinite(found), axis=1)]
+
+
+def _has_draws(fn: Any) -> bool:
+    try:
+        fn.sample(random.key(0))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def unravel(flat: Array, sizes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -176,16 +191,20 @@ def unravel(flat: Array, sizes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
 
 def _values(
     model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
-) -> dict[str, Any]:
-    """Shapes of the constrained values of latents."""
+) -> tuple[dict[str, Any], set[str]]:
+    """Shapes of the constrained values of latents, and the names of those that are positive."""
+    positive = set()
 
     def run(coordinates: dict[str, Array]) -> dict[str, Array]:
         seeded = handlers.seed(model, random.key(0))
         trace = trace_at(seeded, args, kwargs, coordinates, {})
+        for name in coordinates:
+            if isinstance(biject_to(trace[name]["fn"].support), ExpTransform):
+                positive.add(name)
         return {name: trace[name]["value"] for name in coordinates}
 
     with Apart():
-        return jax.eval_shape(run, latents)
+        return jax.eval_shape(run, latents), positive
 
 
 def _energy(

@@ -18,7 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo, match_scores
-from numpyro_kscore._starts.candidates import CountedModel, Density, antithetic, factor
+from numpyro_kscore._starts.candidates import (
+    CountedModel,
+    Density,
+    Latents,
+    antithetic,
+    factor,
+)
 from numpyro_kscore._starts.couplings import Couplings, coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.refinement import FEWEST_PAIRS
@@ -54,9 +60,7 @@ def find_streamed(
     some: Density,
     share: float,
     expansions: tuple[Expand, Expand],
-    first: np.ndarray,
-    from_prior: np.ndarray,
-    is_hierarchical: np.ndarray,
+    latents: Latents,
     rng: np.random.Generator,
     with_couplings: bool,
 ) -> GaussianStart:
@@ -66,9 +70,7 @@ def find_streamed(
         some: the mean density of some batches.
         share: how large a part of all batches some are.
         expansions: of that density, and of the mean density of all batches.
-        first: unconstrained values at which the density is finite, (d,).
-        from_prior: unconstrained values drawn from the prior, (m, d).
-        is_hierarchical: which coordinates have a degree of centering, (d,).
+        latents: what is known of the latents.
         rng: for draws.
         with_couplings: whether sizes of latents may vary with others in its coordinates.
 
@@ -78,7 +80,8 @@ def find_streamed(
     Cost: a search on some batches, and two to eight passes over all, each with two gradients for
     each dimension up to 128, for every mode.
     """
-    found = find_gaussian(some, first, from_prior, is_hierarchical, rng, with_couplings)
+    dim = len(latents.first)
+    found = find_gaussian(some, latents, rng, with_couplings)
     evaluate = CountedModel(some).in_form(found.centering)
 
     def difference(point: np.ndarray) -> Quadratic:
@@ -98,7 +101,7 @@ def find_streamed(
     return found._replace(
         gaussian=_spanned(gaussians, weights),
         elbo=float(np.max(bounds) - np.log(np.max(weights))),
-        num_gradients=int(np.ceil(share * found.num_gradients)) + passes * (1 + 2 * len(first)),
+        num_gradients=int(np.ceil(share * found.num_gradients)) + passes * (1 + 2 * dim),
         modes=np.stack([gaussian.mean for gaussian in gaussians]),
         weights=weights,
         parts=gaussians if found.parts else (),

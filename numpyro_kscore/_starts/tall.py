@@ -10,7 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo, match_scores
-from numpyro_kscore._starts.candidates import CountedModel, Density, antithetic, factor
+from numpyro_kscore._starts.candidates import (
+    CountedModel,
+    Density,
+    Latents,
+    antithetic,
+    factor,
+)
 from numpyro_kscore._starts.couplings import coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.quasi_newton import quasi_newton_paths
@@ -32,9 +38,7 @@ def find_tall(
     some: Density,
     every: Density,
     share: float,
-    first: np.ndarray,
-    from_prior: np.ndarray,
-    is_hierarchical: np.ndarray,
+    latents: Latents,
     rng: np.random.Generator,
     with_couplings: bool,
 ) -> GaussianStart:
@@ -44,9 +48,7 @@ def find_tall(
         some: the density of some rows.
         every: that of all rows.
         share: how large a part of all rows some are.
-        first: unconstrained values at which the density is finite, (d,).
-        from_prior: unconstrained values drawn from the prior, (m, d).
-        is_hierarchical: which coordinates have a degree of centering, (d,).
+        latents: what is known of the latents.
         rng: for draws.
         with_couplings: whether sizes of latents may vary with others in its coordinates.
 
@@ -56,7 +58,7 @@ def find_tall(
     Cost: a search on some rows, and gradients of all rows in the order of 12 for each dimension; a
     search on all rows where some have several modes, whose weights they do not know.
     """
-    rest = first, from_prior, is_hierarchical, rng, with_couplings
+    rest = latents, rng, with_couplings
     found = find_gaussian(some, *rest)
     spent = int(np.ceil(share * found.num_gradients))
     if len(found.weights) > 1:

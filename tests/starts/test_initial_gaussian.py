@@ -11,6 +11,7 @@ import optax
 import pytest
 from jax import random
 from numpyro import handlers
+from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import (
     AutoBNAFNormal,
@@ -23,7 +24,7 @@ from numpyro.infer.autoguide import (
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._fit.initial import initial_state
 from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.candidates import AtPoints, CountedModel, antithetic
+from numpyro_kscore._starts.candidates import AtPoints, CountedModel, Latents, antithetic
 from numpyro_kscore._starts.gaussian_start import find_gaussian
 from numpyro_kscore._starts.refinement import preferred, refine
 from support.doubles import GaussianScore
@@ -209,7 +210,8 @@ def test_sizes_that_vary_make_up_for_the_non_centered_form():
     density = np.exp(given - 0.5 * grid[:, 0] ** 2)
     evidence = np.log(np.sum(density) * (grid[1, 0] - grid[0, 0]))
     rng = np.random.default_rng(0)
-    start = find_gaussian(effects, np.full(7, 0.1), np.zeros((0, 7)), IS_EFFECT, rng)
+    latents = without_draws(np.full(7, 0.1))._replace(is_hierarchical=IS_EFFECT)
+    start = find_gaussian(effects, latents, rng)
     assert np.array_equal(start.centering, NON_CENTERED)
     # Well-known effects vary with the spread, and the others do not.
     assert np.all(start.couplings.rates[1:4, 0] > 0.8)
@@ -258,7 +260,9 @@ def test_raw_units_do_not_send_paths_into_another_valley():
     assert np.all(np.exp(start.locs["spread"]) < 60)
 
 
-NO_DRAWS = np.zeros((0, 5))
+def without_draws(first):
+    none = np.zeros(len(first), bool)
+    return Latents(first, np.zeros((0, len(first))), none, none)
 
 
 def test_two_modes_are_spanned():
@@ -272,7 +276,7 @@ def test_two_modes_are_spanned():
         return AtPoints(-np.logaddexp(*[-e for e in energies]), gradient, points)
 
     rng = np.random.default_rng(3)
-    start = find_gaussian(density, np.array([0.5, 1.0]), NO_DRAWS[:, :2], np.zeros(2, bool), rng)
+    start = find_gaussian(density, without_draws(np.array([0.5, 1.0])), rng)
     assert start.modes.shape == (2, 2)
     np.testing.assert_allclose(start.weights, 0.5, atol=0.05)
     covariance = start.gaussian.factor @ start.gaussian.factor.T
@@ -286,9 +290,7 @@ def test_densities_that_are_nowhere_finite(energy):
         return AtPoints(np.full(len(points), energy), np.full_like(points, np.nan), points)
 
     with pytest.raises(FloatingPointError, match="expected a finite density"):
-        find_gaussian(
-            density, np.zeros(2), NO_DRAWS[:, :2], np.zeros(2, bool), np.random.default_rng(0)
-        )
+        find_gaussian(density, without_draws(np.zeros(2)), np.random.default_rng(0))
 
 
 def test_a_density_without_bound_has_a_start_all_the_same():
@@ -303,7 +305,7 @@ def test_a_density_without_bound_has_a_start_all_the_same():
         return AtPoints(energies, np.concatenate([slope[:, None], rest * precision], 1), points)
 
     rng = np.random.default_rng(0)
-    start = find_gaussian(density, np.zeros(5), NO_DRAWS, np.zeros(5, bool), rng)
+    start = find_gaussian(density, without_draws(np.zeros(5)), rng)
     assert np.isfinite(start.elbo)
     # The narrow Gaussian at the origin is worse.
     narrow = 5 * np.log(0.1) + 2.5 - 0.5 * 5 * 0.01
@@ -438,3 +440,39 @@ def test_arrays_of_a_model_that_insists_on_single_precision():
     start = initial_gaussian(KEY, insistent(YEARS.copy()), RESPONSE)
     # Its correlation of -1 + 4e-6 is at the edge of single precision.
     np.testing.assert_allclose(start.locs["slope"], exact_posterior()[0][0], atol=0.1)
+
+
+LEVELS = 60
+
+
+def test_a_peak_without_probability_is_left_alone():
+    """A level that wanders, written as a factor: the density is infinite where it does not.
+
+    The sum over levels is a product of normal densities in the eigenvectors of the walk, so that
+    the posterior of the two scales is known on a grid.
+    """
+    rng = np.random.default_rng(308)
+    flow = 1000 + np.cumsum(rng.normal(0, 40, LEVELS)) + rng.normal(0, 120, LEVELS)
+
+    def model(flow):
+        drift = numpyro.sample("drift", dist.HalfCauchy(100.0))
+        noise = numpyro.sample("noise", dist.HalfCauchy(100.0))
+        improper = dist.ImproperUniform(constraints.real_vector, (), (LEVELS,))
+        level = numpyro.sample("level", improper)
+        numpyro.factor("moves", dist.Normal(level[:-1], drift).log_prob(level[1:]).sum())
+        numpyro.sample("flow", dist.Normal(level, noise), obs=flow)
+
+    moves = np.diff(np.eye(LEVELS), axis=0)
+    values, vectors = np.linalg.eigh(moves.T @ moves)
+    squares, values = (vectors.T @ flow)[1:] ** 2, values[1:]
+    drift, noise = np.meshgrid(np.linspace(-4, 8, 201), np.linspace(2, 7, 101), indexing="ij")
+    variances = np.exp(2 * drift)[..., None] / values + np.exp(2 * noise)[..., None]
+    log_density = -0.5 * np.sum(np.log(variances) + squares / variances, axis=-1)
+    for scale in (drift, noise):
+        log_density += scale - np.log1p(np.exp(2 * scale) / 1e4)
+    weights = np.exp(log_density - log_density.max())
+    start = initial_gaussian(KEY, model, flow)
+    for name, scale in (("drift", drift), ("noise", noise)):
+        mean = np.average(scale, weights=weights)
+        sd = np.sqrt(np.average((scale - mean) ** 2, weights=weights))
+        assert abs(start.locs[name] - mean) < sd
