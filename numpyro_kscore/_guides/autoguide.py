@@ -292,6 +292,7 @@ class AutoImplicit(PosteriorDraws):
                 unconstrained=x,
                 centering=form.centering,
                 couplings=form.couplings,
+                basis=form.basis,
                 # One site has that of all.
                 local_log_density=None if local is None or out else local.log_density,
                 local_score=scores.get(name),

@@ -35,7 +35,21 @@ def forms_of(start: GaussianStart, unpack: Unpack, frozen: Frozen) -> dict[str, 
     if start.couplings is not None:
         for name, couplings in _by_name(start.couplings, unpack, frozen).items():
             forms[name] = forms.get(name, Form())._replace(couplings=couplings)
+        for name, basis in _bases(start.couplings, unpack, frozen).items():
+            forms[name] = forms.get(name, Form())._replace(basis=basis)
     return forms
+
+
+def _bases(found: Couplings, unpack: Unpack, frozen: Frozen) -> dict[str, jax.Array]:
+    """The bases of latents that have one other than their elements, by name."""
+    if found.basis is None:
+        return {}
+    basis, out = frozen("basis", found.basis), {}
+    for name, rows in unpack(np.arange(len(basis))).items():
+        block = np.ix_(np.ravel(rows), np.ravel(rows))
+        if not np.array_equal(found.basis[block], np.eye(np.size(rows))):
+            out[name] = basis[block].reshape(2 * np.shape(rows))
+    return out
 
 
 def _by_name(found: Couplings, unpack: Unpack, frozen: Frozen) -> dict[str, dict[str, Coupling]]:

@@ -36,12 +36,14 @@ class Latents(NamedTuple):
             be drawn from.
         is_hierarchical: which coordinates have a degree of centering, (d,).
         is_scale: which may be scales of others: those of positive numbers, (d,).
+        sizes: numbers of coordinates of the latents, in their order.
     """
 
     first: np.ndarray
     from_prior: np.ndarray
     is_hierarchical: np.ndarray
     is_scale: np.ndarray
+    sizes: tuple[int, ...]
 
 
 class AtPoints(NamedTuple):

@@ -4,7 +4,9 @@ Let the size of θ_i fall at ``rate_ij`` with θ_j, as in ``_tracing.coupling``.
 without that, the score of θ_j at given v is ``s_j - Σ_i rate_ij (θ_i s_i + 1)`` to first order,
 with the scores s of θ. If the posterior of v is a Gaussian,
 that is linear in v. So the rates are the coefficients of a linear regression of the model's scores
-on ``θ_i s_i + 1`` and θ at draws of a Gaussian nearby. The bound decides whether they are kept.
+on ``θ_i s_i + 1`` and θ at draws of a Gaussian nearby. This is done in the coordinates themselves,
+and in a basis of every latent in which sizes vary by themselves (see ``bases``). The bound decides
+whether, and where, they are kept.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._starts.bases import find_basis
 from numpyro_kscore._starts.batch_match import Evaluate, elbo
-from numpyro_kscore._starts.candidates import CountedModel, Judged, antithetic, surely
+from numpyro_kscore._starts.candidates import CountedModel, Judged, Latents, antithetic, surely
 from numpyro_kscore._starts.refinement import LEAST_GAIN, fitted, match_near
 from numpyro_kscore._tracing.coupling import LARGEST_SHARE, SMALLEST_SHARE
 
@@ -29,20 +32,29 @@ LEAST_RATIO, LEAST_EFFECT, LEAST_STRENGTH = 4.0, 0.05, 0.05
 MOST_EFFECT = 2.0
 # Least part of a draw's residual that its own influence leaves.
 LEAST_REST = 0.05
-# Rounds of batch and match in the new coordinates.
-ROUNDS = 2
+# Rounds of batch and match in the new coordinates, and most of them in a basis, where there is more
+# to learn.
+ROUNDS, MOST_ROUNDS = 2, 10
 
 
 class Couplings(NamedTuple):
     """How the sizes of latents vary with others, which have no rates themselves.
 
     Attributes:
-        rates: rates[i, j] is that of latent i with latent j, (d, d).
+        rates: rates[i, j] is that of coordinate i with coordinate j, (d, d).
         center: (d,).
+        basis: what coordinates, after their sizes, are multiplied by, (d, d), of determinant 1 or
+            -1, with the coordinates that sizes vary with left as they are; None for all of them.
     """
 
     rates: np.ndarray
     center: np.ndarray
+    basis: np.ndarray | None = None
+
+    def latents(self, coordinates: np.ndarray) -> np.ndarray:
+        """The latents at coordinates (m, d), (m, d)."""
+        scaled = coordinates * np.exp(self.log_sizes(coordinates))
+        return scaled if self.basis is None else scaled @ self.basis.T
 
     def log_sizes(self, coordinates: np.ndarray) -> np.ndarray:
         """Logarithms of what coordinates (m, d) are multiplied by, (m, d)."""
@@ -65,18 +77,24 @@ class Couplings(NamedTuple):
 
 
 def couple(
-    model: CountedModel, known: Judged, rng: np.random.Generator, noise: np.ndarray
+    model: CountedModel,
+    latents: Latents,
+    known: Judged,
+    rng: np.random.Generator,
+    noise: np.ndarray,
 ) -> tuple[Judged, Couplings | None]:
     """A Gaussian in coordinates with couplings; the known one and None if its bound is no higher.
 
     Args:
         model: the density.
+        latents: what is known of the latents.
         known: the best Gaussian without couplings.
         rng: for draws.
         noise: for bounds, (m, d), antithetic.
 
     Cost: 256 gradients of the model, or 8 for each dimension, and where there are couplings two
-    rounds of batch and match; O(d³).
+    rounds of batch and match; for a basis as much again, 8 for each dimension and each of some
+    scales, and as many rounds as pay; O(d³).
     """
     gaussian, dim = known.gaussian, len(known.centering)
     if not 2 <= dim <= MOST_DIMS:
@@ -88,20 +106,45 @@ def couple(
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
         return known, None
+    found = [_in_basis(evaluate, known, draws, scores, None, rng, noise)]
+    # With draws of its own: those that follow are the same with and without it.
+    apart = rng.spawn(1)[0]
+    basis = find_basis(evaluate, gaussian, latents, apart)
+    if basis is not None:
+        found.append(_in_basis(evaluate, known, draws, scores, basis, apart, noise))
+    best, couplings = max(found, key=lambda one: surely(one[0]))
+    return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else (known, None)
+
+
+def _in_basis(
+    evaluate: Evaluate,
+    known: Judged,
+    draws: np.ndarray,
+    scores: np.ndarray,
+    basis: np.ndarray | None,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+) -> tuple[Judged, Couplings | None]:
+    """The best Gaussian with couplings in a basis, the known one without included."""
+    center = known.gaussian.mean
+    if basis is not None:
+        inverse = np.linalg.inv(basis)
+        draws, scores, center = draws @ inverse.T, scores @ basis, inverse @ center
     rates = rates_by_regression(draws, scores)
     if not np.any(rates):
         return known, None
-    couplings = Couplings(rates, gaussian.mean)
-    moved = draws * np.exp(-couplings.log_sizes(draws))
+    couplings = Couplings(rates, center, basis)
     inside = coupled(evaluate, couplings)
     best = known
-    found = fitted(moved)
-    for count in range(ROUNDS):
-        found = match_near(inside, found, rng, count)
+    found = fitted(draws * np.exp(-couplings.log_sizes(draws)))
+    for count in range(ROUNDS if basis is None else MOST_ROUNDS):
+        found, before = match_near(inside, found, rng, count), best
         bound = elbo(found, noise, inside(found.push(noise))[0])
         if bound.surely > best.bound.surely:
             best = Judged(bound, found, known.centering)
-    return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else (known, None)
+        if count >= ROUNDS and surely(best) < surely(before) + LEAST_GAIN:
+            break
+    return best, couplings
 
 
 def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -167,10 +210,11 @@ def coupled(evaluate: Evaluate, couplings: Couplings) -> Evaluate:
     def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         log_sizes = couplings.log_sizes(points)
         sizes = np.exp(log_sizes)
-        latents = points * sizes
-        energies, gradients = evaluate(latents)
+        energies, gradients = evaluate(couplings.latents(points))
+        if couplings.basis is not None:
+            gradients = gradients @ couplings.basis
         # Latents with rates vary with the others' coordinates, and so does their volume.
-        through = (gradients * latents - 1) * couplings.slopes(points)
+        through = (gradients * points * sizes - 1) * couplings.slopes(points)
         return energies - np.sum(log_sizes, axis=1), gradients * sizes - through @ couplings.rates
 
     return inside

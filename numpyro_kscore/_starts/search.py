@@ -81,8 +81,10 @@ def find_start(
             return batched_density(lambda *at: one(at, args, kwargs), forward_mode, **options)
 
         from_prior = _prior_draws(model, args, kwargs, latents)
-        flags = (_are_among(names, latents) for names in (sites, scales))
-        rest = Latents(first, from_prior, *flags), rng, not plain
+        hierarchical, positive = (_are_among(names, latents) for names in (sites, scales))
+        counts = tuple(int(np.size(value)) for value in latents.values())
+        known = Latents(first, from_prior, hierarchical, positive, counts)
+        rest = known, rng, not plain
         try:
             if batches is not None:
                 some = sample_density(energy(model), batches, forward_mode)

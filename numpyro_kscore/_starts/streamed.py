@@ -125,7 +125,7 @@ def _moved(
         count += 1
         point = gaussian.mean
         if couplings is not None:
-            point = point * np.exp(couplings.log_sizes(point[None])[0])
+            point = couplings.latents(point[None])[0]
         at_point = difference(point)
         if not all(np.all(np.isfinite(a)) for a in at_point if a is not None):
             break

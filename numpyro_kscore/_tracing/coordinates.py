@@ -1,7 +1,8 @@
 """A model at given coordinates of its latents.
 
 The coordinates of a latent are its unconstrained value, or another form of it: partially
-non-centered (see ``centering``) and of a size that varies with other latents (see ``coupling``).
+non-centered (see ``centering``), and of a size that varies with other latents, in a basis in which
+sizes do (see ``coupling``).
 Densities are those of the coordinates: the logarithms of all Jacobians are added at the latent's
 place in the model, so that its plates scale them.
 """
@@ -145,16 +146,19 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
         transform = biject_to(site["fn"].support)
     # Inside a scan the coordinates of all its steps are at hand, and one step is wanted.
     index = site["infer"].get("_scan_current_index")
-    u = _step(coordinates[name], index)
+    u = coordinates[name]
     form = forms.get(name, Form())
+    log_dets = []
+    if form.couplings:
+        size = log_size(form.couplings, coordinates)
+        u = u * jnp.exp(size)
+        log_dets.append(_step(size, index))
+    if form.basis is not None:
+        u = jnp.tensordot(form.basis, u, axes=jnp.ndim(u))
+    u = _step(u, index)
     prior = None if form.centering is None else _prior(site)
     value_ndim = jnp.ndim(u) - transform.domain.event_dim + transform.codomain.event_dim
     _check_place(site, value_ndim, prior)
-    log_dets = []
-    if form.couplings:
-        size = _step(log_size(form.couplings, coordinates), index)
-        u = u * jnp.exp(size)
-        log_dets.append(size)
     if prior is not None and form.centering is not None:
         u, log_det = to_centered(u, prior, _step(form.centering, index))
         log_dets.append(log_det)

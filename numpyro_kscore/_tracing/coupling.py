@@ -8,9 +8,11 @@ do under informative data, or widens with it, the posterior is a funnel. In the 
 it is less of one. The logarithm of the size falls at ``rate_j`` where ω is at its center, and the
 largest of the rates is r. On one side it becomes constant: where ω is the logarithm of the effects'
 scale and data and prior are normal, this is the posterior width of an effect given ω, with r the
-share of the data in its precision. For negative rates the effects are centered ones. The rates are
-found from the model's scores (``_starts.couplings``), not read off its code: it does not matter how
-the model is written.
+share of the data in its precision. For negative rates the effects are centered ones. Where a prior
+is not independent, as for a smooth curve, no element of θ has such a size, but combinations of them
+do: then ``θ = B v √(...)⁻¹`` with a matrix B of determinant 1, whose columns they are. Rates and
+matrix are found from the model's scores (``_starts.couplings``), not read off its code: it does not
+matter how the model is written.
 """
 
 from __future__ import annotations
@@ -45,15 +47,18 @@ class Form(NamedTuple):
     Attributes:
         centering: degrees of centering, by element (see ``centering``); None if it is centered.
         couplings: by the names of the other latents, which have none themselves.
+        basis: what the coordinate, after its size, is multiplied by, of determinant 1 or -1 and of
+            its shape twice; None if it is not.
     """
 
     centering: jax.Array | None = None
     couplings: dict[str, Coupling] = {}  # noqa: RUF012
+    basis: jax.Array | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the coordinate is the unconstrained value."""
-        return self.centering is None and not self.couplings
+        return self.centering is None and not self.couplings and self.basis is None
 
 
 def log_size(couplings: dict[str, Coupling], coordinates: dict[str, jax.Array]) -> jax.Array:

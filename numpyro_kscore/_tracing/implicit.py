@@ -43,6 +43,8 @@ class Implicit(Distribution):
             whose ``unconstrained`` w is, the pairs ``(rates, center)`` of shapes
             ``unconstrained.shape + w.shape`` and ``w.shape``. They have none themselves, and all
             particles share the rates (docs/start, Sizes that vary).
+        basis: with ``unconstrained``, which is then, after its sizes, multiplied by this array of
+            its shape twice, a matrix of determinant 1 or -1. All particles share it.
         local_log_density: a scalar, ``log p(ε) - log |det du/dε|`` with the noise ε and the draw's
             unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
             no other noise is mapped there. The site is of the draw of all latents that share the
@@ -85,6 +87,7 @@ class Implicit(Distribution):
         unconstrained: Any = None,
         centering: Any = None,
         couplings: Mapping[str, tuple[Any, Any]] | None = None,
+        basis: Any = None,
         local_log_density: Any = None,
         local_score: Any = None,
         validate_args: bool | None = None,
@@ -116,7 +119,15 @@ class Implicit(Distribution):
                     f"couplings: expected rates of the shapes of unconstrained and of {name}, "
                     f"{expected}; got {jnp.shape(rates)}"
                 )
-        self.form = Form(centering, pairs)
+        if basis is not None and (
+            unconstrained is None or jnp.shape(basis) != 2 * jnp.shape(unconstrained)
+        ):
+            raise ValueError(
+                "basis: expected the shape of unconstrained twice, "
+                f"{None if unconstrained is None else 2 * jnp.shape(unconstrained)}; got "
+                f"{jnp.shape(basis)}"
+            )
+        self.form = Form(centering, pairs, basis)
         if local_log_density is not None and jnp.ndim(local_log_density) != 0:
             raise ValueError(
                 "local_log_density: expected a scalar, for the whole draw; got shape "

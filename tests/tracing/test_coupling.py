@@ -39,8 +39,9 @@ def test_the_density_is_that_of_the_coordinates(x64):
     rng = np.random.default_rng(0)
     z_rates = Coupling(jnp.array(rng.uniform(-0.9, 0.9, (3, 2, 2))), jnp.array([0.3, -0.2]))
     share_rates = Coupling(jnp.array(rng.uniform(-0.9, 0.9, 3)), jnp.array(0.5))
+    basis = np.linalg.qr(rng.normal(size=(6, 6)))[0]
     forms = {
-        "z": Form(couplings={"scales": z_rates}),
+        "z": Form(couplings={"scales": z_rates}, basis=jnp.array(basis.reshape(3, 2, 3, 2))),
         # Coordinates are multiplied before the prior's location is added.
         "share": Form(jnp.array([0.0, 0.4, 1.0]), {"mean": share_rates}),
     }
@@ -64,7 +65,7 @@ def test_the_density_is_that_of_the_coordinates(x64):
     change = np.einsum("pij,j->pi", rates, v["scales"] - np.asarray(z_rates.center))
     share = np.max(np.abs(rates), axis=-1)
     size = (1 - share + share * np.exp(2 * change / share)) ** -0.5
-    np.testing.assert_allclose(z, v["z"] * size, rtol=1e-12)
+    np.testing.assert_allclose(np.ravel(z), basis @ np.ravel(v["z"] * size), rtol=1e-12)
     np.testing.assert_allclose(density, expected, rtol=1e-10)
 
 
@@ -85,3 +86,7 @@ def test_couplings_of_another_shape_are_named():
         )
     with pytest.raises(ValueError, match="couplings: expected unconstrained"):
         Implicit(jnp.zeros(3), couplings={"w": (jnp.zeros((3, 2)), jnp.zeros(2))})
+    with pytest.raises(ValueError, match=r"basis: expected .* twice, \(3, 3\); got \(3, 2\)"):
+        Implicit(jnp.zeros(3), unconstrained=jnp.zeros(3), basis=jnp.zeros((3, 2)))
+    with pytest.raises(ValueError, match="basis: expected .* twice, None"):
+        Implicit(jnp.zeros(3), basis=jnp.eye(3))
