@@ -95,7 +95,7 @@ def check_parametrizations(name):
         *("poisson_trend", "poisson_trend_noncentered"),
         *("reaction_times", "reaction_times_noncentered"),
         *("item_response", "binomial_groups", "nested_effects", "sparse_regression"),
-        *("volatility", "local_level", "survival"),
+        *("volatility", "local_level", "survival", "smooth_counts", "smooth_map"),
     ],
 )
 def test_both_parametrizations_are_one_posterior(name):

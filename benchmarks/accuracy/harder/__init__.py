@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.accuracy.harder import bent, groups, modes, regressions, series
+from benchmarks.accuracy.harder import bent, fields, groups, modes, regressions, series
 from benchmarks.accuracy.posterior import Posterior
 
 __all__ = ["HARDER"]
@@ -34,6 +34,8 @@ HARDER: dict[str, Callable[[], Posterior]] = {
     "garch": series.garch,
     "volatility": series.volatility,
     "local_level": series.local_level,
+    "smooth_counts": fields.smooth_counts,
+    "smooth_map": fields.smooth_map,
     "symmetric_mixture": modes.symmetric_mixture,
     "unequal_modes": modes.unequal_modes,
     "ring_in_ten": bent.ring_in_ten,
