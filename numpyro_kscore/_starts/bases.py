@@ -40,6 +40,9 @@ def find_basis(
     Returns:
         A matrix of determinant 1 or -1, (d, d), that takes coordinates to latents.
 
+    Raises:
+        LinAlgError: if rounding leaves a matrix singular.
+
     Cost: 8 gradients of the model for each dimension and scale; O(d³).
     """
     dim = len(gaussian.mean)
@@ -54,13 +57,14 @@ def find_basis(
         change = _change(evaluate, gaussian, points, j, STEP * spreads[j])
         if change is not None:
             changes.append(spreads[j] * change)
-    precision = np.linalg.inv(gaussian.factor @ gaussian.factor.T)
+    whitening = np.linalg.inv(gaussian.factor)
     basis = np.eye(dim)
     for block in blocks:
         inside = np.ix_(block, block)
         if len(block) == 1 or not changes:
             continue
-        root = np.linalg.inv(np.linalg.cholesky(precision[inside]))
+        # Of the precision given all other latents, without squares of its numbers.
+        root = np.linalg.inv(np.linalg.qr(whitening[:, block], mode="r")).T
         found = [np.linalg.eigh(root @ change[inside] @ root.T) for change in changes]
         # The logarithm of a size changes by half as much as that of a precision.
         values, vectors = max(found, key=lambda one: float(np.sum(one[0] ** 2)))

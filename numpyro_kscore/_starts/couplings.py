@@ -11,6 +11,7 @@ whether, and where, they are kept.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -109,9 +110,11 @@ def couple(
     found = [_in_basis(evaluate, known, draws, scores, None, rng, noise)]
     # With draws of its own: those that follow are the same with and without it.
     apart = rng.spawn(1)[0]
-    basis = find_basis(evaluate, gaussian, latents, apart)
-    if basis is not None:
-        found.append(_in_basis(evaluate, known, draws, scores, basis, apart, noise))
+    # Without a basis where rounding leaves none.
+    with suppress(np.linalg.LinAlgError):
+        basis = find_basis(evaluate, gaussian, latents, apart)
+        if basis is not None:
+            found.append(_in_basis(evaluate, known, draws, scores, basis, apart, noise))
     best, couplings = max(found, key=lambda one: surely(one[0]))
     return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else (known, None)
 

@@ -70,7 +70,7 @@ def all_paths(
 
 
 def given_scales(model: CountedModel, latents: Latents, rng: np.random.Generator) -> list[Judged]:
-    """The best Gaussian of all other latents at given values of the scales, in one list, or none.
+    """The best Gaussian at given values of the scales, in a list; none where there are no scales.
 
     Where a scale multiplies latents, the density has its highest peak where the scale is zero and
     they are all equal, with next to no probability. All paths end there, and most begin to before
