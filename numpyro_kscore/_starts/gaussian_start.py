@@ -92,7 +92,9 @@ def find_gaussian(
     found = [max((end.best for end in form), key=surely) for form in ends if form]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    given = given_scales(model, latents, rng)
+    # With draws of its own: those that follow are the same where nothing comes of it.
+    apart = rng.spawn(1)[0]
+    given = [one for form in forms for one in given_scales(model, latents, form, apart)]
     finalists = refine(model, [*found, cold, *given], latents.is_hierarchical, rng, noise)
 
     def start_from(best: Judged) -> GaussianStart:

@@ -24,6 +24,9 @@ __all__ = ["COLD_SCALE", "all_paths", "given_scales"]
 # Gradients of the model for the paths.
 PATH_GRADIENTS = 1000
 NUM_PATHS = 4
+# And of each path at given scales, for each dimension: what it leaves undone takes batch and match,
+# which has two for each dimension at every step, much longer.
+HELD_PER_DIM = 10
 # Paths from more draws of the prior follow where the first ones, bounds included, took fewer.
 FEW_GRADIENTS = 1000
 # Most draws of the prior that paths start from.
@@ -69,7 +72,9 @@ def all_paths(
     return ends
 
 
-def given_scales(model: CountedModel, latents: Latents, rng: np.random.Generator) -> list[Judged]:
+def given_scales(
+    model: CountedModel, latents: Latents, form: np.ndarray, rng: np.random.Generator
+) -> list[Judged]:
     """The best Gaussian at given values of the scales, in a list; none where there are no scales.
 
     Where a scale multiplies latents, the density has its highest peak where the scale is zero and
@@ -85,15 +90,15 @@ def given_scales(model: CountedModel, latents: Latents, rng: np.random.Generator
         starts[:, is_scale] = np.quantile(of_scales, QUANTILES, axis=0)
     else:
         starts = starts[:1]
-    form = np.ones_like(first)
     evaluate = model.in_form(form)
+    starts = model.at(starts, np.ones_like(first), form).moved
 
     def held(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         energies, gradients = evaluate(points)
         return energies, np.where(is_scale, 0.0, gradients)
 
-    widths = np.where(is_scale, 1.0, widths_of(latents.from_prior, len(first)))
-    budget = PATH_GRADIENTS // NUM_PATHS
+    widths = np.where(is_scale | (form != 1), 1.0, widths_of(latents.from_prior, len(first)))
+    budget = max(PATH_GRADIENTS // NUM_PATHS, HELD_PER_DIM * len(first))
     paths = quasi_newton_paths(held, starts, budget, np.tile(widths, (len(starts), 1)))
     noise = antithetic(rng, PATH_DRAWS, len(first))
     across = np.ix_(is_scale, is_scale)
