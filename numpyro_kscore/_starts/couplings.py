@@ -107,15 +107,17 @@ def couple(
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
         return known, None
-    found = [_in_basis(evaluate, known, draws, scores, None, rng, noise)]
+    best, couplings = _in_basis(evaluate, known, draws, scores, None, rng, noise)
     # With draws of its own: those that follow are the same with and without it.
     apart = rng.spawn(1)[0]
     # Without a basis where rounding leaves none.
     with suppress(np.linalg.LinAlgError):
         basis = find_basis(evaluate, gaussian, latents, apart)
         if basis is not None:
-            found.append(_in_basis(evaluate, known, draws, scores, basis, apart, noise))
-    best, couplings = max(found, key=lambda one: surely(one[0]))
+            found = _in_basis(evaluate, known, draws, scores, basis, apart, noise)
+            # Where all sizes vary alike any basis is as good as the coordinates themselves.
+            if surely(found[0]) > surely(best) + LEAST_GAIN:
+                best, couplings = found
     return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else (known, None)
 
 
