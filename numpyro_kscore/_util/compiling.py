@@ -171,9 +171,14 @@ def _compile(
     return lambda leaves: jax.tree.unflatten(result, program(constants, leaves))
 
 
-def constants_of(jaxpr: Any) -> Iterator[Any]:
-    """The constants of a program and of those inside of it."""
-    for program in (jaxpr, *_inner_programs(getattr(jaxpr, "jaxpr", jaxpr))):
+def constants_of(program: Any) -> Iterator[Any]:
+    """The constants of a closed program and of those inside of it."""
+    yield from program.consts
+    yield from _inner_constants(program.jaxpr)
+
+
+def _inner_constants(jaxpr: Any) -> Iterator[Any]:
+    for program in _inner_programs(jaxpr):
         # New versions of JAX have one class for both; before, only closed ones have constants.
         yield from getattr(program, "consts", ())
 
@@ -181,7 +186,7 @@ def constants_of(jaxpr: Any) -> Iterator[Any]:
 def _digest(jaxpr: Any) -> str:
     """A digest of the constants of the programs inside a program."""
     found = hashlib.sha256()
-    for constant in map(jnp.asarray, constants_of(jaxpr)):
+    for constant in map(jnp.asarray, _inner_constants(jaxpr)):
         is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
         numbers = jax.random.key_data(constant) if is_key else constant
         found.update(np.asarray(numbers).tobytes())
