@@ -22,7 +22,7 @@ from benchmarks.accuracy import regressions
 from benchmarks.accuracy.harder import HARDER
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.tall import TALL
-from benchmarks.accuracy.targets import Draws, Target, make_target
+from benchmarks.accuracy.targets import Draws, Target, flat_prior, make_target
 
 __all__ = ["POSTERIORS", "SUITES", "Posterior", "make_posterior"]
 
@@ -175,9 +175,7 @@ def _diffusion() -> Target:
     seen = truth[4::5] + jnp.asarray(0.1 * rng.normal(size=20), jnp.float32)
 
     def model(seen: Array) -> None:
-        path = numpyro.sample(
-            "path", dist.ImproperUniform(dist.constraints.real_vector, (), (100,))
-        )
+        path = numpyro.sample("path", flat_prior(100))
         before = jnp.concatenate([jnp.zeros(1), path[:-1]])
         steps = dist.Normal(before + _drift(before) * _TIME_STEP, _TIME_STEP**0.5)
         numpyro.factor("steps", steps.log_prob(path).sum())

@@ -30,6 +30,7 @@ __all__ = [
     "EXACT_TARGETS",
     "TARGETS",
     "Target",
+    "flat_prior",
     "make_target",
     "reference",
     "ring_log_density",
@@ -83,6 +84,11 @@ class Target:
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"]
         }
+
+
+def flat_prior(size: int) -> dist.Distribution:
+    """The improper prior of vectors (size,) that is the same everywhere."""
+    return dist.ImproperUniform(constraints.real_vector, (), (size,))
 
 
 # --- Two-dimensional densities with exact draws ---------------------------------------------------
@@ -157,7 +163,7 @@ def _ring() -> Target:
     """A ring: density proportional to exp(-(|x| - 2)² / (2·0.25²))."""
 
     def model() -> None:
-        x = numpyro.sample("x", dist.ImproperUniform(constraints.real_vector, (), (2,)))
+        x = numpyro.sample("x", flat_prior(2))
         numpyro.factor("ring", ring_log_density(x))
 
     def exact(key: Array, num_draws: int) -> Array:

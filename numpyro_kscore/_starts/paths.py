@@ -102,12 +102,17 @@ def given_scales(
     paths = quasi_newton_paths(held, starts, budget, np.tile(widths, (len(starts), 1)))
     noise = antithetic(rng, PATH_DRAWS, len(first))
     across = np.ix_(is_scale, is_scale)
-    found = []
-    for path in paths:
-        for iterate in path.iterates:
-            iterate.inverse_hessian[across] = COLD_SCALE**2 * np.eye(np.sum(is_scale))
-        if path.iterates:
-            found.append(_best_of_path(model, path.iterates, form, noise))
+
+    def narrow(iterate: Iterate) -> Iterate:
+        inverse = iterate.inverse_hessian.copy()
+        inverse[across] = COLD_SCALE**2 * np.eye(np.sum(is_scale))
+        return iterate._replace(inverse_hessian=inverse)
+
+    found = [
+        _best_of_path(model, [narrow(iterate) for iterate in path.iterates], form, noise)
+        for path in paths
+        if path.iterates
+    ]
     return sorted(found, key=surely)[-1:]
 
 

@@ -18,13 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo, match_scores
-from numpyro_kscore._starts.candidates import (
-    CountedModel,
-    Density,
-    Latents,
-    antithetic,
-    factor,
-)
+from numpyro_kscore._starts.candidates import CountedModel, Density, Latents, antithetic, factor
 from numpyro_kscore._starts.couplings import Couplings, coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.refinement import FEWEST_PAIRS

@@ -10,13 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo, match_scores
-from numpyro_kscore._starts.candidates import (
-    CountedModel,
-    Density,
-    Latents,
-    antithetic,
-    factor,
-)
+from numpyro_kscore._starts.candidates import CountedModel, Density, Latents, antithetic, factor
 from numpyro_kscore._starts.couplings import coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.quasi_newton import quasi_newton_paths

@@ -7,12 +7,10 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax import Array, random
-from numpyro.distributions import constraints
 
 from benchmarks.accuracy.posterior import Posterior
-from benchmarks.accuracy.targets import Target, make_target, ring_log_density
+from benchmarks.accuracy.targets import Target, flat_prior, make_target, ring_log_density
 
 __all__ = ["banana_in_six", "ring_in_ten"]
 
@@ -43,7 +41,7 @@ def _among_normals(
     rotation = jnp.asarray(rotation)
 
     def model() -> None:
-        x = numpyro.sample("x", dist.ImproperUniform(constraints.real_vector, (), (dim,)))
+        x = numpyro.sample("x", flat_prior(dim))
         y = rotation @ x
         numpyro.factor("bent", log_density(y[:2]) - 0.5 * jnp.sum(y[2:] ** 2))
 

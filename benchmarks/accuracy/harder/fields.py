@@ -7,10 +7,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.distributions import constraints
 
 from benchmarks.accuracy.posterior import Posterior
-from benchmarks.accuracy.targets import Draws, Target
+from benchmarks.accuracy.targets import Draws, Target, flat_prior
 
 __all__ = ["smooth_counts", "smooth_map"]
 
@@ -32,7 +31,7 @@ def _field(name: str, precision: np.ndarray, counts: np.ndarray, exposures: np.n
 
     def model(counts: Array, exposures: Array) -> None:
         scale = numpyro.sample("scale", dist.HalfNormal(1))
-        field = numpyro.sample("field", dist.ImproperUniform(constraints.real_vector, (), (size,)))
+        field = numpyro.sample("field", flat_prior(size))
         square = field @ jnp.asarray(precision, field.dtype) @ field
         numpyro.factor("smoothness", -0.5 * square / scale**2 - (size - flat) * jnp.log(scale))
         numpyro.sample("counts", dist.Poisson(exposures * jnp.exp(field)), obs=counts)
@@ -42,7 +41,7 @@ def _field(name: str, precision: np.ndarray, counts: np.ndarray, exposures: np.n
 
     def nuts_model(counts: Array, exposures: Array) -> None:
         scale = numpyro.sample("scale", dist.HalfNormal(1))
-        level = numpyro.sample("level", dist.ImproperUniform(constraints.real_vector, (), (flat,)))
+        level = numpyro.sample("level", flat_prior(flat))
         z = numpyro.sample("z", dist.Normal(0, 1).expand([size - flat]).to_event(1))
         log_rates = field_of(level, scale, z)
         numpyro.sample("counts", dist.Poisson(exposures * jnp.exp(log_rates)), obs=counts)

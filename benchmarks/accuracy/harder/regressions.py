@@ -11,7 +11,7 @@ from jax import Array
 
 from benchmarks.accuracy.harder.exact import linear_regression
 from benchmarks.accuracy.posterior import Posterior
-from benchmarks.accuracy.targets import Target
+from benchmarks.accuracy.targets import Target, flat_prior
 
 __all__ = [
     "child_scores",
@@ -24,10 +24,6 @@ __all__ = [
 ]
 
 
-def _flat(size: int) -> dist.Distribution:
-    return dist.ImproperUniform(dist.constraints.real_vector, (), (size,))
-
-
 def _flat_regression(
     name: str, features: np.ndarray, response: np.ndarray, noise: float
 ) -> Posterior:
@@ -36,7 +32,7 @@ def _flat_regression(
     prior = dist.HalfCauchy(noise)
 
     def model(x: Array, y: Array) -> None:
-        weights = numpyro.sample("weights", _flat(x.shape[1]))
+        weights = numpyro.sample("weights", flat_prior(x.shape[1]))
         scale = numpyro.sample("scale", prior)
         numpyro.sample("y", dist.Normal(x @ weights, scale), obs=y)
 
@@ -106,7 +102,7 @@ def wells() -> Posterior:
     x = np.column_stack([np.ones(300), meters, arsenic, meters * arsenic, schooling])
 
     def model(x: Array, changed: Array) -> None:
-        weights = numpyro.sample("weights", _flat(5))
+        weights = numpyro.sample("weights", flat_prior(5))
         numpyro.sample("changed", dist.Bernoulli(logits=x @ weights), obs=changed)
 
     arguments = (jnp.asarray(x, jnp.float32), jnp.asarray(changed))
@@ -163,7 +159,7 @@ def survival() -> Posterior:
     raw[0, 1:] = -x[:, 1:].mean(0) / x[:, 1:].std(0)
 
     def nuts_model(*data: Array) -> None:
-        weights = raw @ numpyro.sample("standard", _flat(4))
+        weights = raw @ numpyro.sample("standard", flat_prior(4))
         numpyro.factor("weights", prior.log_prob(weights))
         likelihood(weights, *data)
 

@@ -13,7 +13,7 @@ from numpyro.distributions.transforms import OrderedTransform
 
 from benchmarks.accuracy.harder.exact import linear_regression
 from benchmarks.accuracy.posterior import Posterior
-from benchmarks.accuracy.targets import Draws, Target
+from benchmarks.accuracy.targets import Draws, Target, flat_prior
 
 __all__ = [
     "arma",
@@ -220,10 +220,6 @@ def garch() -> Posterior:
 # --- Hidden paths ---------------------------------------------------------------------------------
 
 
-def _improper_path(name: str, length: int) -> Array:
-    return numpyro.sample(name, dist.ImproperUniform(constraints.real_vector, (), (length,)))
-
-
 def _persistent(mean: Array, lag: Array, scale: Array, z: Array) -> Array:
     """A stationary path around ``mean`` from independent standard normals, (..., T)."""
     first = z[..., 0] / jnp.sqrt(1 - lag**2)
@@ -252,7 +248,7 @@ def volatility() -> Posterior:
 
     def model(returns: Array) -> None:
         mean, lag, scale = priors()
-        path = _improper_path("path", 80)
+        path = numpyro.sample("path", flat_prior(80))
         first = dist.Normal(mean, scale / jnp.sqrt(1 - lag**2)).log_prob(path[0])
         moves = dist.Normal(mean + lag * (path[:-1] - mean), scale).log_prob(path[1:])
         numpyro.factor("moves", first + moves.sum())
@@ -285,7 +281,7 @@ def local_level() -> Posterior:
 
     def model(flow: Array) -> None:
         drift, noise = priors()
-        level = _improper_path("level", 60)
+        level = numpyro.sample("level", flat_prior(60))
         numpyro.factor("moves", dist.Normal(level[:-1], drift).log_prob(level[1:]).sum())
         numpyro.sample("flow", dist.Normal(level, noise), obs=flow)
 
