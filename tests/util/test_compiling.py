@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax, random
+from jax.experimental.compilation_cache import compilation_cache
 
 from numpyro_kscore._util import compiling
 from numpyro_kscore._util.compiling import quick_jit
@@ -165,6 +166,26 @@ def test_programs_are_traced_again_once_they_are_forgotten():
     compiling.forget_programs()
     np.testing.assert_array_equal(double(x), 2 * x)
     assert len(traced) == 2
+
+
+@pytest.mark.parametrize("kept", [0, 100], ids=["empty", "cut short"])
+def test_half_a_kept_program_is_compiled_again(kept, tmp_path):
+    """What a process finds while another one is still writing it."""
+    x = jnp.arange(7.0)
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        compilation_cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        jax.jit(lambda x: x**3 + 5)(x)
+        entries = list(tmp_path.glob("*-cache"))
+        assert entries
+        for entry in entries:
+            entry.write_bytes(entry.read_bytes()[:kept])
+        cubes = jax.jit(lambda x: x**3 + 5)(x)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
+    np.testing.assert_array_equal(cubes, np.arange(7.0) ** 3 + 5)
 
 
 def test_long_sums_keep_their_trees():
