@@ -23,6 +23,7 @@ from benchmarks.accuracy.harder import HARDER
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.tall import TALL
 from benchmarks.accuracy.targets import Draws, Target, flat_prior, make_target
+from benchmarks.accuracy.textbook import TEXTBOOK
 
 __all__ = ["POSTERIORS", "SUITES", "Posterior", "make_posterior"]
 
@@ -245,9 +246,15 @@ _FACTORIES: dict[str, Callable[[], Posterior | Target]] = {
     "bnn": _bnn,
 }
 # The defaults were tuned on the familiar ones, and are tested on the harder ones.
-SUITES = {"familiar": (*_FACTORIES, "waveform"), "harder": tuple(HARDER), "tall": tuple(TALL)}
+SUITES = {
+    "familiar": (*_FACTORIES, "waveform"),
+    "harder": tuple(HARDER),
+    "tall": tuple(TALL),
+    "textbook": tuple(TEXTBOOK),
+}
+POSTERIORS = tuple(name for suite in SUITES.values() for name in suite)
+# Of the tables that are made without naming posteriors.
 SUITES["all"] = SUITES["familiar"] + SUITES["harder"]
-POSTERIORS = SUITES["all"] + SUITES["tall"]
 
 
 def make_posterior(name: str, data: Path | None = None) -> Posterior:
@@ -264,5 +271,5 @@ def make_posterior(name: str, data: Path | None = None) -> Posterior:
         return Posterior(make_target(name, data))
     if name not in POSTERIORS:
         raise ValueError(f"expected a posterior among {', '.join(POSTERIORS)}; got {name!r}")
-    made = (_FACTORIES | HARDER | TALL)[name]()
+    made = (_FACTORIES | HARDER | TALL | TEXTBOOK)[name]()
     return Posterior(made) if isinstance(made, Target) else made

@@ -22,7 +22,7 @@ from numpyro.infer import SVI, Trace_ELBO, init_to_feasible
 from numpyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
 from numpyro.infer.util import potential_energy
 
-from benchmarks.accuracy.posteriors import POSTERIORS, make_posterior
+from benchmarks.accuracy.posteriors import SUITES, make_posterior
 from benchmarks.accuracy.targets import Target
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._tracing.layout import Site
@@ -32,7 +32,7 @@ __all__ = ["NAMES", "QUICK", "FitSizes", "flat_model", "load_fits", "perturbed"]
 # Latents of bnn and symmetric_mixture have equal modes, so that no draws of them are a reference;
 # student and funnel have no standard deviations to compare; waveform needs a file.
 LEFT_OUT = ("bnn", "symmetric_mixture", "student", "funnel", "waveform")
-NAMES = tuple(name for name in POSTERIORS if name not in LEFT_OUT)
+NAMES = tuple(name for name in SUITES["all"] + SUITES["tall"] if name not in LEFT_OUT)
 _trace_elbo = partial(Trace_ELBO, num_particles=32)
 # Guide, loss, and the parts of the fit after which draws are kept.
 GUIDES: dict[str, tuple[Callable[..., Any], Callable[[], Any], tuple[float, ...]]] = {
