@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kscore._starts.couplings import Couplings
 from numpyro_kscore._starts.gaussian_start import GaussianStart
-from numpyro_kscore._tracing.coupling import Coupling, Form
+from numpyro_kscore._tracing.coupling import Centering, Coupling, Form
 
 __all__ = ["forms_of"]
 
@@ -27,11 +27,11 @@ def forms_of(start: GaussianStart, unpack: Unpack, frozen: Frozen) -> dict[str, 
         frozen: a parameter that is not fitted, from its name and value.
     """
     forms = {}
-    if np.any(start.centering != 1):
-        degrees = unpack(frozen("centering", start.centering))
-        for name, c in unpack(start.centering).items():
+    if np.any(start.centering.degrees != 1):
+        parts = [unpack(row) for row in frozen("centering", np.stack(start.centering))]
+        for name, c in unpack(start.centering.degrees).items():
             if np.any(np.asarray(c) != 1):
-                forms[name] = Form(degrees[name])
+                forms[name] = Form(Centering(*(part[name] for part in parts)))
     if start.couplings is not None:
         for name, couplings in _by_name(start.couplings, unpack, frozen).items():
             forms[name] = forms.get(name, Form())._replace(couplings=couplings)

@@ -13,13 +13,14 @@ from jax import Array, lax
 from numpyro_kscore._starts.candidates import Density
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.streamed import Expand, Quadratic
+from numpyro_kscore._tracing.coupling import Centering
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["batch_expansions", "sample_density"]
 
-# From a point, degrees of centering and others, and arguments and keyword arguments of the model,
-# to the energy and the point in coordinates of the others.
+# From a point, its centering and another one, and arguments and keyword arguments of the model, to
+# the energy and what else is seen there.
 Energy = Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[Array, Array]]
 # Most dimensions of an expansion to second order.
 MOST_CURVED = 128
@@ -34,12 +35,12 @@ def sample_density(energy: Energy, batches: Batches, forward_mode: bool) -> Dens
         forward_mode: differentiate in forward mode.
     """
 
-    def mean(*at: Array) -> tuple[Array, Array]:
+    def mean(*at: Any) -> tuple[Array, Array]:
         def one(batch: Any) -> tuple[Array, Array]:
             return energy(at, *batches.arguments(batch))
 
-        values, moved = jax.vmap(one)(batches.sample)
-        return jnp.mean(values), moved[0]
+        values, seen = jax.vmap(one)(batches.sample)
+        return jnp.mean(values), seen[0]
 
     return batched_density(mean, forward_mode)
 
@@ -57,7 +58,7 @@ def batch_expansions(
     """
     differentiate = jax.jacfwd if forward_mode else jax.grad
 
-    def one(batch: Any, point: Array, centering: Array) -> Any:
+    def one(batch: Any, point: Array, centering: Centering) -> Any:
         def value(x: Array) -> Array:
             return energy((x, centering, centering), *batches.arguments(batch))[0]
 
@@ -68,10 +69,10 @@ def batch_expansions(
         return value(point), slope(point), bend
 
     @quick_jit
-    def of_each(stack: Any, point: Array, centering: Array) -> Any:
+    def of_each(stack: Any, point: Array, centering: Centering) -> Any:
         return lax.map(lambda batch: one(batch, point, centering), stack)
 
-    def expand(mean: Callable[..., Any], point: np.ndarray, centering: np.ndarray) -> Quadratic:
+    def expand(mean: Callable[..., Any], point: np.ndarray, centering: Centering) -> Quadratic:
         with jax.enable_x64(is_double):
             return Quadratic(*mean(lambda stack: of_each(stack, point, centering)))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo
 from numpyro_kscore._starts.quasi_newton import Iterate
+from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = [
     "AtPoints",
@@ -19,6 +20,8 @@ __all__ = [
     "PathEnd",
     "antithetic",
     "factor",
+    "is_same",
+    "of_degrees",
     "surely",
     "widths_of",
 ]
@@ -53,14 +56,30 @@ class AtPoints(NamedTuple):
         energies: minus log densities, (m,).
         gradients: of the energy, (m, d).
         moved: the points in the other coordinates, (m, d).
+        values: unconstrained values there, (m, d).
+        locs: locations of their priors, (m, d); 0 for those that are not hierarchical.
+        log_scales: logarithms of the scales of their priors, likewise.
     """
 
     energies: np.ndarray
     gradients: np.ndarray
     moved: np.ndarray
+    values: np.ndarray
+    locs: np.ndarray
+    log_scales: np.ndarray
 
 
-Density = Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]
+Density = Callable[[np.ndarray, Centering, Centering], AtPoints]
+
+
+def of_degrees(degrees: np.ndarray) -> Centering:
+    """Centering of degrees 0 and 1, (d,), for which no scale and no location count."""
+    return Centering(degrees, np.zeros_like(degrees), np.zeros_like(degrees))
+
+
+def is_same(one: Centering, other: Centering) -> bool:
+    """Whether two kinds of coordinates are one."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class Judged(NamedTuple):
@@ -69,12 +88,12 @@ class Judged(NamedTuple):
     Attributes:
         bound: the bound, with its error.
         gaussian: the Gaussian.
-        centering: degrees of centering of its coordinates, (d,).
+        centering: of its coordinates, arrays (d,).
     """
 
     bound: Bound
     gaussian: Gaussian
-    centering: np.ndarray
+    centering: Centering
 
 
 class CountedModel:
@@ -83,13 +102,13 @@ class CountedModel:
     def __init__(self, density: Density) -> None:
         self._density, self.count = density, 0
 
-    def at(self, points: np.ndarray, centering: np.ndarray, other: np.ndarray) -> AtPoints:
+    def at(self, points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
         """The density at points (n, d) in one form of coordinates, and the points in another."""
         self.count += len(points)
         return self._density(points, centering, other)
 
     def in_form(
-        self, centering: np.ndarray
+        self, centering: Centering
     ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Energies and gradients as functions of the points alone."""
 
@@ -99,7 +118,7 @@ class CountedModel:
 
         return evaluate
 
-    def judge(self, gaussian: Gaussian, centering: np.ndarray, noise: np.ndarray) -> Judged:
+    def judge(self, gaussian: Gaussian, centering: Centering, noise: np.ndarray) -> Judged:
         """A Gaussian and its bound, at draws that noise (n, d) is pushed to."""
         energies = self.in_form(centering)(gaussian.push(noise))[0]
         return Judged(elbo(gaussian, noise, energies), gaussian, centering)

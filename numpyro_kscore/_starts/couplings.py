@@ -97,7 +97,7 @@ def couple(
     rounds of batch and match; for a basis as much again, 8 for each dimension and each of some
     scales, and as many rounds as pay; O(d³).
     """
-    gaussian, dim = known.gaussian, len(known.centering)
+    gaussian, dim = known.gaussian, len(known.gaussian.mean)
     if not 2 <= dim <= MOST_DIMS:
         return known, None
     evaluate = model.in_form(known.centering)

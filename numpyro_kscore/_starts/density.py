@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore._starts.candidates import AtPoints
+from numpyro_kscore._starts.candidates import AtPoints, Density
+from numpyro_kscore._tracing.coupling import Centering
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["batched_density"]
@@ -24,27 +25,27 @@ def batched_density(
     energy: Callable[..., tuple[jax.Array, jax.Array]],
     forward_mode: bool,
     rows_at_once: int = ROWS_AT_ONCE,
-) -> Callable[[np.ndarray, np.ndarray, np.ndarray], AtPoints]:
+) -> Density:
     """Compile a model's energy and gradient, once for any number of points.
 
     Args:
-        energy: from a point (d,), degrees of centering (d,) and others (d,) to the energy and the
-            point in coordinates of the others, (d,).
+        energy: from a point (d,), its centering and another one to the energy, and what else
+            :class:`AtPoints` has of it, (4, d).
         forward_mode: differentiate in forward mode, d evaluations each.
         rows_at_once: points that are evaluated together, a divisor of 128.
     """
     differentiate = jax.jacfwd if forward_mode else jax.grad
 
-    def one(point: jax.Array, centering: jax.Array, other: jax.Array) -> tuple[Any, Any, Any]:
+    def one(point: jax.Array, centering: Centering, other: Centering) -> tuple[Any, Any, Any]:
         def with_value(x: jax.Array) -> Any:
-            value, moved = energy(x, centering, other)
-            return value, (value, moved)
+            value, seen = energy(x, centering, other)
+            return value, (value, seen)
 
-        gradient, (value, moved) = differentiate(with_value, has_aux=True)(point)
-        return value, gradient, moved
+        gradient, (value, seen) = differentiate(with_value, has_aux=True)(point)
+        return value, gradient, seen
 
     @quick_jit
-    def run(points: jax.Array, count: jax.Array, centering: jax.Array, other: jax.Array) -> Any:
+    def run(points: jax.Array, count: jax.Array, centering: Centering, other: Centering) -> Any:
         def body(k: jax.Array, out: Any) -> Any:
             start = k * rows_at_once
             rows = lax.dynamic_slice_in_dim(points, start, rows_at_once)
@@ -57,9 +58,10 @@ def batched_density(
 
         # Infinite where nothing was computed: a row that is read by mistake would be noticed.
         empty = (jnp.full(MOST_ROWS, jnp.inf, points.dtype), jnp.zeros_like(points))
-        return lax.fori_loop(0, count, body, (*empty, jnp.zeros_like(points)))
+        seen = jnp.zeros((MOST_ROWS, 4, points.shape[1]), points.dtype)
+        return lax.fori_loop(0, count, body, (*empty, seen))
 
-    def evaluate(points: np.ndarray, centering: np.ndarray, other: np.ndarray) -> AtPoints:
+    def evaluate(points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
         parts = []
         for start in range(0, len(points), MOST_ROWS):
             rows = points[start : start + MOST_ROWS]
@@ -67,6 +69,7 @@ def batched_density(
             padded = np.concatenate([rows, np.repeat(rows[-1:], MOST_ROWS - len(rows), axis=0)])
             found = run(padded, -(-len(rows) // rows_at_once), centering, other)
             parts.append([np.asarray(a, float)[: len(rows)] for a in found])
-        return AtPoints(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        energies, gradients, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return AtPoints(energies, gradients, *np.moveaxis(seen, 1, 0))
 
     return evaluate

@@ -21,12 +21,14 @@ from numpyro_kscore._starts.candidates import (
     Judged,
     Latents,
     antithetic,
+    of_degrees,
     surely,
 )
 from numpyro_kscore._starts.couplings import Couplings, couple
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.paths import COLD_SCALE, all_paths, given_scales
 from numpyro_kscore._starts.refinement import match_mode, preferred, refine
+from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = ["GaussianStart", "find_gaussian"]
 
@@ -39,7 +41,7 @@ class GaussianStart(NamedTuple):
 
     Attributes:
         gaussian: mean and factor in flat coordinates.
-        centering: degrees of centering of these coordinates, (d,); 1 is the unconstrained value.
+        centering: of these coordinates, arrays (d,); a degree of 1 is the unconstrained value.
         elbo: its evidence lower bound, in nats.
         num_gradients: how many gradients of the model it took.
         modes: the distinct modes whose probability counts, (k, d), in the same coordinates.
@@ -51,7 +53,7 @@ class GaussianStart(NamedTuple):
     """
 
     gaussian: Gaussian
-    centering: np.ndarray
+    centering: Centering
     elbo: float
     num_gradients: int
     modes: np.ndarray
@@ -78,14 +80,14 @@ def find_gaussian(
     Raises:
         FloatingPointError: if the density is finite at no start.
 
-    Cost: 2000 to 8000 gradients of the model in up to ten dimensions, 30000 to 150000 in a hundred
+    Cost: 2000 to 12000 gradients of the model in up to ten dimensions, 30000 to 150000 in a hundred
     (docs/start); O(d³) for each step of batch and match.
     """
     model = CountedModel(density)
     dim = len(latents.first)
-    forms = [np.ones(dim)]
+    forms = [of_degrees(np.ones(dim))]
     if np.any(latents.is_hierarchical):
-        forms.append(np.where(latents.is_hierarchical, 0.0, 1.0))
+        forms.append(of_degrees(np.where(latents.is_hierarchical, 0.0, 1.0)))
     noise = antithetic(rng, LAST_DRAWS, dim)
     cold = model.judge(Gaussian(latents.first, COLD_SCALE * np.eye(dim)), forms[0], noise)
     ends = all_paths(model, latents, forms, rng)

@@ -128,8 +128,8 @@ def initial_gaussian(
         RuntimeError: by NumPyro, for discrete latents that cannot be summed out.
         ImportError: by NumPyro, for discrete latents without funsor.
 
-    Cost: 2000 to 8000 gradients of the model in up to ten dimensions, 30000 to 150000 in a hundred,
-    in double precision where the model allows it.
+    Cost: 2000 to 12000 gradients of the model in up to ten dimensions, 30000 to 150000 in a
+    hundred, in double precision where the model allows it.
     Source: Zhang et al. 2022 (Pathfinder); Cai et al. 2024 (batch and match).
 
     Example::

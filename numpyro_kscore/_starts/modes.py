@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.candidates import CountedModel, Judged, PathEnd, factor
+from numpyro_kscore._starts.candidates import CountedModel, Judged, PathEnd, factor, is_same
 
 __all__ = ["Modes", "find_modes"]
 
@@ -53,7 +53,7 @@ def find_modes(
         noise: standard normal draws, (n, d), for weights and fits.
         refine: moves the Gaussian of a mode that lies apart toward the model there.
     """
-    same_form = [end for end in ends if np.array_equal(end.best.centering, best.centering)]
+    same_form = [end for end in ends if is_same(end.best.centering, best.centering)]
     ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
     arrived = [end for end in ranked if _is_mode(end, best)]
     # Modes that hardly overlap each have a Gaussian of their own, and others one for all.
@@ -62,7 +62,7 @@ def find_modes(
     if not is_separate:
         found = _distinct(arrived, SAME_MODE)
     if len(found) < 2:
-        points = np.array([end.last.point for end in found]).reshape(-1, len(best.centering))
+        points = np.array([end.last.point for end in found]).reshape(-1, len(best.gaussian.mean))
         return Modes(points, np.ones(len(found)), (), best.gaussian)
     if is_separate:
         found = [end._replace(best=refine(end.best)) for end in found]

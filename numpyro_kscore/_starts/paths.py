@@ -14,10 +14,13 @@ from numpyro_kscore._starts.candidates import (
     PathEnd,
     antithetic,
     factor,
+    is_same,
+    of_degrees,
     surely,
     widths_of,
 )
 from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
+from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = ["COLD_SCALE", "all_paths", "given_scales"]
 
@@ -42,7 +45,7 @@ QUANTILES = (0.25, 0.5, 0.75)
 
 
 def all_paths(
-    model: CountedModel, latents: Latents, forms: Sequence[np.ndarray], rng: np.random.Generator
+    model: CountedModel, latents: Latents, forms: Sequence[Centering], rng: np.random.Generator
 ) -> list[list[PathEnd]]:
     """The paths in every form of coordinates.
 
@@ -52,8 +55,8 @@ def all_paths(
     first, from_prior = latents.first, latents.from_prior
     prior_widths = widths_of(from_prior, len(first))
 
-    def widths_in(form: np.ndarray, count: int) -> np.ndarray:
-        return np.tile(np.where(form == 1, prior_widths, 1.0), (count, 1))
+    def widths_in(form: Centering, count: int) -> np.ndarray:
+        return np.tile(np.where(form.degrees == 1, prior_widths, 1.0), (count, 1))
 
     far = max(1, NUM_PATHS // (2 * len(forms)))
     ends = []
@@ -67,13 +70,13 @@ def all_paths(
         # Where paths are short there is time to look for more modes.
         best = max((end.best for form in ends for end in form), key=surely)
         for form, ended in zip(forms, ends, strict=True):
-            if np.array_equal(form, best.centering):
+            if is_same(form, best.centering):
                 ended += _paths(model, rest, widths_in(form, len(rest)), form, len(rest), rng)
     return ends
 
 
 def given_scales(
-    model: CountedModel, latents: Latents, form: np.ndarray, rng: np.random.Generator
+    model: CountedModel, latents: Latents, form: Centering, rng: np.random.Generator
 ) -> list[Judged]:
     """The best Gaussian at given values of the scales, in a list; none where there are no scales.
 
@@ -91,13 +94,14 @@ def given_scales(
     else:
         starts = starts[:1]
     evaluate = model.in_form(form)
-    starts = model.at(starts, np.ones_like(first), form).moved
+    starts = model.at(starts, of_degrees(np.ones_like(first)), form).moved
 
     def held(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         energies, gradients = evaluate(points)
         return energies, np.where(is_scale, 0.0, gradients)
 
-    widths = np.where(is_scale | (form != 1), 1.0, widths_of(latents.from_prior, len(first)))
+    has_width = ~is_scale & (form.degrees == 1)
+    widths = np.where(has_width, widths_of(latents.from_prior, len(first)), 1.0)
     budget = max(PATH_GRADIENTS // NUM_PATHS, HELD_PER_DIM * len(first))
     paths = quasi_newton_paths(held, starts, budget, np.tile(widths, (len(starts), 1)))
     noise = antithetic(rng, PATH_DRAWS, len(first))
@@ -120,7 +124,7 @@ def _paths(
     model: CountedModel,
     given: np.ndarray,
     widths: np.ndarray,
-    form: np.ndarray,
+    form: Centering,
     count: int,
     rng: np.random.Generator,
     from_origin: bool = False,
@@ -132,7 +136,7 @@ def _paths(
     """
     dim = given.shape[1]
     starts = rng.uniform(-RADIUS, RADIUS, (count, dim))
-    moved = model.at(given, np.ones(dim), form).moved
+    moved = model.at(given, of_degrees(np.ones(dim)), form).moved
     kept = np.all(np.isfinite(moved), axis=1)
     starts[: kept.sum()] = moved[kept]
     # In raw units a path that takes all coordinates for alike moves scales to where it is instead
@@ -157,7 +161,7 @@ def _paths(
 
 
 def _best_of_path(
-    model: CountedModel, iterates: Sequence[Iterate], form: np.ndarray, noise: np.ndarray
+    model: CountedModel, iterates: Sequence[Iterate], form: Centering, noise: np.ndarray
 ) -> Judged:
     """The Gaussian of highest bound along a path: a search on a grid that becomes finer."""
     judged: dict[int, Judged] = {}

@@ -16,9 +16,10 @@ from numpyro_kscore._starts.candidates import (
     Judged,
     antithetic,
     factor,
+    of_degrees,
     surely,
-    widths_of,
 )
+from numpyro_kscore._starts.recentering import suited
 
 __all__ = [
     "FEWEST_PAIRS",
@@ -37,6 +38,8 @@ LEAST_GAIN, FAR = 0.1, 1.0
 FEWEST_PAIRS = 16
 # Weight of the first step near the best Gaussian.
 NEAR_WEIGHT = 10.0
+# Draws that tell which coordinates suit a Gaussian.
+RECENTERING_DRAWS = 256
 # Steps that refine each of several separate modes.
 MODE_STEPS = 10
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
@@ -62,7 +65,7 @@ def refine(
     # In the order of a dict, which is the same in every process: draws follow from it.
     by_form: dict[bytes, list[Judged]] = {}
     for judged in found:
-        by_form.setdefault(judged.centering.tobytes(), []).append(judged)
+        by_form.setdefault(np.stack(judged.centering).tobytes(), []).append(judged)
     firsts = [max(same, key=surely) for same in by_form.values()]
     matches = [_matched(model, first, rng, noise) for first in firsts]
     best = preferred(matches)
@@ -115,7 +118,8 @@ def preferred(found: Sequence[Judged]) -> Judged:
 
 def _is_apart(judged: Judged) -> bool:
     """Whether coordinates are non-centered: with a degree of 0, and no partial one."""
-    return bool(np.all(np.isin(judged.centering, (0, 1))) and np.any(judged.centering == 0))
+    degrees = judged.centering.degrees
+    return bool(np.all(np.isin(degrees, (0, 1))) and np.any(degrees == 0))
 
 
 def _matched(
@@ -173,19 +177,14 @@ def _recentered(
     rng: np.random.Generator,
     noise: np.ndarray,
 ) -> Judged:
-    """A Gaussian as one in partially centered coordinates that suit it.
-
-    For a Gaussian prior and likelihood the best degree of centering is one minus the ratio of the
-    variances of posterior and prior in non-centered coordinates.
-    """
+    """A Gaussian as one in partially centered coordinates that suit it."""
     dim = len(is_hierarchical)
-    draws = known.gaussian.push(antithetic(rng, min(max(128, dim), 256), dim))
-    apart = _finite(model.at(draws, known.centering, np.where(is_hierarchical, 0.0, 1.0)).moved)
-    if len(apart) < len(draws) // 2:
+    draws = known.gaussian.push(antithetic(rng, RECENTERING_DRAWS, dim))
+    apart = of_degrees(np.where(is_hierarchical, 0.0, 1.0))
+    found = model.at(draws, known.centering, apart)
+    centering = suited(found.moved, found.values, found.locs, found.log_scales, is_hierarchical)
+    if centering is None:
         return known
-    # By quantiles, because a small scale makes a non-centered value far too large.
-    variance = widths_of(apart, dim) ** 2
-    centering = np.where(is_hierarchical, np.clip(1 - variance, 0.0, 1.0), 1.0)
     moved = _finite(model.at(draws, known.centering, centering).moved)
     if len(moved) < len(draws) // 2:
         return known

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.distribution import validation_enabled
-from numpyro.distributions.transforms import ExpTransform
 
 from numpyro_kscore._starts.batch_density import batch_expansions, sample_density
-from numpyro_kscore._starts.candidates import AtPoints, Density, Latents
+from numpyro_kscore._starts.candidates import AtPoints, Density, Latents, of_degrees
 from numpyro_kscore._starts.density import batched_density
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.precision import runs_in_double
@@ -26,9 +25,10 @@ from numpyro_kscore._tracing.coordinates import (
     evaluate_at,
     hierarchical_sites,
     moved_coordinates,
+    priors_of,
     trace_at,
 )
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.coupling import Centering, Form
 from numpyro_kscore._tracing.subsampling import FewRows, few_rows, mean_over_rows, whole_plates
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
@@ -104,13 +104,13 @@ def find_start(
         except FloatingPointError:
             return None
 
-    def once(*at: Array) -> tuple[Array, Array]:
-        return energy(model)(at, args, kwargs)
+    def once(point: Array) -> tuple[Array, Array]:
+        return energy(model)((point, *[of_degrees(np.ones_like(first))] * 2), args, kwargs)
 
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
     with Apart(), validation_enabled(False):
-        in_double = is_double or runs_in_double(once, *[np.ones_like(first)] * 3)
+        in_double = is_double or runs_in_double(once, np.ones_like(first))
         with jax.enable_x64(in_double):
             return search()
 
@@ -135,7 +135,7 @@ def _in_blocks(energy: Callable[..., Any], model: Callable[..., Any], size: int)
 def _in_precision(density: Density, is_double: bool) -> Density:
     """A density in double or single precision; passes over all rows are in that of the fit."""
 
-    def evaluate(points: np.ndarray, centering: np.ndarray, other: np.ndarray) -> AtPoints:
+    def evaluate(points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
         with jax.enable_x64(is_double):
             return density(points, centering, other)
 
@@ -201,12 +201,23 @@ def _values(
         seeded = handlers.seed(model, random.key(0))
         trace = trace_at(seeded, args, kwargs, coordinates, {})
         for name in coordinates:
-            if isinstance(biject_to(trace[name]["fn"].support), ExpTransform):
+            if _is_positive(trace[name]["fn"].support):
                 positive.add(name)
         return {name: trace[name]["value"] for name in coordinates}
 
     with Apart():
         return jax.eval_shape(run, latents), positive
+
+
+def _is_positive(support: Any) -> bool:
+    """Whether all numbers of a support are positive, other than probabilities."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    low = getattr(support, "lower_bound", None)
+    # A bound that is computed has no value while shapes are traced.
+    if low is None or support is constraints.unit_interval or isinstance(low, jax.core.Tracer):
+        return False
+    return bool(np.all(np.asarray(low) >= 0))
 
 
 def _energy(
@@ -216,18 +227,28 @@ def _energy(
     sizes: dict[str, tuple[int, ...]],
     sites: tuple[str, ...],
     point: Array,
-    centering: Array,
-    other: Array,
+    centering: Centering,
+    other: Centering,
 ) -> tuple[Array, Array]:
-    """Minus log density at a point, and the point in other coordinates."""
+    """Minus log density at a point, and the rest of what :class:`AtPoints` has, (4, d)."""
     latents = unravel(point, sizes)
-    degrees, others = (
-        {name: c for name, c in unravel(a, sizes).items() if name in sites}
-        for a in (centering, other)
+    own, others = (
+        {name: Centering(*(part[name] for part in parts)) for name in sites}
+        for parts in ([unravel(a, sizes) for a in kind] for kind in (centering, other))
     )
-    forms = {name: Form(c) for name, c in degrees.items()}
+    forms = {name: Form(c) for name, c in own.items()}
     value, trace = evaluate_at(seeded, args, kwargs, latents, forms)
-    if not sites:
-        return -value, point
-    moved = moved_coordinates(trace, list(sizes), others)
-    return -value, jnp.concatenate([jnp.ravel(moved[name]) for name in sizes])
+    nothing = {name: jnp.zeros(size) for name, size in sizes.items()}
+    moved = values = latents
+    locs = log_scales = nothing
+    if sites:
+        moved, values = (moved_coordinates(trace, list(sizes), c) for c in (others, {}))
+        priors = priors_of(trace, sites)
+        locs, log_scales = (
+            nothing | {name: prior[k] for name, prior in priors.items()} for k in (0, 1)
+        )
+    seen = [
+        jnp.concatenate([jnp.ravel(found[name]) for name in sizes])
+        for found in (moved, values, locs, log_scales)
+    ]
+    return -value, jnp.stack(seen)

@@ -22,6 +22,7 @@ from numpyro_kscore._starts.candidates import CountedModel, Density, Latents, an
 from numpyro_kscore._starts.couplings import Couplings, coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.refinement import FEWEST_PAIRS
+from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = ["Quadratic", "find_streamed"]
 
@@ -45,8 +46,8 @@ class Quadratic(NamedTuple):
     bend: np.ndarray | None
 
 
-# From a point (d,) and degrees of centering (d,).
-Expand = Callable[[np.ndarray, np.ndarray], Quadratic]
+# From a point (d,) and its centering.
+Expand = Callable[[np.ndarray, Centering], Quadratic]
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite

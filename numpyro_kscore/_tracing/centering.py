@@ -1,15 +1,18 @@
 """Partially non-centered coordinates of latents whose prior is set by other latents.
 
 Under a prior ``θ ~ Normal(μ, τ)`` whose location and scale are latents themselves, the
-unconstrained value u of θ has a posterior that widens and narrows with τ: a funnel. In the
-coordinate
+unconstrained value u of θ has a posterior that widens and narrows with τ: a funnel. If the data say
+of it what one normal observation y would say, the posterior given μ and τ is normal, with
 
-    v = (u - (1 - c) μ) / τ^(1 - c)
+    mean  (1 - k) μ + k y,      k = c r² / (1 - c + c r²),      r = τ / τ₀,
+    standard deviation in proportion to  r / √(1 - c + c r²),
 
-it does so less. With centering c = 1 that is u, which is best where data say much about θ; c = 0 is
-the non-centered form, best where they say little (Papaspiliopoulos, Roberts and Sköld 2007). For a
-vector with scale matrix L = D W, D diagonal and W with ones on its diagonal, the divisor is
-``D^(1-c) (c I + (1 - c) W)``.
+where τ₀ is a typical τ, and c, the degree of centering, is the share of the data in the precision
+there. In the coordinate v of ``u = mean + v r / √(1 - c + c r²)`` there is no funnel then, from the
+smallest τ, where the prior decides, to the largest. With c = 1 and y = 0 that is u, which is best
+where data say much about θ; c = 0 and τ₀ = 1 is the non-centered form, best where they say little
+(Papaspiliopoulos, Roberts and Sköld 2007). For a vector with scale matrix L = D W, D diagonal and W
+with ones on its diagonal, D takes the place of τ, and ``(c I + (1 - c) W) v`` that of v.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import biject_to, transforms
 
+from numpyro_kscore._tracing.coupling import Centering
 from numpyro_kscore._tracing.dependencies import layers
 
 __all__ = ["LocationScale", "from_centered", "location_and_scale", "to_centered"]
@@ -52,6 +56,13 @@ class LocationScale(NamedTuple):
     loc: jax.Array
     scale: jax.Array
     is_matrix: bool = False
+
+    @property
+    def diagonal(self) -> jax.Array:
+        """The scale, or the diagonal of its matrix."""
+        if not self.is_matrix:
+            return self.scale
+        return jnp.diagonal(self.scale, axis1=-2, axis2=-1)
 
 
 def location_and_scale(fn: dist.Distribution) -> LocationScale | None:
@@ -107,34 +118,40 @@ def _of_image(steps: list[transforms.Transform], base: dist.Distribution) -> Loc
     return LocationScale(loc, scale)
 
 
-def from_centered(u: jax.Array, prior: LocationScale, centering: jax.Array) -> jax.Array:
+def from_centered(u: jax.Array, prior: LocationScale, centering: Centering) -> jax.Array:
     """The coordinate v of an unconstrained value u."""
-    rest = u - (1 - centering) * prior.loc
+    mean, log_size = _given_prior(prior, centering)
+    rest = (u - mean) * jnp.exp(-log_size)
     if not prior.is_matrix:
-        return rest / prior.scale ** (1 - centering)
-    diagonal, factor = _blended(prior, centering)
-    rest = (rest / diagonal)[..., None]
+        return rest
+    factor = _blended(prior, centering)
+    rest = rest[..., None]
     factor = jnp.broadcast_to(factor, rest.shape[:-1] + factor.shape[-1:])
     return solve_triangular(factor, rest, lower=True)[..., 0]
 
 
 def to_centered(
-    v: jax.Array, prior: LocationScale, centering: jax.Array
+    v: jax.Array, prior: LocationScale, centering: Centering
 ) -> tuple[jax.Array, jax.Array]:
     """The unconstrained value u of a coordinate v, and log |du/dv| element by element."""
-    if not prior.is_matrix:
-        scale = prior.scale ** (1 - centering)
-        log_det = jnp.broadcast_to((1 - centering) * jnp.log(prior.scale), v.shape)
-        return (1 - centering) * prior.loc + scale * v, log_det
-    diagonal, factor = _blended(prior, centering)
-    u = (1 - centering) * prior.loc + diagonal * (factor @ v[..., None])[..., 0]
-    return u, jnp.broadcast_to(jnp.log(diagonal), v.shape)
+    mean, log_size = _given_prior(prior, centering)
+    log_det = jnp.broadcast_to(log_size, v.shape)
+    if prior.is_matrix:
+        v = (_blended(prior, centering) @ v[..., None])[..., 0]
+    return mean + jnp.exp(log_size) * v, log_det
 
 
-def _blended(prior: LocationScale, centering: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """D^(1-c) and the unit triangle between W and the identity."""
-    diagonal = jnp.diagonal(prior.scale, axis1=-2, axis2=-1)
-    unit = prior.scale / diagonal[..., :, None]
-    identity = jnp.eye(diagonal.shape[-1], dtype=unit.dtype)
-    factor = identity + (1 - centering)[..., :, None] * (unit - identity)
-    return diagonal ** (1 - centering), factor
+def _given_prior(prior: LocationScale, centering: Centering) -> tuple[jax.Array, jax.Array]:
+    """The mean of unconstrained values given their prior, and the logarithm of their size."""
+    move = jnp.log(prior.diagonal) - centering.log_scales
+    of_data = jnp.log(centering.degrees) + 2 * move
+    total = jnp.logaddexp(of_data, jnp.log1p(-centering.degrees))
+    share = jnp.exp(of_data - total)
+    return (1 - share) * prior.loc + share * centering.locs, move - 0.5 * total
+
+
+def _blended(prior: LocationScale, centering: Centering) -> jax.Array:
+    """The unit triangle between W and the identity."""
+    unit = prior.scale / prior.diagonal[..., :, None]
+    identity = jnp.eye(unit.shape[-1], dtype=unit.dtype)
+    return identity + (1 - centering.degrees)[..., :, None] * (unit - identity)

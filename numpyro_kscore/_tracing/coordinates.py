@@ -9,7 +9,7 @@ place in the model, so that its plates scale them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from numpyro_kscore._tracing.centering import (
     location_and_scale,
     to_centered,
 )
-from numpyro_kscore._tracing.coupling import Form, log_size
+from numpyro_kscore._tracing.coupling import Centering, Form, log_size
 from numpyro_kscore._tracing.dependencies import KEY, is_drawn, is_enumerated, seeded, sources_of
 from numpyro_kscore._tracing.enumeration import enumerated_log_density
 
@@ -37,6 +37,7 @@ __all__ = [
     "hierarchical_sites",
     "log_density_at",
     "moved_coordinates",
+    "priors_of",
     "sites_at",
     "trace_at",
 ]
@@ -118,9 +119,9 @@ def sites_at(
 
 
 def moved_coordinates(
-    trace: dict[str, Any], names: list[str], centering: dict[str, jax.Array]
+    trace: dict[str, Any], names: list[str], centering: dict[str, Centering]
 ) -> dict[str, jax.Array]:
-    """The coordinates of the latents of a trace, without couplings, for degrees of centering."""
+    """The coordinates of the latents of a trace, without couplings."""
     out = {}
     for name in names:
         site = trace[name]
@@ -129,6 +130,22 @@ def moved_coordinates(
             u = from_centered(u, _prior(site), centering[name])
         out[name] = u
     return out
+
+
+def priors_of(
+    trace: dict[str, Any], names: Collection[str]
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Locations and logarithms of the scales of the priors of latents, in unconstrained values."""
+    found = {}
+    for name in names:
+        site = trace[name]
+        prior = _prior(site)
+        shape = jnp.shape(biject_to(site["fn"].support).inv(site["value"]))
+        found[name] = (
+            jnp.broadcast_to(prior.loc, shape),
+            jnp.broadcast_to(jnp.log(prior.diagonal), shape),
+        )
+    return found
 
 
 def _at(
@@ -160,7 +177,8 @@ def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, 
     value_ndim = jnp.ndim(u) - transform.domain.event_dim + transform.codomain.event_dim
     _check_place(site, value_ndim, prior)
     if prior is not None and form.centering is not None:
-        u, log_det = to_centered(u, prior, _step(form.centering, index))
+        step = Centering(*(_step(array, index) for array in form.centering))
+        u, log_det = to_centered(u, prior, step)
         log_dets.append(log_det)
     value = transform(u)
     # An event of the support may have fewer dimensions than one of the distribution.
@@ -183,11 +201,7 @@ def _check_place(site: dict[str, Any], value_ndim: int, prior: LocationScale | N
         value_ndim: number of axes of its value.
         prior: its location and scale, where its coordinate is relative to them.
     """
-    of_prior = (
-        ()
-        if prior is None
-        else (prior.loc, prior.scale[..., 0] if prior.is_matrix else prior.scale)
-    )
+    of_prior = () if prior is None else (prior.loc, prior.diagonal)
     axes = max(map(jnp.ndim, jax.tree.leaves((site["fn"].support, of_prior))), default=0)
     if axes > value_ndim:
         raise ValueError(

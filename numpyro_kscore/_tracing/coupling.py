@@ -18,15 +18,29 @@ matter how the model is written.
 from __future__ import annotations
 
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-__all__ = ["LARGEST_SHARE", "SMALLEST_SHARE", "Coupling", "Form", "log_size"]
+__all__ = ["LARGEST_SHARE", "SMALLEST_SHARE", "Centering", "Coupling", "Form", "log_size"]
 
 # Bounds on r: at 1 there would be nothing but the exponential.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-3, 0.98
+
+
+class Centering(NamedTuple):
+    """What is taken out of latents whose prior is set by others, in arrays of one shape.
+
+    Attributes:
+        degrees: of centering, in [0, 1].
+        log_scales: logarithms of typical scales of the prior, in units of the unconstrained values.
+        locs: where the data alone would place the unconstrained values.
+    """
+
+    degrees: Any
+    log_scales: Any
+    locs: Any
 
 
 class Coupling(NamedTuple):
@@ -45,13 +59,13 @@ class Form(NamedTuple):
     """How the coordinate of a latent is related to its unconstrained value.
 
     Attributes:
-        centering: degrees of centering, by element (see ``centering``); None if it is centered.
+        centering: what of its prior is taken out (see ``centering``); None if nothing is.
         couplings: by the names of the other latents, which have none themselves.
         basis: what the coordinate, after its size, is multiplied by, of determinant 1 or -1 and of
             its shape twice; None if it is not.
     """
 
-    centering: jax.Array | None = None
+    centering: Centering | None = None
     couplings: dict[str, Coupling] = {}  # noqa: RUF012
     basis: jax.Array | None = None
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, constraints
 
-from numpyro_kscore._tracing.coupling import Coupling, Form
+from numpyro_kscore._tracing.coupling import Centering, Coupling, Form
 
 __all__ = ["Implicit"]
 
@@ -37,7 +37,9 @@ class Implicit(Distribution):
         centering: with ``unconstrained``, which is then in partially non-centered coordinates of
             these degrees: the location and scale of the model's prior are taken out of it (0), or
             left in (1, the default). Of the shape of ``unconstrained``, in [0, 1]; the prior's
-            family must have a location and a scale, and all particles share it.
+            family must have a location and a scale, and all particles share it. Or a triple of
+            such arrays, in which logarithms of typical scales of the prior follow, and where the
+            data alone would place the latent: both 0 otherwise (docs/start).
         couplings: with ``unconstrained``, which is then first multiplied by a size that varies with
             other latents, as a logarithm at first ``-Σ rates (w - center)``: by the names of these,
             whose ``unconstrained`` w is, the pairs ``(rates, center)`` of shapes
@@ -101,7 +103,8 @@ class Implicit(Distribution):
                 f"got {event_dim}"
             )
         self.value = value
-        for name, given in (("centering", centering), ("local_score", local_score)):
+        kind = _centering(centering)
+        for name, given in (*[("centering", a) for a in kind or ()], ("local_score", local_score)):
             if given is not None and jnp.shape(given) != jnp.shape(unconstrained):
                 raise ValueError(
                     f"{name}: expected the shape of unconstrained, "
@@ -127,7 +130,7 @@ class Implicit(Distribution):
                 f"{None if unconstrained is None else 2 * jnp.shape(unconstrained)}; got "
                 f"{jnp.shape(basis)}"
             )
-        self.form = Form(centering, pairs, basis)
+        self.form = Form(kind, pairs, basis)
         if local_log_density is not None and jnp.ndim(local_log_density) != 0:
             raise ValueError(
                 "local_log_density: expected a scalar, for the whole draw; got shape "
@@ -160,3 +163,18 @@ class Implicit(Distribution):
             "log_prob. Use SVI(model, guide, optim, ImplicitELBO()) instead of Trace_ELBO and "
             "its relatives"
         )
+
+
+def _centering(given: Any) -> Centering | None:
+    """What of the prior is taken out, from degrees or from a triple."""
+    if given is None:
+        return None
+    if not isinstance(given, tuple):
+        zeros = jnp.zeros(jnp.shape(given))
+        return Centering(given, zeros, zeros)
+    if len(given) != 3:
+        raise ValueError(
+            "centering: expected degrees, or degrees, log scales and locations; got a tuple of "
+            f"{len(given)}"
+        )
+    return Centering(*given)

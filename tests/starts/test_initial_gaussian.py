@@ -24,7 +24,14 @@ from numpyro.infer.autoguide import (
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._fit.initial import initial_state
 from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.candidates import AtPoints, CountedModel, Latents, antithetic
+from numpyro_kscore._starts.candidates import (
+    AtPoints,
+    CountedModel,
+    Latents,
+    antithetic,
+    is_same,
+    of_degrees,
+)
 from numpyro_kscore._starts.gaussian_start import find_gaussian
 from numpyro_kscore._starts.refinement import preferred, refine
 from support.doubles import GaussianScore
@@ -145,7 +152,7 @@ def test_hierarchical_models_are_partially_centered():
     svi = SVI(schools, guide, optax.adam(1e-2), CHEAP)
     state = svi.init(KEY)
     params = svi.get_params(state)
-    degrees = guide._unpack_latent(params["auto_centering"])
+    degrees = guide._unpack_latent(params["auto_centering"][0])
     assert degrees["mean"] == 1
     assert degrees["spread"] == 1
     # Standard errors are two or three times the spread: both non-centered forms have nearly
@@ -169,22 +176,35 @@ TRUTH, SIGMAS = np.array([1.0, -1.2, 0.8, 0.5, -0.3, 0.2]), np.repeat([0.05, 3.0
 
 def effects(points, centering, other):
     """Six effects of one spread, half of them known well and half hardly."""
-    w, v, degrees = points[:, :1], points[:, 1:], centering[1:]
-    u = v * np.exp((1 - degrees) * w)
+    w, v = points[:, :1], points[:, 1:]
+    degrees, log_scales, locs = (a[1:] for a in centering)
+
+    def given(w, degrees, log_scales, locs):
+        """Mean and size of effects, and the derivatives of both in the log spread."""
+        odds = degrees * np.exp(2 * (w - log_scales))
+        share = odds / (odds + 1 - degrees)
+        size = np.exp(w - log_scales) / np.sqrt(odds + 1 - degrees)
+        return share * locs, size, 2 * share * (1 - share) * locs, 1 - share
+
+    mean, size, slope_of_mean, slope_of_size = given(w, degrees, log_scales, locs)
+    u = mean + size * v
     slope = u * np.exp(-2 * w) + (u - TRUTH) / SIGMAS**2
     energies = (
         0.5 * w[:, 0] ** 2
-        + np.sum(0.5 * u**2 * np.exp(-2 * w) + degrees * w, axis=1)
+        + np.sum(0.5 * u**2 * np.exp(-2 * w) + w - np.log(size), axis=1)
         + np.sum(0.5 * ((u - TRUTH) / SIGMAS) ** 2, axis=1)
     )
-    through = degrees - u**2 * np.exp(-2 * w) + slope * u * (1 - degrees)
-    gradients = [w + np.sum(through, 1, keepdims=True), slope * np.exp((1 - degrees) * w)]
-    moved = np.concatenate([w, u * np.exp(-(1 - other[1:]) * w)], axis=1)
-    return AtPoints(energies, np.concatenate(gradients, axis=1), moved)
+    through = slope * (slope_of_mean + size * v * slope_of_size)
+    through += 1 - slope_of_size - u**2 * np.exp(-2 * w)
+    gradients = np.concatenate([w + np.sum(through, 1, keepdims=True), slope * size], axis=1)
+    mean, size, *_ = given(w, *(a[1:] for a in other))
+    moved, values = (np.concatenate([w, a], axis=1) for a in ((u - mean) / size, u))
+    log_scales = np.where(IS_EFFECT, w, 0.0)
+    return AtPoints(energies, gradients, moved, values, np.zeros_like(values), log_scales)
 
 
 IS_EFFECT = np.arange(7) > 0
-NON_CENTERED = np.where(IS_EFFECT, 0.0, 1.0)
+NON_CENTERED = of_degrees(np.where(IS_EFFECT, 0.0, 1.0))
 
 
 def test_non_centered_coordinates_have_rounds_of_their_own():
@@ -192,12 +212,12 @@ def test_non_centered_coordinates_have_rounds_of_their_own():
     noise = antithetic(np.random.default_rng(2), 64, 7)
     model = CountedModel(effects)
     cold = Gaussian(np.full(7, 0.1), 0.1 * np.eye(7))
-    colds = [model.judge(cold, form, noise) for form in (np.ones(7), NON_CENTERED)]
+    colds = [model.judge(cold, form, noise) for form in (of_degrees(np.ones(7)), NON_CENTERED)]
     best, apart = refine(model, colds, IS_EFFECT, np.random.default_rng(0), noise)
     # The variance of a non-centered effect is near 0 where data are good, and near 1 where not.
-    assert np.all(best.centering[1:4] > 0.8)
-    assert np.all(best.centering[4:] < 0.4)
-    assert np.array_equal(apart.centering, NON_CENTERED)
+    assert np.all(best.centering.degrees[1:4] > 0.8)
+    assert np.all(best.centering.degrees[4:] < 0.4)
+    assert is_same(apart.centering, NON_CENTERED)
     assert best.bound.surely > apart.bound.surely > colds[1].bound.surely
     assert preferred([best, apart]) is best
 
@@ -212,7 +232,7 @@ def test_sizes_that_vary_make_up_for_the_non_centered_form():
     rng = np.random.default_rng(0)
     latents = without_draws(np.full(7, 0.1))._replace(is_hierarchical=IS_EFFECT)
     start = find_gaussian(effects, latents, rng)
-    assert np.array_equal(start.centering, NON_CENTERED)
+    assert is_same(start.centering, NON_CENTERED)
     # Well-known effects vary with the spread, and the others do not.
     assert np.all(start.couplings.rates[1:4, 0] > 0.8)
     assert np.all(start.couplings.rates[4:] == 0)
@@ -265,6 +285,11 @@ def without_draws(first):
     return Latents(first, np.zeros((0, len(first))), none, none, (1,) * len(first))
 
 
+def at_points(energies, gradients, points):
+    nothing = np.zeros_like(points)
+    return AtPoints(energies, gradients, points, points, nothing, nothing)
+
+
 def test_two_modes_are_spanned():
     """Half of N(±m, 1) each, in two dimensions: mean zero, variance 1 + m²."""
     mode = np.array([6.0, 0.0])
@@ -273,7 +298,7 @@ def test_two_modes_are_spanned():
         energies = [0.5 * np.sum((points - m) ** 2, axis=1) for m in (mode, -mode)]
         weight = 1 / (1 + np.exp(np.clip(energies[0] - energies[1], -500, 500)))
         gradient = points - mode * (2 * weight - 1)[:, None]
-        return AtPoints(-np.logaddexp(*[-e for e in energies]), gradient, points)
+        return at_points(-np.logaddexp(*[-e for e in energies]), gradient, points)
 
     rng = np.random.default_rng(3)
     start = find_gaussian(density, without_draws(np.array([0.5, 1.0])), rng)
@@ -287,7 +312,7 @@ def test_two_modes_are_spanned():
 @pytest.mark.parametrize("energy", [np.nan, np.inf])
 def test_densities_that_are_nowhere_finite(energy):
     def density(points, centering, other):
-        return AtPoints(np.full(len(points), energy), np.full_like(points, np.nan), points)
+        return at_points(np.full(len(points), energy), np.full_like(points, np.nan), points)
 
     with pytest.raises(FloatingPointError, match="expected a finite density"):
         find_gaussian(density, without_draws(np.zeros(2)), np.random.default_rng(0))
@@ -302,7 +327,7 @@ def test_a_density_without_bound_has_a_start_all_the_same():
         squares = np.sum(rest**2 * precision, axis=1)
         energies = 0.5 * squares + rest.shape[1] * log_spread + 0.5 * log_spread**2 / 9
         slope = rest.shape[1] + log_spread / 9 - squares
-        return AtPoints(energies, np.concatenate([slope[:, None], rest * precision], 1), points)
+        return at_points(energies, np.concatenate([slope[:, None], rest * precision], 1), points)
 
     rng = np.random.default_rng(0)
     start = find_gaussian(density, without_draws(np.zeros(5)), rng)

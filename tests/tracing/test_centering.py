@@ -20,7 +20,7 @@ from numpyro_kscore._tracing.coordinates import (
     moved_coordinates,
     trace_at,
 )
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.coupling import Centering, Form
 from support.compiling import quick_jit
 
 SCALE = np.array([[1.5, 0.0, 0.0], [0.4, 0.8, 0.0], [-0.3, 0.2, 1.1]])
@@ -59,6 +59,12 @@ FAMILIES = {
 }
 
 
+def of_degrees(degrees):
+    return Centering(
+        jnp.asarray(degrees), jnp.zeros(np.shape(degrees)), jnp.zeros(np.shape(degrees))
+    )
+
+
 def density_of_coordinate(fn, v, centering):
     """Log density of v, and v itself by the way back."""
     prior = location_and_scale(fn)
@@ -72,7 +78,7 @@ def density_of_coordinate(fn, v, centering):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_non_centered_coordinates_do_not_know_location_and_scale(name, x64):
-    v, zeros = jnp.array([-0.7, 0.3, 1.9]), jnp.zeros(3)
+    v, zeros = jnp.array([-0.7, 0.3, 1.9]), of_degrees(np.zeros(3))
     values = []
     evaluate = quick_jit(lambda *at: density_of_coordinate(FAMILIES[name](*at), v, zeros))
     for loc, scale in ((0.0, 1.0), (2.5, 0.01), (-40.0, 7.0)):
@@ -85,19 +91,36 @@ def test_non_centered_coordinates_do_not_know_location_and_scale(name, x64):
 @pytest.mark.parametrize("name", ["Normal", "HalfCauchy", "MultivariateNormal"])
 def test_the_jacobian_is_that_of_the_map(name, x64):
     fn = FAMILIES[name](1.3, 0.2)
-    prior, v, degrees = location_and_scale(fn), np.array([0.4, -1.0, 0.1]), np.array([0, 0.3, 1])
+    prior, v = location_and_scale(fn), np.array([0.4, -1.0, 0.1])
+    kind = Centering(*jnp.array([[0, 0.3, 1], [0, -1.5, 0], [0, 2.0, 0]]))
 
     @quick_jit
     def evaluate(v):
-        jacobian = jax.jacfwd(lambda x: to_centered(x, prior, degrees)[0])(v)
-        centered = to_centered(v, prior, jnp.ones(3))[0]
-        back = density_of_coordinate(fn, v, degrees)[1]
-        return jacobian, to_centered(v, prior, degrees)[1], back, centered
+        jacobian = jax.jacfwd(lambda x: to_centered(x, prior, kind)[0])(v)
+        centered = to_centered(v, prior, of_degrees(np.ones(3)))[0]
+        back = density_of_coordinate(fn, v, kind)[1]
+        return jacobian, to_centered(v, prior, kind)[1], back, centered
 
     jacobian, log_det, back, centered = map(np.asarray, evaluate(v))
     np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], np.sum(log_det), rtol=1e-9)
     np.testing.assert_allclose(back, v, rtol=1e-9)
     np.testing.assert_array_equal(centered, v)
+
+
+def test_there_is_no_funnel_where_the_data_are_a_normal_observation(x64):
+    """By conjugacy: given its scale, a coordinate is normal with one mean and one sd."""
+    rng = np.random.default_rng(2)
+    y, noise, loc, typical = 3.0, 0.7, -1.0, 0.4
+    degree = typical**2 / (typical**2 + noise**2)
+    kind = Centering(*jnp.array([degree, np.log(typical), y]))
+    for scale in (1e-3, 0.4, 50.0):
+        precision = 1 / scale**2 + 1 / noise**2
+        mean = (loc / scale**2 + y / noise**2) / precision
+        u = jnp.asarray(mean + rng.normal(size=5) / precision**0.5)
+        prior = location_and_scale(dist.Normal(loc, scale))
+        v = from_centered(u, prior, Centering(*(jnp.full(5, a) for a in kind)))
+        expected = (u - mean) * precision**0.5 * noise * degree**0.5
+        np.testing.assert_allclose(v, expected, rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +178,11 @@ def test_the_density_of_a_nested_model(x64):
     values = jax.eval_shape(lambda: values_of(nested))
     names = list(values)
     centering = {
-        "rate": jnp.array(0.5), "group": jnp.array([0.0, 0.3, 1.0]), "effect": jnp.full((2, 3), 0.7)
-    }  # fmt: skip
-    forms = {name: Form(degrees) for name, degrees in centering.items()}
+        "rate": of_degrees(0.5),
+        "group": Centering(*jnp.array([[0.0, 0.3, 1.0], [0.0, 0.8, 0.0], [0.0, -1.1, 0.0]])),
+        "effect": of_degrees(np.full((2, 3), 0.7)),
+    }
+    forms = {name: Form(kind) for name, kind in centering.items()}
     model = handlers.seed(nested, random.key(0))
     v = {name: np.full(np.shape(values[name]), 0.3 + 0.1 * k) for k, name in enumerate(names)}
     flat = np.concatenate([np.ravel(v[name]) for name in names])
@@ -204,7 +229,7 @@ def test_latents_inside_a_scan(x64):
     steps, scale = np.array([0.5, -1.0, 2.0, 0.1]), 0.3
     v = {"scale": np.log(scale), "x": steps}
     model = handlers.seed(walk, random.key(0))
-    zeros = {"x": Form(jnp.zeros(4))}
+    zeros = {"x": Form(of_degrees(np.zeros(4)))}
 
     @quick_jit
     def evaluate(v):
@@ -223,4 +248,4 @@ def test_a_prior_that_changes_its_family_is_refused():
 
     seeded = handlers.seed(model, random.key(0))
     with pytest.raises(ValueError, match="expected a prior with location and scale at site 'x'"):
-        log_density_at(seeded, (), {}, {"x": jnp.array(0.0)}, {"x": Form(jnp.array(0.5))})
+        log_density_at(seeded, (), {}, {"x": jnp.array(0.0)}, {"x": Form(of_degrees(0.5))})

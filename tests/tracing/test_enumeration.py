@@ -88,7 +88,7 @@ def guide(*args, **kwargs):
     numpyro.sample("weights", Implicit(dist.biject_to(dist.constraints.simplex)(x[:2]), 1))
     numpyro.sample("spread", Implicit(jnp.exp(x[2])))
     centering = jnp.array([0.2, 0.5, 1.0])
-    means = jnp.exp(x[2]) ** (1 - centering) * x[3:]
+    means = x[3:] / jnp.sqrt(centering + (1 - centering) * jnp.exp(-2 * x[2]))
     form = {"unconstrained": x[3:], "centering": centering}
     numpyro.sample("means", Implicit(means, 1, **form))
 
