@@ -245,7 +245,9 @@ def _energy(
         moved, values = (moved_coordinates(trace, list(sizes), c) for c in (others, {}))
         priors = priors_of(trace, sites)
         locs, log_scales = (
-            nothing | {name: prior[k] for name, prior in priors.items()} for k in (0, 1)
+            nothing
+            | {name: jnp.broadcast_to(prior[k], sizes[name]) for name, prior in priors.items()}
+            for k in (0, 1)
         )
     seen = [
         jnp.concatenate([jnp.ravel(found[name]) for name in sizes])

@@ -135,17 +135,12 @@ def moved_coordinates(
 def priors_of(
     trace: dict[str, Any], names: Collection[str]
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Locations and logarithms of the scales of the priors of latents, in unconstrained values."""
-    found = {}
-    for name in names:
-        site = trace[name]
-        prior = _prior(site)
-        shape = jnp.shape(biject_to(site["fn"].support).inv(site["value"]))
-        found[name] = (
-            jnp.broadcast_to(prior.loc, shape),
-            jnp.broadcast_to(jnp.log(prior.diagonal), shape),
-        )
-    return found
+    """Locations and logarithms of the scales of the priors of latents, in unconstrained values.
+
+    Their shapes are those of these values, or broadcast to them.
+    """
+    priors = {name: _prior(trace[name]) for name in names}
+    return {name: (prior.loc, jnp.log(prior.diagonal)) for name, prior in priors.items()}
 
 
 def _at(

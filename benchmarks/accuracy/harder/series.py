@@ -11,6 +11,7 @@ from jax.experimental.ode import odeint
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import OrderedTransform
 
+from benchmarks.accuracy.equations import runge_kutta
 from benchmarks.accuracy.harder.exact import linear_regression
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.targets import Draws, Target, flat_prior
@@ -62,20 +63,7 @@ def _growth(state: Array, time: Array, rates: Array) -> Array:
 
 def _runge_kutta(start: Array, rates: Array) -> Array:
     """States of every year by Runge and Kutta's fixed steps, (_YEARS, 2)."""
-    step = 1 / _STEPS_A_YEAR
-
-    def move(state: Array, _: None) -> tuple[Array, None]:
-        first = _growth(state, 0.0, rates)
-        second = _growth(state + step / 2 * first, 0.0, rates)
-        third = _growth(state + step / 2 * second, 0.0, rates)
-        fourth = _growth(state + step * third, 0.0, rates)
-        return state + step / 6 * (first + 2 * second + 2 * third + fourth), None
-
-    def year(state: Array, _: None) -> tuple[Array, Array]:
-        state, _ = lax.scan(move, state, None, length=_STEPS_A_YEAR)
-        return state, state
-
-    return jnp.concatenate([start[None], lax.scan(year, start, None, length=_YEARS - 1)[1]])
+    return runge_kutta(lambda state: _growth(state, 0.0, rates), start, _YEARS - 1, _STEPS_A_YEAR)
 
 
 def _adaptive(start: Array, rates: Array) -> Array:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import Array, lax
+from jax import Array
 
+from benchmarks.accuracy.equations import runge_kutta
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.textbook.coordinates import (
     around,
@@ -23,24 +23,6 @@ from benchmarks.accuracy.textbook.coordinates import (
 __all__ = ["growth_curve", "lotka_volterra", "pharmacokinetics", "sir"]
 
 _STEPS = 10  # to a unit of time
-_STEP = 0.1
-
-
-def _solve(change: Callable[[Array], Array], start: Array, num_times: int) -> Array:
-    """States at times 1 to ``num_times`` by Runge and Kutta's fixed steps, (num_times, k)."""
-
-    def move(state: Array, _: None) -> tuple[Array, None]:
-        first = change(state)
-        second = change(state + 0.5 * _STEP * first)
-        third = change(state + 0.5 * _STEP * second)
-        fourth = change(state + _STEP * third)
-        return state + _STEP / 6.0 * (first + 2 * second + 2 * third + fourth), None
-
-    def unit(state: Array, _: None) -> tuple[Array, Array]:
-        state, _ = lax.scan(move, state, None, length=_STEPS)
-        return state, state
-
-    return lax.scan(unit, start, None, length=num_times)[1]
 
 
 # --- Lotka and Volterra's equations ---------------------------------------------------------------
@@ -70,8 +52,7 @@ def lotka_volterra() -> Posterior:
             of_hares = (rates[0] - rates[1] * lynx) * hares
             return jnp.stack([of_hares, (-rates[2] + rates[3] * hares) * lynx])
 
-        later = _solve(change, start, len(seen) - 1)
-        states = jnp.maximum(jnp.concatenate([start[None], later]), 1e-8)
+        states = jnp.maximum(runge_kutta(change, start, len(seen) - 1, _STEPS), 1e-8)
         numpyro.sample("seen", dist.LogNormal(jnp.log(states), noise).to_event(2), obs=seen)
 
     # Far from the posterior, where populations die out, chains of NUTS stay.
@@ -106,8 +87,8 @@ def sir() -> Posterior:
             new = infection * susceptible * infected / _PUPILS
             return jnp.stack([-new, new - recovery * infected])
 
-        states = _solve(change, jnp.stack([_PUPILS - first, first]), len(in_bed))
-        infected = jnp.maximum(states[:, 1], 1e-6)
+        states = runge_kutta(change, jnp.stack([_PUPILS - first, first]), len(in_bed), _STEPS)
+        infected = jnp.maximum(states[1:, 1], 1e-6)
         counts = dist.NegativeBinomial2(infected, 1.0 / overdispersion).to_event(1)
         numpyro.sample("in_bed", counts, obs=in_bed)
 
