@@ -20,11 +20,14 @@ from numpyro_kscore._starts.candidates import (
     surely,
 )
 from numpyro_kscore._starts.recentering import suited
+from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = [
     "FEWEST_PAIRS",
     "LEAST_GAIN",
+    "SUITED_DRAWS_EACH",
     "fitted",
+    "in_suited_form",
     "match_mode",
     "match_near",
     "preferred",
@@ -40,6 +43,8 @@ FEWEST_PAIRS = 16
 NEAR_WEIGHT = 10.0
 # Draws that tell which coordinates suit a Gaussian.
 RECENTERING_DRAWS = 256
+# The same for each dimension, where gradients cost much more than draws.
+SUITED_DRAWS_EACH = 64
 # Steps that refine each of several separate modes.
 MODE_STEPS = 10
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
@@ -178,17 +183,25 @@ def _recentered(
     noise: np.ndarray,
 ) -> Judged:
     """A Gaussian as one in partially centered coordinates that suit it."""
-    dim = len(is_hierarchical)
-    draws = known.gaussian.push(antithetic(rng, RECENTERING_DRAWS, dim))
+    draws = known.gaussian.push(antithetic(rng, RECENTERING_DRAWS, len(is_hierarchical)))
+    found = in_suited_form(model, draws, known.centering, is_hierarchical)
+    return known if found is None else model.judge(*found, noise)
+
+
+def in_suited_form(
+    model: CountedModel, draws: np.ndarray, centering: Centering, is_hierarchical: np.ndarray
+) -> tuple[Gaussian, Centering] | None:
+    """The Gaussian of draws in partially centered coordinates that suit them.
+
+    Of the model only priors count. None if few draws are finite in those coordinates.
+    """
     apart = of_degrees(np.where(is_hierarchical, 0.0, 1.0))
-    found = model.at(draws, known.centering, apart)
-    centering = suited(found.moved, found.values, found.locs, found.log_scales, is_hierarchical)
-    if centering is None:
-        return known
-    moved = _finite(model.at(draws, known.centering, centering).moved)
-    if len(moved) < len(draws) // 2:
-        return known
-    return model.judge(fitted(moved), centering, noise)
+    found = model.at(draws, centering, apart)
+    suiting = suited(found.moved, found.values, found.locs, found.log_scales, is_hierarchical)
+    if suiting is None:
+        return None
+    moved = _finite(model.at(draws, centering, suiting).moved)
+    return None if len(moved) < len(draws) // 2 else (fitted(moved), suiting)
 
 
 def fitted(draws: np.ndarray) -> Gaussian:

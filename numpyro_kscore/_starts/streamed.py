@@ -19,9 +19,9 @@ import numpy as np
 
 from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo, match_scores
 from numpyro_kscore._starts.candidates import CountedModel, Density, Latents, antithetic, factor
-from numpyro_kscore._starts.couplings import Couplings, coupled
+from numpyro_kscore._starts.couplings import coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
-from numpyro_kscore._starts.refinement import FEWEST_PAIRS
+from numpyro_kscore._starts.refinement import FEWEST_PAIRS, SUITED_DRAWS_EACH, in_suited_form
 from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = ["Quadratic", "find_streamed"]
@@ -44,6 +44,15 @@ class Quadratic(NamedTuple):
     value: np.ndarray
     slope: np.ndarray
     bend: np.ndarray | None
+
+
+class _Moved(NamedTuple):
+    """A Gaussian, its bound, its coordinates, and the passes over all batches that it took."""
+
+    bound: float
+    gaussian: Gaussian
+    centering: Centering
+    passes: int
 
 
 # From a point (d,) and its centering.
@@ -77,24 +86,34 @@ def find_streamed(
     """
     dim = len(latents.first)
     found = find_gaussian(some, latents, rng, with_couplings)
-    evaluate = CountedModel(some).in_form(found.centering)
+    model = CountedModel(some)
 
-    def difference(point: np.ndarray) -> Quadratic:
-        few, every = (expand(point, found.centering) for expand in expansions)
+    def difference(point: np.ndarray, centering: Centering) -> Quadratic:
+        few, every = (expand(point, centering) for expand in expansions)
         bend = None if every.bend is None or few.bend is None else every.bend - few.bend
         return Quadratic(every.value - few.value, every.slope - few.slope, bend)
 
-    parts = found.parts or (found.gaussian,)
-    moved = [_moved(evaluate, difference, part, found.couplings, rng) for part in parts]
-    bounds = np.array([bound for _, bound, _ in moved])
-    passes = sum(count for _, _, count in moved)
+    def in_other_form(
+        gaussian: Gaussian, centering: Centering
+    ) -> tuple[Gaussian, Centering] | None:
+        # Coordinates know where data place a latent, and some batches place it elsewhere.
+        draws = gaussian.push(antithetic(rng.spawn(1)[0], SUITED_DRAWS_EACH * dim, dim))
+        return in_suited_form(model, draws, centering, latents.is_hierarchical)
+
+    is_alone = not found.parts and found.couplings is None
+    other = in_other_form if is_alone and np.any(latents.is_hierarchical) else None
+    starts = [found._replace(gaussian=part) for part in found.parts or (found.gaussian,)]
+    moved = [_moved(model, difference, start, other, rng) for start in starts]
+    bounds = np.array([one.bound for one in moved])
+    passes = sum(one.passes for one in moved)
     if not np.any(np.isfinite(bounds)):
         raise FloatingPointError("expected a finite bound with all batches; got none")
     weights = np.exp(bounds - np.max(bounds))
     weights = weights / np.sum(weights)
-    gaussians = tuple(gaussian for gaussian, _, _ in moved)
+    gaussians = tuple(one.gaussian for one in moved)
     return found._replace(
         gaussian=_spanned(gaussians, weights),
+        centering=moved[0].centering,
         elbo=float(np.max(bounds) - np.log(np.max(weights))),
         num_gradients=int(np.ceil(share * found.num_gradients)) + passes * (1 + 2 * dim),
         modes=np.stack([gaussian.mean for gaussian in gaussians]),
@@ -104,27 +123,28 @@ def find_streamed(
 
 
 def _moved(
-    evaluate: Evaluate,
-    difference: Callable[[np.ndarray], Quadratic],
-    gaussian: Gaussian,
-    couplings: Couplings | None,
+    model: CountedModel,
+    difference: Callable[[np.ndarray, Centering], Quadratic],
+    start: GaussianStart,
+    in_other_form: Callable[[Gaussian, Centering], tuple[Gaussian, Centering] | None] | None,
     rng: np.random.Generator,
-) -> tuple[Gaussian, float, int]:
-    """A Gaussian moved to the posterior of all batches, its bound, and the number of passes."""
+) -> _Moved:
+    """A Gaussian moved to the posterior of all batches, in coordinates that follow."""
+    gaussian, centering, couplings = start.gaussian, start.centering, start.couplings
     dim = len(gaussian.mean)
     num_draws = 2 * max(FEWEST_PAIRS, dim)
     weights = (num_draws * dim / np.arange(1, MATCH_STEPS + 1)).tolist()
     noise = antithetic(rng, BOUND_DRAWS, dim)
-    best, bound, count = gaussian, -np.inf, 0
-    while count < MOST_ROUNDS:
-        count += 1
+    best = _Moved(-np.inf, gaussian, centering, 0)
+    for count in range(1, MOST_ROUNDS + 1):
         point = gaussian.mean
         if couplings is not None:
             point = couplings.latents(point[None])[0]
-        at_point = difference(point)
+        at_point = difference(point, centering)
+        best = best._replace(passes=count)
         if not all(np.all(np.isfinite(a)) for a in at_point if a is not None):
             break
-        inside = _corrected(evaluate, point, at_point)
+        inside = _corrected(model.in_form(centering), point, at_point)
         if couplings is not None:
             inside = coupled(inside, couplings)
         after = match_scores(inside, gaussian, rng, weights, num_draws)[-1]
@@ -132,11 +152,14 @@ def _moved(
         if not np.isfinite(value):
             break
         move = np.linalg.solve(after.factor, after.mean - gaussian.mean)
-        best = gaussian = after
-        bound = value
+        gaussian = after
+        best = _Moved(value, gaussian, centering, count)
         if np.mean(move**2) < NEAR**2:
             break
-    return best, bound, count
+        suiting = None if in_other_form is None else in_other_form(gaussian, centering)
+        if suiting is not None:
+            gaussian, centering = suiting
+    return best
 
 
 def _corrected(evaluate: Evaluate, point: np.ndarray, difference: Quadratic) -> Evaluate:

@@ -14,7 +14,7 @@ from numpyro_kscore._starts.candidates import CountedModel, Density, Latents, an
 from numpyro_kscore._starts.couplings import coupled
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.quasi_newton import quasi_newton_paths
-from numpyro_kscore._starts.refinement import FEWEST_PAIRS
+from numpyro_kscore._starts.refinement import FEWEST_PAIRS, SUITED_DRAWS_EACH, in_suited_form
 
 __all__ = ["MOST_BLOCKS", "MOST_ROWS", "find_tall"]
 
@@ -62,11 +62,28 @@ def find_tall(
     evaluate = model.in_form(found.centering)
     if found.couplings is not None:
         evaluate = coupled(evaluate, found.couplings)
-    gaussian, bound = _moved(evaluate, found.gaussian, rng)
-    if not np.isfinite(bound):
+    noise = antithetic(rng, BOUND_DRAWS, len(latents.first))
+    best = _moved(evaluate, [found.gaussian, _at_mode(evaluate, found.gaussian)], rng, noise)
+    if not np.isfinite(best[0]):
         raise FloatingPointError("expected a finite bound with all rows; got none")
+    centering, couplings = found.centering, found.couplings
+    if np.any(latents.is_hierarchical):
+        # Coordinates know where data place a latent, and some rows place it elsewhere.
+        dim = len(latents.first)
+        draws = best[1].push(antithetic(rng.spawn(1)[0], SUITED_DRAWS_EACH * dim, dim))
+        if couplings is not None:
+            draws = couplings.latents(draws)
+        given = draws, centering, latents.is_hierarchical
+        suiting = in_suited_form(CountedModel(some), *given)
+        if suiting is not None:
+            other = _moved(model.in_form(suiting[1]), [suiting[0]], rng, noise)
+            if other[0] > best[0]:
+                best, centering, couplings = other, suiting[1], None
+    bound, gaussian = best
     return found._replace(
         gaussian=gaussian,
+        centering=centering,
+        couplings=couplings,
         elbo=bound,
         num_gradients=spent + model.count,
         modes=gaussian.mean[None],
@@ -91,11 +108,10 @@ def _at_mode(evaluate: Evaluate, gaussian: Gaussian) -> Gaussian:
 
 
 def _moved(
-    evaluate: Evaluate, gaussian: Gaussian, rng: np.random.Generator
-) -> tuple[Gaussian, float]:
-    """The Gaussian moved by a path, then by rounds of batch and match while they bring much."""
-    dim = len(gaussian.mean)
-    noise = antithetic(rng, BOUND_DRAWS, dim)
+    evaluate: Evaluate, starts: list[Gaussian], rng: np.random.Generator, noise: np.ndarray
+) -> tuple[float, Gaussian]:
+    """The best of Gaussians after rounds of batch and match, while they bring much; its bound."""
+    dim = noise.shape[1]
     num_draws = 2 * max(FEWEST_PAIRS, dim)
     weights = (num_draws * dim / np.arange(1, MATCH_STEPS + 1)).tolist()
 
@@ -103,11 +119,11 @@ def _moved(
         bound = elbo(candidate, noise, evaluate(candidate.push(noise))[0])
         return bound.value, candidate
 
-    best = max(judged(gaussian), judged(_at_mode(evaluate, gaussian)), key=lambda one: one[0])
+    best = max(map(judged, starts), key=lambda one: one[0])
     for _ in range(MOST_ROUNDS):
         before = best
         after = match_scores(evaluate, before[1], rng, weights, num_draws)[-1]
         best = max(before, judged(after), key=lambda one: one[0])
         if not best[0] > before[0] + MUCH:
             break
-    return best[1], best[0]
+    return best
