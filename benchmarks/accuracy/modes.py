@@ -6,7 +6,7 @@
 Two modes with weights .3 and .7 are eight standard deviations apart: normals, or bananas. The
 weight that a fitted density gives to the smaller one is its integral over a half space, here by
 importance sampling, half of the draws from the truth and half from around the samples. The bases
-are a Student t distribution, ``base="mixture"`` and a mixture of normals that scikit-learn fits to
+are ``"student"``, ``"auto"`` (the default) and a mixture of normals that scikit-learn fits to
 the samples. Errors are root mean
 squares over seeds, relative to .3: of the share of the samples themselves, which no estimate can
 undo; of the fitted weights; and of the fitted weights from that share. The last column is the error
@@ -35,7 +35,7 @@ from numpyro_kscore.estimators import KernelDensity
 WEIGHT = 0.3
 HALF_DISTANCE = 4.0
 DRAWS = 4096
-BASES = ("student", "mixture", "scikit-learn")
+BASES = ("student", "auto", "scikit-learn")
 # Of normals in a mixture of scikit-learn.
 NUMBERS = (1, 2, 3, 4)
 COLUMNS = ("share", "weight", "effective", "score_error")

@@ -58,7 +58,7 @@ COVARIANCE_DRAWS = 100_000
 BANDWIDTHS = (1.0, 0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
 # Columns of the printed table; the file has all.
 SHOWN = (
-    *("mixture base", "all three", "Tikhonov", "without base", "diagonal kernel", "256 features"),
+    *("one group", "all three", "Tikhonov", "without base", "diagonal kernel", "256 features"),
     *("KDE, debiased", "KDE, debiased, auto", "Stein*", "SSGE*", "KEF-CG*", "ν-method*"),
 )
 
@@ -94,7 +94,7 @@ ESTIMATORS = {
     "Gaussian kernel": fixed(ScoreEstimator(CurlFree(Gaussian()))),
     "diagonal kernel": fixed(ScoreEstimator(Diagonal())),
     "Gaussian base": fixed(ScoreEstimator(base="gaussian")),
-    "mixture base": fixed(ScoreEstimator(base="mixture")),
+    "one group": fixed(ScoreEstimator(base="student")),
     "whitened": fixed(ScoreEstimator(standardize="full")),
     "median": fixed(ScoreEstimator(bandwidth="median")),
     "seven bandwidths": fixed(ScoreEstimator(bandwidth=AutoBandwidth(BANDWIDTHS))),

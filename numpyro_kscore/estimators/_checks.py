@@ -27,7 +27,7 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._solvers import Krylov
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["check_context", "check_settings", "check_solver_of_auto", "check_stream_base"]
+__all__ = ["check_context", "check_settings", "check_solver_of_auto"]
 
 # Dimension of the Krylov space where none is given: products with a matrix of features are cheap,
 # and very many samples allow for weak regularization, which needs a large space.
@@ -182,12 +182,3 @@ def check_context(context: Any, num_samples: int, settings: FitSettings, base: A
             f"context: expected few enough samples to keep all pairs of; got {num_samples}"
         )
     return context
-
-
-def check_stream_base(base: Any) -> None:
-    """Raise ``ValueError`` for the ``base`` of an estimator that looks for groups of samples."""
-    if isinstance(base, str) and base == "mixture":
-        raise ValueError(
-            "base: expected one of a single group for a stream, whose later samples are not dealt "
-            "into groups; got 'mixture'. Use base='student'"
-        )

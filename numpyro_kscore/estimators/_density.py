@@ -59,8 +59,8 @@ class KernelExponentialFamily(Distribution):
 
     No Jacobian is needed: the prior is the density of the transformed draws.
 
-    Draws with distant modes need ``ScoreEstimator(base="mixture")``, or the modes' weights are
-    arbitrary: score matching does not see them.
+    The weights of distant modes, which score matching does not see, are the shares of the draws,
+    as long as the default base finds the modes (docs/theory).
 
     Args:
         samples: the draws, shape (n, d), n ≥ 2. Every evaluation costs O(n d), so thin a long
@@ -120,11 +120,11 @@ class KernelExponentialFamily(Distribution):
         base = estimator.base
         if not (
             isinstance(base, Distribution | EllipticalBase | MixtureBase | DistributionBase)
-            or (isinstance(base, str) and base in ("student", "gaussian", "mixture"))
+            or (isinstance(base, str) and base in ("auto", "student", "gaussian"))
         ):
             raise ValueError(
                 "estimator: expected a base with a density, without which the tails do not fall "
-                f"off; got base={base!r}. Fit with base='student' or a NumPyro distribution"
+                f"off; got base={base!r}. Leave base='auto', or give a NumPyro distribution"
             )
         score = estimator if isinstance(estimator, Score) else estimator.fit(self.samples)
         if score.coordinates.mean.shape[0] != dim:

@@ -19,7 +19,7 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._base import Base
-from numpyro_kscore.estimators._checks import check_context, check_settings, check_stream_base
+from numpyro_kscore.estimators._checks import check_context, check_settings
 from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._fitted_base import make_base
@@ -69,15 +69,16 @@ class ScoreEstimator(GuideEstimator):
             samples, lie in all directions alike, which suits modes, ridges and curves
             (docs/theory); ``"diagonal"`` scales each coordinate, ``"none"`` leaves them (always
             centered, which a radial kernel does not notice).
-        base: what the estimate is shrunk to: ``"gaussian"`` is the score of a Gaussian fitted to
-            the samples and shrunk by held-out score matching (docs/theory), ``"student"`` that of
-            a Student t distribution where tails are heavier and the same Gaussian where not, None
-            is zero (the paper), a callable (m, d) -> (m, d) in JAX a score function, a NumPyro
-            distribution with event shape (d,) its score. ``"mixture"`` is for samples with distant
-            modes, whose weights score matching does not see (docs/accuracy): it looks for up to
-            four separate groups, and where there are several, each has its own base
-            ``"student"``, coordinates and share of the density. With standardize ``"diagonal"``
-            or ``"none"`` only the base is that of groups.
+        base: what the estimate is shrunk to. ``"auto"`` looks for up to four separate groups of
+            samples, whose weights score matching does not see (docs/theory): where there are
+            several, each has its own base ``"student"``, coordinates and share of the density;
+            otherwise it is ``"student"``, as it is for streams. (With standardize ``"diagonal"``
+            or ``"none"`` only the base is that of groups.) ``"student"`` is the score of a Student
+            t distribution where tails are heavier than a Gaussian's, and of a Gaussian where not;
+            ``"gaussian"`` that of a Gaussian fitted to the samples and shrunk by held-out score
+            matching; None is zero (the paper), a callable (m, d) -> (m, d) in JAX a score
+            function, a NumPyro distribution with event shape (d,) its score. Under ``vmap``
+            ``"auto"`` costs several times as much as ``"student"``: it computes as for four groups.
         normalize: divide the kernel by tr K(x, x), so that λ and step counts mean the same at
             every dimension and bandwidth. False is the paper's scale.
         landmarks: :class:`Landmarks`, samples in whose span the estimate is (Nyström), at
@@ -110,7 +111,7 @@ class ScoreEstimator(GuideEstimator):
     solver: Solver = Krylov()
     bandwidth: Any = None
     standardize: str = static(default="local")
-    base: Any = static(default="student")
+    base: Any = static(default="auto")
     normalize: bool = static(default=True)
     landmarks: Landmarks | None = None
     subset: Subset | None = None
@@ -196,7 +197,8 @@ class ScoreEstimator(GuideEstimator):
         """Start a fit to samples that come in batches and need not fit into memory.
 
         Coordinates, bandwidth, base score and frequencies are determined by this first batch, so
-        let it be a few thousand draws in random order. All batches then count alike::
+        let it be a few thousand draws in random order. All batches then count alike. A base
+        ``"auto"`` is ``"student"`` here: later samples are not dealt into groups::
 
             state = estimator.init_stream(next(batches))
             for batch in batches:
@@ -207,12 +209,13 @@ class ScoreEstimator(GuideEstimator):
             batch: i.i.d. draws, shape (n, d), n ≥ 2, in any units.
 
         Raises:
-            ValueError: without ``features``, or with ``base="mixture"``; otherwise as :meth:`fit`.
+            ValueError: without ``features``; otherwise as :meth:`fit`.
             TypeError: as :meth:`fit`.
         """
         self._features_of_stream()
-        check_stream_base(self.base)
-        return start_stream(*self._checked(batch, None))
+        is_auto = isinstance(self.base, str) and self.base == "auto"
+        alone = dataclasses.replace(self, base="student") if is_auto else self
+        return start_stream(*alone._checked(batch, None))
 
     def partial_fit(self, state: StreamState, batch: Any) -> StreamState:
         """The state with one more batch in it; batches of one shape share a program.

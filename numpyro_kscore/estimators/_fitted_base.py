@@ -12,7 +12,7 @@ from jax import lax
 from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
-from numpyro_kscore._util.checks import as_points, with_jax_leaves
+from numpyro_kscore._util.checks import as_points, is_concrete, with_jax_leaves
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base import (
@@ -24,7 +24,12 @@ from numpyro_kscore.estimators._base import (
     ZeroBase,
 )
 from numpyro_kscore.estimators._gaussian import fit_gaussian
-from numpyro_kscore.estimators._groups import MOST_GROUPS, find_groups
+from numpyro_kscore.estimators._groups import (
+    MOST_GROUPS,
+    Groups,
+    are_enough_for_groups,
+    find_groups,
+)
 from numpyro_kscore.estimators._mixture_base import MixtureBase
 from numpyro_kscore.estimators._student_fit import fit_student
 
@@ -67,8 +72,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         )
     elif isinstance(base, str) and base == "student":
         fitted = _student_base(samples)
-    elif isinstance(base, str) and base == "mixture":
-        fitted = fit_mixture(samples)
+    elif isinstance(base, str) and base == "auto":
+        fitted = _base_of_groups(samples)
     elif callable(base):
         # JAX compares a bound method by identity of its object, whose own equality may compare
         # arrays.
@@ -76,8 +81,8 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
         fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
-            "base: expected None, 'student', 'gaussian', 'mixture', a score function or a "
-            f"NumPyro distribution; got {base!r}"
+            "base: expected 'auto', 'student', 'gaussian', None, a score function or a NumPyro "
+            f"distribution; got {base!r}"
         )
     return _with_values(fitted, samples)
 
@@ -98,15 +103,27 @@ def _student_base(samples: jax.Array, members: jax.Array | None = None) -> Ellip
     )
 
 
+def _base_of_groups(samples: jax.Array) -> Base:
+    """A Student t distribution, or a mixture of them if samples (n, d) fall into groups.
+
+    A mixture with one component is that component. Its programs are twice as long, so it is made
+    only where the number of groups is not known, inside of ``jit``.
+    """
+    if not are_enough_for_groups(*samples.shape):
+        return _student_base(samples)
+    groups = find_groups(samples)
+    if is_concrete(groups.number) and int(groups.number) == 1:
+        return _student_base(samples)
+    return fit_mixture(samples, groups)
+
+
 @quick_jit
 @full_precision
-def fit_mixture(samples: jax.Array) -> MixtureBase:
-    """The mixture of samples (n, d), n ≥ 2: with one component where they are one group.
+def fit_mixture(samples: jax.Array, groups: Groups) -> MixtureBase:
+    """The mixture of samples (n, d) in groups: with one component where they are one group.
 
-    Cost: that of :func:`fit_student` and of :func:`find_groups`, and of :func:`fit_student` again
-    for each of several groups.
+    Cost: that of :func:`fit_student`, and again for each of several groups.
     """
-    groups = find_groups(samples)
     # Whole samples, not the probabilities of t distributions: their tails would widen the groups.
     members = (groups.own == jnp.arange(MOST_GROUPS)[:, None]).astype(samples.dtype)
     sets = jnp.concatenate([jnp.ones_like(members[:1]), members])

@@ -12,7 +12,7 @@ between any two of them than at both.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,9 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import localized, whiten_samples
 from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
 
-__all__ = ["MOST_GROUPS", "Groups", "find_groups"]
+_T = TypeVar("_T")
+
+__all__ = ["MOST_GROUPS", "Groups", "are_enough_for_groups", "find_groups"]
 
 MOST_GROUPS = 4
 # Numbers of groups in a row that may be no better before the search ends.
@@ -96,6 +98,16 @@ class _Search(NamedTuple):
     criterion: jax.Array
 
 
+def are_enough_for_groups(size: int, dim: int) -> bool:
+    """Whether so many samples could be two groups."""
+    return size >= 2 * _fewest(dim)
+
+
+def _fewest(dim: int) -> int:
+    """The fewest samples of a group."""
+    return max(FEWEST, FEWEST_EACH * dim)
+
+
 @quick_jit
 @full_precision
 def find_groups(samples: jax.Array) -> Groups:
@@ -105,8 +117,7 @@ def find_groups(samples: jax.Array) -> Groups:
     """
     z = lax.stop_gradient(samples)
     size, dim = z.shape
-    fewest = max(FEWEST, FEWEST_EACH * dim)
-    if size < 2 * fewest:
+    if not are_enough_for_groups(size, dim):
         return Groups(jnp.zeros(size, jnp.int32), jnp.asarray(1))
     few = _evenly(z, max(SHAPE_POINTS, SHAPE_POINTS_EACH * dim))
     z = localized(whiten_samples(z), few).to_kernel(z)
@@ -117,22 +128,31 @@ def find_groups(samples: jax.Array) -> Groups:
         return (state.tried < MOST_GROUPS) & (state.tried < state.found + LOOK_AHEAD)
 
     def step(state: _Search) -> _Search:
-        mixture = _fitted(_split(state.mixture, some, state.tried), some)
+        is_first = state.tried == 0
+        split = _split(state.mixture, some, state.tried)
+        mixture = _fitted(_either(is_first, state.mixture, split), some)
         posterior = _posterior(mixture, some)
         criterion = _criterion(mixture, posterior, dim)
         tried = state.tried + 1
         better = criterion > state.criterion + LEAST_GAIN
-        better = better & _are_separate(mixture, posterior, some, fewest * n / size)
-        taken = _Search(tried, mixture, mixture, tried, criterion)
-        left = state._replace(tried=tried, mixture=mixture)
-        return jax.tree.map(lambda a, b: jnp.where(better, a, b), taken, left)
+        better = better & _are_separate(mixture, posterior, some, _fewest(dim) * n / size)
+        # A split begins with the shape of neighbors, which the spread between groups is not in.
+        onward = _either(is_first, state.mixture, mixture)
+        taken = _Search(tried, onward, mixture, tried, criterion)
+        left = state._replace(tried=tried, mixture=onward)
+        return _either(is_first | better, taken, left)
 
-    whole = _fitted(_one(some), some)
-    # A split begins with the shape of neighbors, which the spread between groups is not in.
-    one = jnp.asarray(1)
-    start = _Search(one, _one(some), whole, one, _criterion(whole, _posterior(whole, some), dim))
-    found = lax.while_loop(proceed, step, start)
+    none = jnp.asarray(0)
+    one = _one(some)
+    found = lax.while_loop(
+        proceed, step, _Search(none, one, one, none, jnp.asarray(-jnp.inf, some.dtype))
+    )
     return Groups(jnp.argmax(_posterior(found.best, z).log_shares, axis=1), found.found)
+
+
+def _either(first: jax.Array, one: _T, other: _T) -> _T:
+    """One tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
 
 def _evenly(z: jax.Array, most: int) -> jax.Array:

@@ -94,11 +94,13 @@ class MixtureBase(Base):
         return self.log_weights
 
 
+@full_precision
 def mixed_score(shares: jax.Array, scores: jax.Array) -> jax.Array:
     """The score of a mixture, (m, d), from probabilities (m, K) and components' scores."""
     return jnp.einsum("mk,kmd->md", shares, scores)
 
 
+@full_precision
 def mixed_divergence(shares: jax.Array, scores: jax.Array, divergences: jax.Array) -> jax.Array:
     """The divergence of a mixture's score, (m,).
 

@@ -54,7 +54,7 @@ def _log_densities(
 ) -> tuple[jax.Array, Normalization]:
     n = samples.shape[0]
     subset = Subset(SUBSET_POINTS, key=random.fold_in(key, 1)) if n > WHOLE_POINTS else None
-    estimator = ScoreEstimator(bandwidth="auto", subset=subset)
+    estimator = ScoreEstimator(bandwidth="auto", base="student", subset=subset)
     score = estimator.fit(samples)
     proposal = draw_proposal(score.base, samples, key, num_draws)
     normalization = importance_sampled(score.log_density(proposal.draws), proposal)

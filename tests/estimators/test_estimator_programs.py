@@ -14,7 +14,7 @@ SAMPLES, POINTS = (random.normal(random.key(k), (24, 4)) for k in (0, 1))
 GIVEN = ScoreEstimator(regularizer=Tikhonov(1e-2), bandwidth="median", standardize="full")
 ESTIMATORS = {
     "score": GIVEN,
-    "groups": ScoreEstimator(regularizer=Tikhonov(1e-2), bandwidth="median", base="mixture"),
+    "groups": ScoreEstimator(regularizer=Tikhonov(1e-2), bandwidth="median", base="auto"),
     "subset": ScoreEstimator(regularizer=Tikhonov(1e-2), bandwidth="median", subset=Subset(12)),
     "smoothed": KernelDensity(),
 }

@@ -157,7 +157,7 @@ def test_draws_have_the_distribution(x64):
 def test_an_exponential_family_with_the_tails_of_a_student():
     """Far away the density falls as ``|x|^-(ν+1)``, and it integrates to one."""
     samples = np.float32(student_samples(6, 200, 1))
-    estimator = ScoreEstimator(regularizer=NuMethod(20))
+    estimator = ScoreEstimator(regularizer=NuMethod(20), base="student")
     angles = np.linspace(-np.pi / 2, np.pi / 2, 2001)[1:-1]
     far = [1e4, 1e6]
 

@@ -417,5 +417,5 @@ def test_misuse_of_contexts():
         estimator.at_samples(x, context=jnp.zeros((7, 1)))
     with pytest.raises(TypeError, match="context: .* with an automatic strength.*got one"):
         ScoreEstimator(base=None).at_samples(x, context=jnp.zeros((8, 1)))
-    with pytest.raises(ValueError, match=r"context: expected None with base='student'"):
+    with pytest.raises(ValueError, match=r"context: expected None with base='auto'"):
         ScoreEstimator(regularizer=NuMethod(5)).at_samples(x, context=jnp.zeros((8, 1)))
