@@ -15,6 +15,7 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._affine import Coordinates
 from numpyro_kscore.estimators._base import Base, EllipticalBase
+from numpyro_kscore.estimators._layout import Layout
 
 __all__ = ["MixtureBase", "mixed_divergence", "mixed_score"]
 
@@ -27,11 +28,13 @@ class MixtureBase(Base):
         whole: the distribution of all samples.
         components: those of the groups, stacked, (K, ...).
         log_weights: (K,), -inf for components that are not in use.
+        labels: the component of each sample, (n,).
     """
 
     whole: EllipticalBase = EllipticalBase()
     components: EllipticalBase = EllipticalBase()
     log_weights: jax.Array | None = None
+    labels: jax.Array | None = None
 
     @property
     def used(self) -> jax.Array:
@@ -79,14 +82,20 @@ class MixtureBase(Base):
         """The map that makes the scatter of all samples the identity."""
         return self.whole.whitening()
 
-    @property
-    def coordinates(self) -> Coordinates:
-        """The maps that do so for the components, stacked, (K, ...)."""
-        return jax.vmap(lambda component: component.whitening())(self.components)
+    def own_scores(self, samples: jax.Array) -> jax.Array:
+        """The score of each sample's own component at it, (n, d)."""
+        scores = self.each("score", samples)
+        return jnp.take_along_axis(scores, self._labels()[None, :, None], axis=0)[0]
 
-    def own(self, x: jax.Array) -> jax.Array:
-        """The most probable component of points: (m, d) -> (m,)."""
-        return jnp.argmax(self.joint(x), axis=1)
+    def layout(self) -> Layout:
+        """The maps of the components to their own coordinates, with the samples' components."""
+        each = jax.vmap(lambda component: component.whitening())(self.components)
+        return Layout(each, self._labels(), self.number)
+
+    def _labels(self) -> jax.Array:
+        if self.labels is None:
+            raise ValueError("labels: expected those of a fitted mixture; got None")
+        return self.labels
 
     def _log_weights(self) -> jax.Array:
         if self.log_weights is None:

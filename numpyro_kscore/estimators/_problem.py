@@ -165,15 +165,16 @@ def _standardize(
             coordinates = localized(coordinates, samples)
     else:
         coordinates = standardize_samples(samples, how)
-    layout, together = None, None
+    layout, together, known = None, None, base.at_samples
     if isinstance(base, MixtureBase) and how in WHITENING_CHOICES:
-        groups = Layout(base.coordinates, base.own(samples), base.number)
-        layout, together = lay_out(samples, groups, local=how == "local")
+        layout, together = lay_out(samples, base.layout(), local=how == "local")
+        # Each group is fitted by itself, with the score of its own component.
+        known = base.own_scores(samples)
     frame = coordinates if layout is None else layout
     points = constrain_rows(frame.to_kernel(samples), sharding)
     base_scores = None
-    if base.at_samples is not None:
-        base_scores = frame.scores_to_kernel(base.at_samples)
+    if known is not None:
+        base_scores = frame.scores_to_kernel(known)
         base_scores = constrain_rows(base_scores, sharding)
     return _Standardized(coordinates, points, base_scores, context, layout, together)
 
