@@ -49,7 +49,7 @@ def find_tall(
     Raises:
         FloatingPointError: if the density is finite at no start.
 
-    Cost: a search on some rows, and gradients of all rows in the order of 12 for each dimension; a
+    Cost: a search on some rows, and gradients of all rows in the order of 20 for each dimension; a
     search on all rows where some have several modes, whose weights they do not know.
     """
     rest = latents, rng, with_couplings
