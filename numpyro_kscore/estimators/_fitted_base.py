@@ -152,11 +152,15 @@ def fit_mixture(samples: jax.Array, groups: Groups) -> MixtureBase:
     # knows nothing: it would make any field that points inward there. Labels drawn from their
     # probabilities give every group the tails of its component.
     def again(count: jax.Array, mixture: MixtureBase) -> MixtureBase:
-        drawn = random.categorical(random.key(0), mixture.joint(samples), axis=1)
-        return mixture_of(jnp.where(count == 0, groups.own, drawn))
+        logits = lax.stop_gradient(mixture.joint(samples))
+        drawn = random.categorical(random.key(0), logits, axis=1)
+        labels = jnp.where(count == 0, groups.own, drawn)
+        # One group is known after the first round. Their number is no bound of the loop, whose
+        # length must be known to differentiate it.
+        is_over = (count > 0) & (groups.number == 1)
+        return lax.cond(is_over, lambda _: mixture, mixture_of, labels)
 
     none = jax.tree.map(
         lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(mixture_of, groups.own)
     )
-    rounds = jnp.where(groups.number > 1, 2, 1)
-    return lax.fori_loop(0, rounds, again, none)
+    return lax.fori_loop(0, 2, again, none)

@@ -14,7 +14,7 @@ from benchmarks.accuracy.score_targets import TARGETS
 from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
 from numpyro_kscore.estimators import RandomFeatures, Subset
 from numpyro_kscore.estimators._base import Base, EllipticalBase
-from numpyro_kscore.estimators._fitted_base import make_base
+from numpyro_kscore.estimators._fitted_base import fit_mixture, make_base
 from numpyro_kscore.estimators._gaussian import fit_gaussian
 from numpyro_kscore.estimators._grouped_score import DRAWS
 from numpyro_kscore.estimators._groups import find_groups
@@ -348,6 +348,23 @@ def test_a_stream_has_one_base():
     batch = jnp.asarray(two_groups(7.0), jnp.float32)
     estimator = ScoreEstimator(features=RandomFeatures(8))
     assert isinstance(estimator.init_stream(batch).base, EllipticalBase)
+
+
+def test_a_mixture_that_was_not_fitted():
+    with pytest.raises(ValueError, match="log_weights: expected those of a fitted mixture; got"):
+        MixtureBase().number  # noqa: B018
+
+
+def test_the_fit_is_differentiable():
+    """Groups and the number of them are not differentiated; what is fitted to them is."""
+    x = jnp.asarray(two_groups(7.0), jnp.float32)
+
+    def total(x):
+        return jnp.sum(fit_mixture(x, find_groups(x)).score(x[:3]) ** 2)
+
+    gradient = quick_jit(jax.grad(total))(x)
+    assert np.all(np.isfinite(gradient))
+    assert np.any(gradient != 0)
 
 
 def test_outside_of_jit_the_program_is_that_of_what_is_found():
