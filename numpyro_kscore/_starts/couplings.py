@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_kscore._starts.bases import find_basis
 from numpyro_kscore._starts.batch_match import Evaluate, elbo
-from numpyro_kscore._starts.candidates import CountedModel, Judged, Latents, antithetic, surely
+from numpyro_kscore._starts.candidates import Judged, Latents, antithetic, surely
 from numpyro_kscore._starts.refinement import LEAST_GAIN, fitted, match_near
 from numpyro_kscore._tracing.coupling import LARGEST_SHARE, SMALLEST_SHARE
 
@@ -78,7 +78,7 @@ class Couplings(NamedTuple):
 
 
 def couple(
-    model: CountedModel,
+    evaluate: Evaluate,
     latents: Latents,
     known: Judged,
     rng: np.random.Generator,
@@ -87,7 +87,7 @@ def couple(
     """A Gaussian in coordinates with couplings; the known one and None if its bound is no higher.
 
     Args:
-        model: the density.
+        evaluate: energies and their gradients in the Gaussian's coordinates, at points (m, d).
         latents: what is known of the latents.
         known: the best Gaussian without couplings.
         rng: for draws.
@@ -100,7 +100,6 @@ def couple(
     gaussian, dim = known.gaussian, len(known.gaussian.mean)
     if not 2 <= dim <= MOST_DIMS:
         return known, None
-    evaluate = model.in_form(known.centering)
     draws = gaussian.push(antithetic(rng, max(FEWEST_DRAWS, DRAWS_PER_DIM * dim), dim))
     energies, gradients = evaluate(draws)
     finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)

@@ -122,7 +122,10 @@ def find_gaussian(
     # Several modes are apart in the coordinates that they were found in.
     if not with_couplings or len(start.weights) > 1:
         return start
-    pairs = [couple(model, latents, finalist, rng, noise) for finalist in finalists]
+    pairs = [
+        couple(model.in_form(finalist.centering), latents, finalist, rng, noise)
+        for finalist in finalists
+    ]
     best = preferred([judged for judged, _ in pairs])
     chosen = next(k for k, (judged, _) in enumerate(pairs) if judged is best)
     if finalists[chosen] is not plain:

@@ -25,7 +25,6 @@ from numpyro_kscore._tracing.coupling import Centering
 __all__ = [
     "FEWEST_PAIRS",
     "LEAST_GAIN",
-    "SUITED_DRAWS_EACH",
     "fitted",
     "in_suited_form",
     "match_mode",
@@ -43,8 +42,6 @@ FEWEST_PAIRS = 16
 NEAR_WEIGHT = 10.0
 # Draws that tell which coordinates suit a Gaussian.
 RECENTERING_DRAWS = 256
-# The same for each dimension, where gradients cost much more than draws.
-SUITED_DRAWS_EACH = 64
 # Steps that refine each of several separate modes.
 MODE_STEPS = 10
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where

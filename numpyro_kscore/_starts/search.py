@@ -13,13 +13,18 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.distribution import validation_enabled
 
-from numpyro_kscore._starts.batch_density import batch_expansions, sample_density
-from numpyro_kscore._starts.candidates import AtPoints, Density, Latents, of_degrees
+from numpyro_kscore._starts.candidates import Latents, of_degrees
 from numpyro_kscore._starts.density import batched_density
+from numpyro_kscore._starts.from_part import find_from_part
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._starts.parts import (
+    MOST_BLOCKS,
+    MOST_ROWS,
+    of_batches,
+    of_rows,
+    sample_density,
+)
 from numpyro_kscore._starts.precision import runs_in_double
-from numpyro_kscore._starts.streamed import find_streamed
-from numpyro_kscore._starts.tall import MOST_BLOCKS, MOST_ROWS, find_tall
 from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.coordinates import (
     evaluate_at,
@@ -29,7 +34,11 @@ from numpyro_kscore._tracing.coordinates import (
     trace_at,
 )
 from numpyro_kscore._tracing.coupling import Centering, Form
-from numpyro_kscore._tracing.subsampling import FewRows, few_rows, mean_over_rows, whole_plates
+from numpyro_kscore._tracing.subsampling import (
+    FewRows,
+    few_rows,
+    whole_plates,
+)
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -69,7 +78,6 @@ def find_start(
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
     values, scales = _values(model, args, kwargs, latents)
     sites = () if plain else hierarchical_sites(model, args, kwargs, values)
-    is_double = jnp.result_type(float) == jnp.float64
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def energy(model: Callable[..., Any]) -> Callable[..., tuple[Array, Array]]:
@@ -77,9 +85,6 @@ def find_start(
         return lambda at, args, kwargs: _energy(seeded, args, kwargs, sizes, sites, *at)
 
     def search() -> GaussianStart | None:
-        def density(one: Callable[..., Any], **options: int) -> Density:
-            return batched_density(lambda *at: one(at, args, kwargs), forward_mode, **options)
-
         from_prior = _prior_draws(model, args, kwargs, latents)
         hierarchical, positive = (_are_among(names, latents) for names in (sites, scales))
         counts = tuple(int(np.size(value)) for value in latents.values())
@@ -87,29 +92,29 @@ def find_start(
         rest = known, rng, not plain
         try:
             if batches is not None:
-                some = sample_density(energy(model), batches, forward_mode)
                 if batches.count is None:
+                    some = sample_density(energy(model), batches, forward_mode)
                     return find_gaussian(some, *rest)
-                few_and_all = batch_expansions(energy(model), batches, forward_mode, is_double)
-                share = jax.tree.leaves(batches.sample)[0].shape[0] / batches.count
-                return find_streamed(some, share, few_and_all, *rest)
+                part, every = of_batches(energy, model, batches, forward_mode)
+                return find_from_part(part, every, *rest)
             if few is None:
-                return find_gaussian(density(energy(whole)), *rest)
-            # Many rows fill the processor with one point, and a path has one at a time.
-            of_all = energy(whole)
-            if in_blocks and few.size is not None:
-                of_all = _in_blocks(energy, given, few.size)
-            every = _in_precision(density(of_all, rows_at_once=1), is_double)
-            return find_tall(density(energy(few.model)), every, few.share, *rest)
+                at = energy(whole)
+                density = batched_density(lambda *point: at(point, args, kwargs), forward_mode)
+                return find_gaussian(density, *rest)
+            models = given, whole
+            part, every = of_rows(energy, models, few, (args, kwargs), forward_mode, in_blocks)
+            return find_from_part(part, every, *rest)
         except FloatingPointError:
             return None
 
     def once(point: Array) -> tuple[Array, Array]:
         return energy(model)((point, *[of_degrees(np.ones_like(first))] * 2), args, kwargs)
 
+    # Sums over many rows need double precision: a bound of 1e6 nats has errors of 1 without it.
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
     with Apart(), validation_enabled(False):
+        is_double = jnp.result_type(float) == jnp.float64
         in_double = is_double or runs_in_double(once, np.ones_like(first))
         with jax.enable_x64(in_double):
             return search()
@@ -118,28 +123,6 @@ def find_start(
 def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
     """Which flat coordinates are of latents of these names, (d,)."""
     return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
-
-
-def _in_blocks(energy: Callable[..., Any], model: Callable[..., Any], size: int) -> Any:
-    """The energy of all rows of a plate, some rows after others, as is its derivative."""
-
-    def of_all(at: Any, args: Any, kwargs: Any) -> Any:
-        def of_some(some: Callable[..., Any]) -> Any:
-            return jax.checkpoint(lambda at: energy(some)(at, args, kwargs))(at)
-
-        return mean_over_rows(of_some, model, size)
-
-    return of_all
-
-
-def _in_precision(density: Density, is_double: bool) -> Density:
-    """A density in double or single precision; passes over all rows are in that of the fit."""
-
-    def evaluate(points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
-        with jax.enable_x64(is_double):
-            return density(points, centering, other)
-
-    return evaluate
 
 
 def _rows_of(

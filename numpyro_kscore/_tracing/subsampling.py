@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ __all__ = [
     "Expansion",
     "FewRows",
     "center",
+    "counted_once",
     "few_rows",
     "mean_over_rows",
     "replaced",
@@ -120,6 +122,35 @@ def mean_over_rows(
     if rest := size - count * block:
         total = jax.tree.map(jnp.add, total, of_rows(size - rest, rest))
     return total
+
+
+class _CountedOnce(Messenger):
+    """Takes back how subsampled plates scale the rows that they draw."""
+
+    def __init__(self, fn: Callable[..., Any], times: int) -> None:
+        self.times = times
+        self._sizes: dict[str, int] = {}
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Note the size of a plate, or scale a site inside of one."""
+        if msg["type"] == "plate":
+            self._sizes[msg["name"]] = msg["args"][0]
+        elif msg["type"] == "sample":
+            sizes = ((f.size, self._sizes.get(f.name, f.size)) for f in msg["cond_indep_stack"])
+            drawn = [few / size for few, size in sizes if few < size]
+            if drawn:
+                msg["scale"] = msg["scale"] * (self.times * math.prod(drawn))
+
+
+def counted_once(model: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
+    """The model whose subsampled plates do not scale the rows that they draw to all rows.
+
+    Args:
+        model: the model.
+        times: how often each row counts.
+    """
+    return _CountedOnce(model, times)
 
 
 class FewRows(NamedTuple):

@@ -6,14 +6,20 @@ The part places every effect three standard errors from where all data do.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
+from jax import random
+from scipy import special, stats
 
+from numpyro_kscore import AutoImplicit
 from numpyro_kscore._starts.batch_match import elbo
 from numpyro_kscore._starts.candidates import AtPoints, Latents
-from numpyro_kscore._starts.streamed import Quadratic, find_streamed
-from numpyro_kscore._starts.tall import find_tall
+from numpyro_kscore._starts.data import Part, Quadratic, Whole
+from numpyro_kscore._starts.from_part import find_from_part
 from numpyro_kscore._tracing.centering import LocationScale, from_centered, to_centered
 from numpyro_kscore._tracing.coupling import Centering
+from numpyro_kscore._util.batches import Batches
 
 # Means of the data of twelve effects, and their standard errors; where a part of the data has them.
 RNG = np.random.default_rng(3)
@@ -74,6 +80,13 @@ def expansion(y):
     return lambda point, centering: Quadratic(*(np.asarray(a) for a in of(point, centering)))
 
 
+def whole(expand):
+    def evaluate(points, centering):
+        return density(DATA)(points, centering, centering)[:2]
+
+    return Whole(expand, evaluate)
+
+
 def log_evidence(y):
     """By quadrature over the mean and the log spread."""
     mean, log_spread = np.meshgrid(np.linspace(-5, 5, 401), np.linspace(-6, 4, 401), indexing="ij")
@@ -83,21 +96,18 @@ def log_evidence(y):
     return jax.nn.logsumexp(whole) + np.log(10 / 400) * 2
 
 
-@pytest.mark.parametrize("kind", ["tall", "streamed"])
-def test_a_start_knows_where_all_data_place_the_effects(kind):
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_start_knows_where_all_data_place_the_effects(is_sound):
+    """By surrogates, or by scores where the surrogates are no good."""
     with jax.enable_x64(True):
         some, every = density(PART), density(DATA)
         is_effect = np.arange(DIM) >= 2
         rng = np.random.default_rng(0)
-        first = np.zeros(DIM)
-        latents = Latents(
-            first, rng.normal(size=(32, DIM)), is_effect, ~is_effect, (1, 1, len(DATA))
-        )
-        if kind == "tall":
-            start = find_tall(some, every, 0.1, latents, rng, with_couplings=False)
-        else:
-            expansions = expansion(PART), expansion(DATA)
-            start = find_streamed(some, 0.1, expansions, latents, rng, with_couplings=False)
+        draws = rng.normal(size=(32, DIM))
+        latents = Latents(np.zeros(DIM), draws, is_effect, ~is_effect, (1, 1, len(DATA)))
+        part = Part(some, some, expansion(PART), 0.1)
+        all_data = whole(expansion(DATA if is_sound else DATA + 5))
+        start = find_from_part(part, all_data, latents, rng, with_couplings=False)
         noise = np.random.default_rng(1).normal(size=(4_000, DIM))
         at = every(start.gaussian.push(noise), start.centering, start.centering)
         bound = elbo(start.gaussian, noise, at.energies)
@@ -109,3 +119,63 @@ def test_a_start_knows_where_all_data_place_the_effects(kind):
     assert np.sum(is_known) > 3
     # The part has them at 3; a regression of the draws tells them to about half an error.
     assert np.median(np.abs(locs - DATA)[is_known] / NOISE[is_known]) < 1
+
+
+# Rows of each group, and the group of each row.
+SIZES = (49_990, 8, 1, 1)
+GROUPS = np.random.default_rng(2).permutation(np.repeat(np.arange(4), SIZES)).astype(np.int32)
+
+
+def noise_by_group():
+    rng = np.random.default_rng(5)
+    loc, scale = 100 + 8 * rng.normal(size=4), np.exp(2 + 0.5 * rng.normal(size=4))
+    return (loc[GROUPS] + scale[GROUPS] * rng.standard_t(5, len(GROUPS))).astype(np.float32)
+
+
+def in_groups(group, y, batch=None):
+    with numpyro.plate("groups", 4):
+        loc = numpyro.sample("loc", dist.Normal(100, 30))
+        scale = numpyro.sample("scale", dist.LogNormal(2, 2))
+    with numpyro.plate("rows", len(GROUPS), subsample_size=batch or len(y)) as rows:
+        if batch:
+            group, y = group[rows], y[rows]
+        numpyro.sample("y", dist.StudentT(5, loc[group], scale[group]), obs=y)
+
+
+def evidence_by_group(y):
+    """By quadrature over the location and the log scale of each group."""
+    total = 0.0
+    for k, size in enumerate(SIZES):
+        own = y[GROUPS == k].astype(float)
+        locs, log_scales = np.linspace(-200, 400, 601), np.linspace(-12, 16, 281)
+        if size > 100:
+            # Of many rows the likelihood is Gaussian, with the information of Student's t.
+            _, *found = stats.t.fit(own, fdf=5)
+            errors = [found[1] * np.sqrt(8 / 6 / size), np.sqrt(8 / 10 / size)]
+            locs, log_scales = (
+                center + 6 * error * np.linspace(-1, 1, 17)
+                for center, error in zip([found[0], np.log(found[1])], errors, strict=True)
+            )
+        loc, log_scale = np.meshgrid(locs, log_scales, indexing="ij")
+        found = stats.norm.logpdf(loc, 100, 30) + stats.norm.logpdf(log_scale, 2, 2)
+        for part in np.array_split(own, max(1, size // 100)):
+            found += stats.t.logpdf(part[:, None, None], 5, loc, np.exp(log_scale)).sum(0)
+        cell = (locs[1] - locs[0]) * (log_scales[1] - log_scales[0])
+        total += special.logsumexp(found) + np.log(cell)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["plate", "loader"])
+def test_groups_of_a_row_or_two_have_a_start(kind):
+    """Rows that stand for six of their kind have no bound for the scale of a group of one."""
+    y = noise_by_group()
+    guide = AutoImplicit(in_groups)
+    if kind == "plate":
+        guide.set_up(random.key(0), jnp.asarray(GROUPS), jnp.asarray(y), 500)
+    else:
+        parts = np.array_split(np.arange(len(y)), 10)
+        batches = Batches(lambda: ((GROUPS[rows], y[rows]) for rows in parts), (), {})
+        guide.set_up_in_batches(random.key(0), batches)
+    gap = evidence_by_group(y) - guide.start.elbo
+    # A Gaussian loses about a nat for each small group; errors of bounds are a tenth.
+    assert -0.5 < gap < 1.5 * 3

@@ -15,7 +15,12 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._tracing import joint, particles
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.program import Program, inspect_program
-from numpyro_kscore._tracing.subsampling import few_rows, spread_rows, whole_plates
+from numpyro_kscore._tracing.subsampling import (
+    counted_once,
+    few_rows,
+    spread_rows,
+    whole_plates,
+)
 from support.compiling import quick_jit
 
 DATA = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, 500).astype(np.float32))
@@ -47,6 +52,25 @@ def test_batches_from_outside_stay_as_they_are():
     batch = DATA[:20]
     model = whole_plates(handed, (batch, 500), {})
     np.testing.assert_allclose(_density(model, batch, 500), _density(handed, batch, 500), rtol=1e-6)
+
+
+def test_rows_that_are_drawn_can_count_as_often_as_they_are_there():
+    """In a plate within another each row counts once, whichever of the plates is subsampled."""
+
+    def model(rows, columns):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        with (
+            numpyro.plate("columns", 4, subsample_size=columns, dim=-1),
+            numpyro.plate("rows", 500, subsample_size=rows, dim=-2),
+        ):
+            numpyro.sample("data", dist.Normal(mean, 1.0), obs=jnp.ones((rows, columns)))
+
+    prior = dist.Normal(0.0, 10.0).log_prob(2.0)
+    per_row = dist.Normal(2.0, 1.0).log_prob(1.0)
+    for rows, columns, times in [(20, 4, 1), (20, 4, 3), (20, 2, 3), (500, 2, 3), (500, 4, 1)]:
+        expected = prior + times * rows * columns * per_row
+        got = _density(counted_once(model, times), rows, columns)
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 def test_guides_start_at_the_posterior_of_all_data():
@@ -92,6 +116,7 @@ def test_many_rows_are_searched_in_part_and_then_all():
     np.testing.assert_allclose(
         _density(few.model, data, 20) - prior, (expected - prior) / few.share, rtol=1e-5
     )
+    np.testing.assert_allclose(_density(counted_once(few.model), data, 20), expected, rtol=1e-5)
     guide = AutoImplicit(indexed)
     guide.set_up(random.key(0), data, 20)
     np.testing.assert_allclose(guide.start.gaussian.mean, mean, atol=0.05 * sd)
