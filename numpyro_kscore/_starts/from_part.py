@@ -25,12 +25,12 @@ from numpyro_kscore._starts.candidates import (
     CountedModel,
     Judged,
     Latents,
-    factor,
     surely,
 )
 from numpyro_kscore._starts.couplings import Couplings, couple, coupled
 from numpyro_kscore._starts.data import Part, Quadratic, Whole, corrected
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
+from numpyro_kscore._starts.modes import LEAST_MASS, distinct, spanning
 from numpyro_kscore._starts.refinement import (
     FEWEST_PAIRS,
     LEAST_GAIN,
@@ -53,8 +53,6 @@ MATCH_STEPS, MOST_ROUNDS, MOST_NEAR = 3, 8, 10
 NEAR = 0.1
 # By how much the bound of a surrogate may differ from that of all data, in nats.
 LARGEST_ERROR = 1.0
-# Least weight of one of several modes.
-LEAST_WEIGHT = 0.01
 
 
 class _Moved(NamedTuple):
@@ -104,25 +102,26 @@ def find_from_part(
     mover = _Mover(part, whole, latents, rng)
     firsts = found.parts or (found.gaussian,)
     moved = [mover.by_surrogate(first, found.centering, not found.parts) for first in firsts]
-    couplings = None
-    if all(one.is_sound for one in moved):
-        judged = [one.judged for one in moved]
-        if with_couplings and not found.parts:
-            judged[0], couplings = mover.coupled(moved[0])
-    else:
+    judged = [
         # A surrogate of rows that stand for too many others may have no bound at all.
-        judged = [mover.by_scores(first, found.centering, not found.parts) for first in firsts]
-    bounds = np.array([one.bound.value for one in judged])
-    if not np.any(np.isfinite(bounds)):
+        one.judged if one.is_sound else mover.by_scores(first, found.centering, not found.parts)
+        for one, first in zip(moved, firsts, strict=True)
+    ]
+    couplings = None
+    if with_couplings and not found.parts and moved[0].is_sound:
+        judged[0], couplings = mover.coupled(moved[0])
+    if not any(np.isfinite(one.bound.value) for one in judged):
         raise FloatingPointError("expected a finite bound with all data; got none")
+    # Modes of the part may be one for all data, or have no weight there.
+    judged = distinct(judged)
+    bounds = np.array([one.bound.value for one in judged])
     weights = np.exp(bounds - np.max(bounds))
-    counts = weights >= LEAST_WEIGHT * np.sum(weights)
+    counts = weights >= LEAST_MASS * np.sum(weights)
     weights = weights[counts] / np.sum(weights[counts])
-    judged = [one for one, count in zip(judged, counts, strict=True) if count]
-    gaussians = tuple(one.gaussian for one in judged)
+    gaussians = tuple(one.gaussian for one, count in zip(judged, counts, strict=True) if count)
     spent = part.share * (found.num_gradients + mover.of_part.count)
     return GaussianStart(
-        gaussian=_spanned(gaussians, weights),
+        gaussian=spanning(gaussians, weights) if len(gaussians) > 1 else gaussians[0],
         centering=judged[0].centering,
         elbo=float(np.max(bounds) - np.log(np.max(weights))),
         num_gradients=int(np.ceil(spent)) + mover.count,
@@ -255,14 +254,3 @@ class _Mover:
             evaluate = coupled(evaluate, couplings)
         energies = evaluate(gaussian.push(self._noise))[0]
         return Judged(elbo(gaussian, self._noise, energies), gaussian, centering)
-
-
-def _spanned(parts: tuple[Gaussian, ...], weights: np.ndarray) -> Gaussian:
-    """The Gaussian with the moments of a mixture."""
-    if len(parts) == 1:
-        return parts[0]
-    means = np.stack([part.mean for part in parts])
-    mean = weights @ means
-    covariances = np.stack([part.factor @ part.factor.T for part in parts])
-    apart = (means - mean).T @ (weights[:, None] * (means - mean))
-    return Gaussian(mean, factor(np.einsum("k,kij->ij", weights, covariances) + apart))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.candidates import CountedModel, Judged, PathEnd, factor, is_same
 
-__all__ = ["Modes", "find_modes"]
+__all__ = ["LEAST_MASS", "Modes", "distinct", "find_modes", "spanning"]
 
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
@@ -77,7 +77,7 @@ def find_modes(
     if len(found) == 1:
         return Modes(points, weights, (), best.gaussian)
     parts = tuple(end.best.gaussian for end in found)
-    return Modes(points, weights, parts if is_separate else (), _spanning(parts, weights))
+    return Modes(points, weights, parts if is_separate else (), spanning(parts, weights))
 
 
 def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:
@@ -115,7 +115,7 @@ def _fit_of(model: CountedModel, judged: Judged, noise: np.ndarray) -> _Fit:
     return _Fit(float(np.logaddexp.reduce(capped)), misfit)
 
 
-def _spanning(parts: Sequence[Gaussian], weights: np.ndarray) -> Gaussian:
+def spanning(parts: Sequence[Gaussian], weights: np.ndarray) -> Gaussian:
     """The Gaussian with the moments of a mixture."""
     means = np.stack([part.mean for part in parts])
     mean = weights @ means
@@ -134,6 +134,20 @@ def _is_mode(end: PathEnd, best: Judged) -> bool:
 
 def _are_apart(one: PathEnd, other: PathEnd, distance: float) -> bool:
     """Whether two modes are this far apart, squared, in the units of both Gaussians."""
-    move = one.last.point - other.last.point
-    widths = one.best.gaussian.factor, other.best.gaussian.factor
-    return all(float(np.sum(np.linalg.solve(w, move) ** 2)) > distance for w in widths)
+    factors = one.best.gaussian.factor, other.best.gaussian.factor
+    return is_far(one.last.point - other.last.point, factors, distance)
+
+
+def is_far(move: np.ndarray, factors: Iterable[np.ndarray], distance: float) -> bool:
+    """Whether a move (d,) is longer than a squared distance in the units of all factors (d, d)."""
+    return all(float(np.sum(np.linalg.solve(f, move) ** 2)) > distance for f in factors)
+
+
+def distinct(found: Sequence[Judged]) -> list[Judged]:
+    """Those of the Gaussians, the best ones, that hardly overlap with any that is better."""
+    out: list[Judged] = []
+    for one in sorted(found, key=lambda judged: -judged.bound.value):
+        pairs = ((one.gaussian, other.gaussian) for other in out)
+        if all(is_far(a.mean - b.mean, (a.factor, b.factor), SEPARATE) for a, b in pairs):
+            out.append(one)
+    return out

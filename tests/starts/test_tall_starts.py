@@ -179,3 +179,43 @@ def test_groups_of_a_row_or_two_have_a_start(kind):
     gap = evidence_by_group(y) - guide.start.elbo
     # A Gaussian loses about a nat for each small group; errors of bounds are a tenth.
     assert -0.5 < gap < 1.5 * 3
+
+
+def two_modes(point):
+    """Minus the log of half a normal at -3 and half a normal at 3 in the first coordinate."""
+    both = jnp.logaddexp(normal(point[0], -3.0, 0.5), normal(point[0], 3.0, 0.5)) - jnp.log(2.0)
+    return -both - normal(point[1], 0.0, 0.5)
+
+
+def one_mode(point):
+    return -normal(point[0], 3.0, 0.2) - normal(point[1], 1.0, 0.2)
+
+
+def test_modes_of_a_part_that_are_one_for_all_data():
+    """Both Gaussians of the part move to the same place, and count once."""
+
+    def rows(energy):
+        of_rows = jax.jit(jax.vmap(jax.value_and_grad(energy)))
+
+        def at(points, centering, other):
+            nothing = np.zeros_like(points)
+            return AtPoints(*map(np.asarray, of_rows(points)), points, points, nothing, nothing)
+
+        return at
+
+    def expand(energy):
+        of = jax.jit(lambda x: (energy(x), jax.grad(energy)(x), jax.hessian(energy)(x)))
+        return lambda point, centering: Quadratic(*map(np.asarray, of(point)))
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        draws = 3 * rng.normal(size=(32, 2))
+        latents = Latents(np.ones(2), draws, np.zeros(2, bool), np.zeros(2, bool), (1, 1))
+        part = Part(rows(two_modes), rows(two_modes), expand(two_modes), 0.1)
+        all_data = Whole(expand(one_mode), lambda points, _: rows(one_mode)(points, 0, 0)[:2])
+        found = find_from_part(part, all_data, latents, rng, with_couplings=True)
+    np.testing.assert_allclose(found.gaussian.mean, [3.0, 1.0], atol=1e-3)
+    np.testing.assert_allclose(found.gaussian.factor, 0.2 * np.eye(2), atol=1e-3)
+    assert len(found.weights) == 1
+    assert found.parts == ()
+    np.testing.assert_allclose(found.elbo, 0.0, atol=1e-3)
