@@ -68,9 +68,11 @@ def of_rows(
         @quick_jit
         def run(point: Array, centering: Centering) -> Any:
             def of_model(one: Model) -> Any:
-                return _expanded(
-                    lambda x: at(one)((x, centering, centering))[0], point, forward_mode
-                )
+                def value(x: Array) -> Array:
+                    return at(one)((x, centering, centering))[0]
+
+                # Without blocks all rows times all directions would take much memory.
+                return _expanded(value, point, forward_mode, one_by_one=size is None)
 
             return over(of_model)
 
@@ -173,10 +175,17 @@ def sample_density(energy: Energy, batches: Batches, forward_mode: bool) -> Any:
     return batched_density(mean, forward_mode)
 
 
-def _expanded(value: Callable[[Array], Array], point: Array, forward_mode: bool) -> Any:
+def _expanded(
+    value: Callable[[Array], Array], point: Array, forward_mode: bool, one_by_one: bool = False
+) -> Any:
     """Value, slope and Hessian at a point (d,); no Hessian in many dimensions."""
-    slope, bend = (jax.jacfwd if forward_mode else jax.grad)(value), None
-    if len(point) <= MOST_CURVED:
-        directions = jnp.eye(len(point), dtype=point.dtype)
-        bend = jax.vmap(lambda v: jax.jvp(slope, (point,), (v,))[1])(directions)
+    slope = (jax.jacfwd if forward_mode else jax.grad)(value)
+    if len(point) > MOST_CURVED:
+        return value(point), slope(point), None
+
+    def along(direction: Array) -> Array:
+        return jax.jvp(slope, (point,), (direction,))[1]
+
+    directions = jnp.eye(len(point), dtype=point.dtype)
+    bend = lax.map(along, directions) if one_by_one else jax.vmap(along)(directions)
     return value(point), slope(point), bend
