@@ -102,11 +102,12 @@ def find_from_part(
     mover = _Mover(part, whole, latents, rng)
     firsts = found.parts or (found.gaussian,)
     moved = [mover.by_surrogate(first, found.centering, not found.parts) for first in firsts]
-    judged = [
+    judged = [one.judged for one in moved]
+    for k, first in enumerate(firsts):
         # A surrogate of rows that stand for too many others may have no bound at all.
-        one.judged if one.is_sound else mover.by_scores(first, found.centering, not found.parts)
-        for one, first in zip(moved, firsts, strict=True)
-    ]
+        if not moved[k].is_sound:
+            by_scores = mover.by_scores(first, found.centering, not found.parts)
+            judged[k] = max(judged[k], by_scores, key=surely)
     couplings = None
     if with_couplings and not found.parts and moved[0].is_sound:
         judged[0], couplings = mover.coupled(moved[0])
