@@ -20,26 +20,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Bound, Evaluate, Gaussian, elbo, match_scores
-from numpyro_kscore._starts.candidates import (
-    CountedModel,
-    Judged,
-    Latents,
-    surely,
-)
+from numpyro_kscore._starts.batch_match import Bound, Evaluate, Gaussian, elbo
+from numpyro_kscore._starts.candidates import CountedModel, Judged, Latents, surely
 from numpyro_kscore._starts.couplings import Couplings, couple, coupled
 from numpyro_kscore._starts.data import Part, Quadratic, Whole, corrected
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.modes import LEAST_MASS, distinct, spanning
-from numpyro_kscore._starts.refinement import (
-    FEWEST_PAIRS,
-    LEAST_GAIN,
-    in_suited_form,
-    match_near,
-)
+from numpyro_kscore._starts.refinement import LEAST_GAIN, in_suited_form, match_near
 from numpyro_kscore._starts.whole import (
+    MOST_ROUNDS,
     match_all,
-    match_in_other_form,
+    match_round,
     noise_for_bounds,
     telling_draws,
 )
@@ -47,8 +38,8 @@ from numpyro_kscore._tracing.coupling import Centering
 
 __all__ = ["find_from_part"]
 
-# Steps of batch and match in a round, and most rounds, with a surrogate each and with the last one.
-MATCH_STEPS, MOST_ROUNDS, MOST_NEAR = 3, 8, 10
+# Most rounds with the last surrogate.
+MOST_NEAR = 10
 # Rounds end when the mean moves by less than this, in root mean square standard deviations.
 NEAR = 0.1
 # By how much the bound of a surrogate may differ from that of all data, in nats.
@@ -163,16 +154,14 @@ class _Mover:
             centering: of its coordinates.
             may_change: whether these may change, where priors depend on other latents.
         """
-        gaussian, dim = first, len(first.mean)
-        num_draws = 2 * max(FEWEST_PAIRS, dim)
-        weights = (num_draws * dim / np.arange(1, MATCH_STEPS + 1)).tolist()
+        gaussian = first
         last = gaussian, centering, self.of_part.in_form(centering)
         for _ in range(MOST_ROUNDS):
             difference = self._difference(gaussian.mean, centering)
             if not all(np.all(np.isfinite(a)) for a in difference if a is not None):
                 break
             inside = corrected(self.of_part.in_form(centering), gaussian.mean, difference)
-            after = match_scores(inside, gaussian, self._rng, weights, num_draws)[-1]
+            after = match_round(inside, gaussian, self._rng)
             move = np.linalg.solve(after.factor, after.mean - gaussian.mean)
             gaussian = after
             last = gaussian, centering, inside
@@ -187,14 +176,15 @@ class _Mover:
     def by_scores(self, first: Gaussian, centering: Centering, may_change: bool) -> Judged:
         """The same after steps with scores of all data."""
         given = self._rng, self._noise
-        found = Judged(*match_all(self._in_form(centering), [first], *given), centering)
-        if not may_change or not np.any(self._latents.is_hierarchical):
+        found = Judged(*match_all(self._in_form(centering), first, *given), centering)
+        if not may_change:
             return found
-        draws = telling_draws(found.gaussian, self._rng)
-        suiting = self.of_part, draws, centering, self._latents.is_hierarchical
-        other = match_in_other_form(self._in_form, *suiting, *given)
+        gaussian, suiting = self._suited(found.gaussian, centering)
+        if suiting is centering:
+            return found
+        other = Judged(*match_all(self._in_form(suiting), gaussian, *given), suiting)
         # Coordinates that know where all data place the latents, unless they are surely worse.
-        return found if other is None or surely(found) > other.bound.value else other
+        return found if surely(found) > other.bound.value else other
 
     def coupled(self, known: _Moved) -> tuple[Judged, Couplings | None]:
         """A Gaussian whose sizes vary with others; the known one and None if it is no better."""
