@@ -18,11 +18,11 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.expansion import has_local_latents
 from numpyro_kscore._fit.settings import LOSS_BLOCKS
 from numpyro_kscore._fit.svi import Arguments, program_of, with_parameters
+from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy

@@ -12,9 +12,9 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.svi import Given, program_of
+from numpyro_kscore._tracing.anchor import Anchor, Expansion
 from numpyro_kscore._tracing.joint import expand_at, mean_draw
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.subsampling import Anchor, Expansion
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart

@@ -18,7 +18,7 @@ from numpyro_kscore._fit.chunks import LOOK_BATCHES, Chunk
 from numpyro_kscore._fit.expansion import Expander
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import Cause, Look, Progress, Rule, advance, step_sizes
-from numpyro_kscore._tracing.subsampling import Anchor
+from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import key_apart
 

@@ -23,7 +23,7 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import RowBlock
 from numpyro_kscore._guides.rows import Amortized, draw_plates
-from numpyro_kscore._tracing.joint import own_key
+from numpyro_kscore._tracing.particle_model import own_key
 from numpyro_kscore._tracing.site_density import site_log_prob
 from numpyro_kscore._tracing.subsampling import with_rows
 

@@ -18,10 +18,11 @@ from numpyro_kscore._objective.particle_count import count_particles
 from numpyro_kscore._objective.settings import resolve_settings
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
 from numpyro_kscore._objective.surrogate import with_gradient
+from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.joint import LogJoint, expand, log_joint_and_gradients
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
-    Draw,
     LocalDraw,
     are_finite,
     at_source,
@@ -31,7 +32,6 @@ from numpyro_kscore._tracing.particles import (
     with_shared,
 )
 from numpyro_kscore._tracing.program import Program, inspect_program, objective_program
-from numpyro_kscore._tracing.subsampling import Anchor
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows

@@ -11,9 +11,10 @@ from jax import lax
 from numpyro_kscore._objective.block_gradient import block_gradient, put_columns
 from numpyro_kscore._objective.settings import Settings
 from numpyro_kscore._objective.stateful import STATE
+from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.joint import LogJoint
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import Draw, are_finite
+from numpyro_kscore._tracing.particles import are_finite
 
 __all__ = ["KLGradient", "kl_gradient", "nearest_valid"]
 

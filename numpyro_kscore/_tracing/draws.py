@@ -9,7 +9,26 @@ from jax import Array
 
 from numpyro_kscore._util.checks import as_points, as_scored
 
-__all__ = ["GuideDraws"]
+__all__ = ["Draw", "GuideDraws"]
+
+
+class Draw(NamedTuple):
+    """One draw from the guide.
+
+    Attributes:
+        flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
+        log_density: of the sites with a density, in unconstrained coordinates; differentiable.
+        plates: rows of subsampled plates that the guide drew, which the model must share; without
+            those that all particles share.
+        mutable: values at mutable sites of guide and model.
+        model_key: key the model is seeded with.
+    """
+
+    flat: Array
+    log_density: Array
+    plates: dict[str, Array]
+    mutable: dict[str, Any]
+    model_key: Array
 
 
 class GuideDraws(NamedTuple):

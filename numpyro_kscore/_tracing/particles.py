@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from numpyro import handlers
-from numpyro.distributions import biject_to
-from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
@@ -25,38 +24,18 @@ from numpyro_kscore._tracing.program import (
     unconstrain,
     values_of,
 )
+from numpyro_kscore._tracing.site_density import site_log_density
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = [
-    "Draw",
     "LocalDraw",
     "are_finite",
     "at_source",
     "draw_local",
     "draw_particle",
     "draw_sources",
-    "site_log_density",
     "with_shared",
 ]
-
-
-class Draw(NamedTuple):
-    """One draw from the guide.
-
-    Attributes:
-        flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
-        log_density: of the sites with a density, in unconstrained coordinates; differentiable.
-        plates: rows of subsampled plates that the guide drew, which the model must share; without
-            those that all particles share.
-        mutable: values at mutable sites of guide and model.
-        model_key: key the model is seeded with.
-    """
-
-    flat: jax.Array
-    log_density: jax.Array
-    plates: dict[str, jax.Array]
-    mutable: dict[str, Any]
-    model_key: jax.Array
 
 
 def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
@@ -165,21 +144,6 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
         if given is not None:
             scores = scores.at[part.columns[0]].set(given)
     return LocalDraw(log_density, scores)
-
-
-def site_log_density(
-    name: str, unconstrained: jax.Array, trace: dict[str, Any], model_trace: dict[str, Any]
-) -> jax.Array:
-    """Log density of a site, as one of its unconstrained value, scaled by plates."""
-    site = trace[name]
-    intermediates = [site["intermediates"]] if site["intermediates"] else []
-    log_prob = site["fn"].log_prob(site["value"], *intermediates)
-    transform = biject_to(model_trace[name]["fn"].support)
-    log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
-    # An event dimension of the guide may be a batch dimension of the model, and vice versa.
-    ndim = min(jnp.ndim(log_det), jnp.ndim(log_prob))
-    log_prob, log_det = (sum_rightmost(a, jnp.ndim(a) - ndim) for a in (log_prob, log_det))
-    return jnp.sum(scale_and_mask(log_prob + log_det, site["scale"]))
 
 
 def are_finite(*arrays: jax.Array) -> jax.Array:

@@ -14,13 +14,14 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
+from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, trace_guide
 from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
-from numpyro_kscore._tracing.subsampling import Anchor
+from numpyro_kscore._tracing.subsampling import is_subsampled
 from numpyro_kscore._tracing.supports import free_axes, support_sources
 from numpyro_kscore._tracing.validation import (
     check_draws,
@@ -35,7 +36,6 @@ __all__ = [
     "form_of",
     "guide_of",
     "inspect_program",
-    "is_subsampled",
     "local_log_density_of",
     "local_scores_of",
     "objective_program",
@@ -305,12 +305,6 @@ def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
         )
         for frame in site["cond_indep_stack"]
     )
-
-
-def is_subsampled(plate: dict[str, Any]) -> bool:
-    """Whether a plate of a trace draws only some of its elements."""
-    size, subsample_size = plate["args"]
-    return subsample_size is not None and subsample_size != size
 
 
 def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from numpyro.distributions.util import scale_and_mask
+from numpyro.distributions import biject_to
+from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
 __all__ = ["site_log_prob", "sum_by_row"]
 
@@ -27,3 +28,18 @@ def sum_by_row(values: jax.Array, dims: Sequence[int]) -> jax.Array:
     kept = {jnp.ndim(values) + dim for dim in dims}
     others = tuple(axis for axis in range(jnp.ndim(values)) if axis not in kept)
     return jnp.ravel(jnp.sum(values, axis=others))
+
+
+def site_log_density(
+    name: str, unconstrained: jax.Array, trace: dict[str, Any], model_trace: dict[str, Any]
+) -> jax.Array:
+    """Log density of a site, as one of its unconstrained value, scaled by plates."""
+    site = trace[name]
+    intermediates = [site["intermediates"]] if site["intermediates"] else []
+    log_prob = site["fn"].log_prob(site["value"], *intermediates)
+    transform = biject_to(model_trace[name]["fn"].support)
+    log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
+    # An event dimension of the guide may be a batch dimension of the model, and vice versa.
+    ndim = min(jnp.ndim(log_det), jnp.ndim(log_prob))
+    log_prob, log_det = (sum_rightmost(a, jnp.ndim(a) - ndim) for a in (log_prob, log_det))
+    return jnp.sum(scale_and_mask(log_prob + log_det, site["scale"]))

@@ -17,15 +17,16 @@ import numpy as np
 from jax import Array, lax
 from numpyro import handlers
 
+from numpyro_kscore._tracing.anchor import Expansion, center, replaced
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coreset import (
     TallPlate,
     choose_rows,
     row_log_likelihoods,
+    row_remainders,
     weighted_rows,
 )
 from numpyro_kscore._tracing.particles import are_finite
-from numpyro_kscore._tracing.subsampling import Expansion, center, replaced
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
@@ -154,12 +155,7 @@ def _of_rows(
 def _row_remainders(
     fitted: FittedGuide, plate: str, key: Array, point: Array, draws: Array
 ) -> Array:
-    """Size of what an expansion to second order at a point leaves of every row, (rows,).
-
-    On the line through the point and a draw x, at -x, -x/2, 0, x/2 and x, the odd part at x less
-    twice that at x/2 has no linear term, and the even part less four times that at x/2 no quadratic
-    one; 3/4 of the third and of the fourth order are left.
-    """
+    """Size of what an expansion to second order at a point leaves of every row, (rows,)."""
     program = fitted.program
     model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
 
@@ -168,14 +164,4 @@ def _row_remainders(
         trace = trace_at(model, program.args, program.kwargs, latents, program.forms)
         return row_log_likelihoods(trace, plate)
 
-    middle = rows_at(point)
-
-    def add(total: Array, x: Array) -> tuple[Array, None]:
-        move = x - point
-        ends, halves = ((rows_at(point + t * move), rows_at(point - t * move)) for t in (1.0, 0.5))
-        odd = (ends[0] - ends[1]) / 2 - (halves[0] - halves[1])
-        even = (ends[0] + ends[1]) / 2 - middle - 4 * ((halves[0] + halves[1]) / 2 - middle)
-        return total + odd**2 + even**2, None
-
-    total, _ = lax.scan(add, jnp.zeros_like(middle), draws)
-    return jnp.sqrt(total / len(draws))
+    return row_remainders(rows_at, point, draws)

@@ -1,0 +1,173 @@
+"""The model as a function of one particle, and which random keys particles share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from numpyro import handlers
+from numpyro.primitives import Messenger, apply_stack
+
+from numpyro_kscore._tracing.anchor import Expansion
+from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
+from numpyro_kscore._tracing.coreset import draw_rows, tall_plate, weighted_rows
+from numpyro_kscore._tracing.dependencies import is_enumerated
+from numpyro_kscore._tracing.draws import Draw
+from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._tracing.site_density import site_log_density
+from numpyro_kscore._tracing.subsampling import is_subsampled, with_spread_rows
+from numpyro_kscore._util.keys import key_apart
+
+__all__ = ["CommonKeys", "ParticleModel", "own_key"]
+
+
+class ParticleModel(NamedTuple):
+    """The model as a function of one particle.
+
+    Attributes:
+        program: the model, its parameters and arguments.
+        layout: the layout of a particle.
+        common_key: key for what the model simulates once for all particles.
+        forward_mode: differentiate in forward mode.
+    """
+
+    program: Program
+    layout: Layout
+    common_key: jax.Array
+    forward_mode: bool
+
+    def log_joint(
+        self, flat: jax.Array, theta: dict[str, Any], draw: Draw
+    ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        """The log joint density; with it, itself and the part of the priors of pooled sites.
+
+        Args:
+            flat: unconstrained coordinates, (d,).
+            theta: the model's parameters.
+            draw: the particle; only its keys and plates are used.
+        """
+        program = self.program
+        data = {**program.params, **theta, **program.plates, **draw.plates}
+        data = jax.tree.map(lambda leaf: leaf, data)
+        model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
+        seeded = handlers.seed(model, draw.model_key)
+        latents = self.layout.unravel(flat)
+        value, trace = evaluate_at(seeded, program.args, program.kwargs, latents, program.forms)
+        if self.layout.pooled_sites and any(is_enumerated(site) for site in trace.values()):
+            raise ValueError(
+                "aggregate: expected a model without discrete latents; got one, which a prior may "
+                "depend on. Sum it out of the model"
+            )
+        prior = [
+            site_log_density(name, latents[name], trace, trace)
+            for name in sorted(self.layout.pooled_sites)
+        ]
+        return value, (value, sum(prior) if prior else None)
+
+    def referred(self, params: dict[str, Any]) -> ParticleModel:
+        """The model that is expanded: the reference, if there is one, with its parameters."""
+        program = self.program
+        if program.reference is None:
+            return self
+        params = {**program.params, **params}
+        return self._replace(
+            program=program._replace(model=program.reference, reference=None, params=params)
+        )
+
+    def trace(self, draw: Draw, theta: dict[str, Any]) -> dict[str, Any]:
+        """Trace of the model at a draw, which draws rows of its plates for all particles."""
+        data = {**self.program.params, **theta}
+        common = handlers.substitute(CommonKeys(self.program.model, self.common_key), data=data)
+        seeded = with_spread_rows(
+            handlers.seed(common, draw.model_key), key_apart(draw.model_key, 1)
+        )
+        args, kwargs, forms = self.program.args, self.program.kwargs, self.program.forms
+        return trace_at(seeded, args, kwargs, self.layout.unravel(draw.flat), forms)
+
+    def with_rows(
+        self, theta: dict[str, Any], draw: Draw, table: jax.Array | None
+    ) -> ParticleModel:
+        """The model with rows of its subsampled plates that are drawn for all particles.
+
+        Args:
+            theta: the model's parameters.
+            draw: one particle.
+            table: see ``Anchor.rows``.
+        """
+        trace, program = self.trace(draw, theta), self.program
+        rows = {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] == "plate" and is_subsampled(site)
+        }
+        tall = tall_plate(program.model, trace, 0)
+        if table is None or tall is None:
+            return self._replace(program=program._replace(plates=rows))
+        key = key_apart(draw.model_key, 2)
+        drawn = weighted_rows(tall, draw_rows(key, table, len(rows[tall.name])))
+        return self._replace(program=program._replace(model=drawn))
+
+    def value_and_gradients(
+        self, theta: dict[str, Any], draw: Draw
+    ) -> tuple[jax.Array, jax.Array, dict[str, Any], jax.Array | None]:
+        """Log joint density, score (d,), gradient in ``theta``, and score of pooled priors (d,)."""
+        differentiate = jax.jacfwd if self.forward_mode else jax.grad
+        gradients = differentiate(self.log_joint, (0, 1), has_aux=True)
+        (score, theta_gradient), (value, _) = gradients(draw.flat, theta, draw)
+        prior = None
+        if self.layout.pooled_sites:
+            prior = differentiate(lambda flat: self.log_joint(flat, theta, draw)[1][1])(draw.flat)
+        return value, score, theta_gradient, prior
+
+    def expansion(
+        self,
+        theta: dict[str, Any],
+        draw: Draw,
+        with_curvature: bool,
+        map_directions: Callable[..., Any],
+    ) -> Expansion:
+        """The density at a draw with its derivatives; ``map_directions`` is ``(fn, xs) -> ys``."""
+
+        def at(flat: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
+            return self.value_and_gradients(theta, draw._replace(flat=flat))[:3]
+
+        def along(direction: jax.Array) -> Any:
+            found, changes = jax.jvp(at, (draw.flat,), (direction,))
+            return found, changes[1]
+
+        if not with_curvature:
+            return Expansion(*at(draw.flat))
+        directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
+        found, curvature = map_directions(along, directions)
+        value, slope, params = jax.tree.map(lambda a: a[0], found)
+        return Expansion(value, slope, params, curvature)
+
+
+class CommonKeys(Messenger):
+    """Answers ``numpyro.prng_key`` by keys split from one that all particles share."""
+
+    def __init__(self, fn: Callable[..., Any], key: jax.Array) -> None:
+        self.key = key
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Set the value of a key that is asked for."""
+        is_asked = msg["type"] == "prng_key" and msg["value"] is None
+        if is_asked and not msg.get("is_own", False):
+            self.key, msg["value"] = jax.random.split(self.key)
+
+
+def own_key() -> jax.Array:
+    """A random key of a model for each particle, which its density is random with."""
+    message = {
+        "type": "prng_key",
+        "fn": lambda rng_key: rng_key,
+        "args": (),
+        "kwargs": {"rng_key": None},
+        "value": None,
+        "is_own": True,
+    }
+    return apply_stack(message)["value"]
