@@ -11,15 +11,21 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_kscore._fit.row_collector import RowCollector, no_rows
 from numpyro_kscore._fit.svi import Given, program_of
 from numpyro_kscore._tracing.anchor import Anchor, Expansion
-from numpyro_kscore._tracing.joint import expand_at, mean_draw
+from numpyro_kscore._tracing.expanding import expand_at, kept_plate, mean_draw, row_sizes
+from numpyro_kscore._tracing.kept_rows import KeptRows
 from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["Expander", "has_local_latents", "make_expander", "make_loader_expander"]
+
+# Rows that every step keeps, as a part of those of a batch.
+PART_KEPT = 0.25
 
 
 class Expander(NamedTuple):
@@ -96,16 +102,18 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
     if loss.forward_mode_differentiation:
         return Expander(_never, _never)
 
+    def program_at(state: SVIState, batch: Any) -> Program:
+        return program_of(svi, state, batches.arguments(batch))
+
     def draw(state: SVIState) -> Any:
-        program = program_of(svi, state, batches.arguments(batches.first))
-        return mean_draw(key_apart(state.rng_key, 1), program, layout)
+        return mean_draw(key_apart(state.rng_key, 1), program_at(state, batches.first), layout)
 
-    def of_batch(state: SVIState, draw: Any, batch: Any) -> Expansion:
-        program = program_of(svi, state, batches.arguments(batch))
-        return expand_at(key_apart(state.rng_key, 1), program, layout, draw)
+    def of_batch(state: SVIState, draws: Any, batch: Any) -> Expansion:
+        key = key_apart(state.rng_key, 1)
+        return expand_at(key, program_at(state, batch), layout, draws[0])
 
-    def of_each(state: SVIState, draw: Any, stack: Any) -> Expansion:
-        return jax.lax.map(lambda batch: of_batch(state, draw, batch), stack)
+    def of_each(state: SVIState, draws: Any, stack: Any) -> Expansion:
+        return jax.lax.map(lambda batch: of_batch(state, draws, batch), stack)
 
     compiled_draw, compiled = quick_jit(draw), quick_jit(of_each)
 
@@ -113,27 +121,89 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
         at = jax.eval_shape(draw, state)
         shapes = jax.eval_shape(of_batch, state, at, batches.first)
         unknown = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
-        return Anchor(jnp.full(at.flat.shape, jnp.nan, at.flat.dtype), unknown)
+        point = at[0].flat
+        return Anchor(jnp.full(point.shape, jnp.nan, point.dtype), unknown, kept=keeper.none(state))
 
     def expand(state: SVIState) -> Anchor:
+        kind = like(state)
         if batches.count is None:
-            return like(state)
-        at, kind = compiled_draw(state), like(state)
+            return kind
+        at, seen, collector = compiled_draw(state), 0, keeper.collector(state)
 
-        seen = 0
-
-        def of_stack(stack: Any) -> Expansion:
+        def see(stack: Any, found: Expansion, count: int) -> None:
             nonlocal seen
-            found = compiled(state, at, stack)
             _check_stack(stack, found, seen)
-            seen += len(found.values)
-            return found
+            seen += count
+            if collector is not None:
+                sizes = keeper.sizes(state, at, stack)
+                collector.add(*jax.tree.map(lambda a: np.asarray(a)[:count], (stack, sizes)))
 
-        mean = batches.mean(of_stack)
+        mean = batches.mean(lambda stack: compiled(state, at, stack), see)
         found = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), mean, kind.of_all)
-        return Anchor(at.flat, found)
+        kept = None if collector is None else collector.kept()
+        return Anchor(at[0].flat, found, kept=kept)
 
+    keeper = _Keeper(program_at, batches.first, layout, draw)
     return Expander(expand, like)
+
+
+class _Keeper:
+    """Finds the rows that every step keeps, if a model takes more rows than a batch has.
+
+    Args:
+        program_at: from a state and a batch to guide and model.
+        first: a batch.
+        layout: the layout of a particle.
+        draw: from a state to where its density is expanded, and draws nearby.
+    """
+
+    def __init__(
+        self,
+        program_at: Callable[[SVIState, Any], Program],
+        first: Any,
+        layout: Layout,
+        draw: Callable[[SVIState], Any],
+    ) -> None:
+        self._program_at, self._layout, self._draw, self._first = program_at, layout, draw, first
+        lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(first)}
+        # Other leaves than those of rows would say nothing about the rows that are kept.
+        self._count = int(lengths.pop() * PART_KEPT) if len(lengths) == 1 else 0
+        self._found: list[str | None] = []
+        self._compiled = quick_jit(self._sizes)
+
+    def none(self, state: SVIState) -> KeptRows | None:
+        """No rows, in the place of some; None where there never are any."""
+        if not self._count:
+            return None
+        rows = no_rows(self._first, self._count)
+
+        def find(state: SVIState) -> None:
+            key, (draw, _) = key_apart(state.rng_key, 1), self._draw(state)
+            program = self._program_at(state, self._first)
+            self._found = [kept_plate(key, program, self._layout, draw, rows)]
+
+        if not self._found:
+            jax.eval_shape(find, state)
+        return None if self._found[0] is None else rows
+
+    def collector(self, state: SVIState) -> RowCollector | None:
+        """What collects rows in a pass."""
+        none = self.none(state)
+        return None if none is None else RowCollector(self._first, self._count)
+
+    def sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
+        """How much every row of some batches matters, (batches, rows)."""
+        return self._compiled(state, draws, stack)
+
+    def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
+        key, name = key_apart(state.rng_key, 1), self._found[0]
+
+        def of_batch(batch: Any) -> jax.Array:
+            return row_sizes(
+                key, self._program_at(state, batch), self._layout, draws[0], draws[1], str(name)
+            )
+
+        return jax.lax.map(of_batch, stack)
 
 
 def _check_stack(stack: Any, found: Expansion, seen: int) -> None:

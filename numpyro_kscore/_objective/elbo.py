@@ -20,7 +20,8 @@ from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guid
 from numpyro_kscore._objective.surrogate import with_gradient
 from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.joint import LogJoint, expand, log_joint_and_gradients
+from numpyro_kscore._tracing.expanding import expand
+from numpyro_kscore._tracing.joint import LogJoint, log_joint_and_gradients
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
     LocalDraw,

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_kscore._tracing.kept_rows import KeptRows
+
 __all__ = ["Anchor", "Expansion", "center", "replaced"]
 
 
@@ -34,12 +36,14 @@ class Anchor(NamedTuple):
         of_all: value and gradients there.
         params: parameters of a reference that is expanded instead of the model, see ``Program``.
         rows: table by which rows are drawn, see ``draw_rows``; without it all are as likely.
+        kept: rows that every step takes besides its batch from a loader.
     """
 
     point: jax.Array
     of_all: Expansion
     params: dict[str, Any] = {}  # noqa: RUF012
     rows: jax.Array | None = None
+    kept: KeptRows | None = None
 
 
 def center(flat: jax.Array) -> jax.Array:

@@ -174,12 +174,13 @@ def draw_rows(key: Array, table: Array, count: int) -> RowWeights:
     return RowWeights(rows, (total / count) / own)
 
 
-def choose_rows(sizes: np.ndarray, count: int) -> RowWeights:
+def choose_rows(sizes: np.ndarray, count: int, seed: int = 0) -> RowWeights:
     """Rows in proportion to how much they matter, by systematic sampling.
 
     Args:
         sizes: how much every row matters, (rows,).
-        count: number of rows, about.
+        count: number of rows, at most that of all.
+        seed: of the random choice.
     """
     matter = np.nan_to_num(np.asarray(sizes, np.float64), posinf=0.0)
     share = np.full(len(sizes), ANYHOW / len(sizes))
@@ -192,9 +193,12 @@ def choose_rows(sizes: np.ndarray, count: int) -> RowWeights:
         if not is_open.any() or room <= 0:
             break
         chance[is_open] = np.minimum(1.0, room * share[is_open] / share[is_open].sum())
-    steps = np.floor(np.cumsum(chance) + np.random.default_rng(0).random())
-    rows = np.flatnonzero(np.diff(steps, prepend=0.0) >= 1.0)
-    return RowWeights(rows.astype(np.int32), 1.0 / chance[rows])
+    steps = np.floor(np.cumsum(chance) + np.random.default_rng(seed).random())
+    rows = np.flatnonzero(np.diff(steps, prepend=0.0) >= 1.0)[:count]
+    # The number of rows is one too small or too large at random, and that of a program is fixed.
+    missing = count - len(rows)
+    weights = np.pad(1.0 / chance[rows], (0, missing))
+    return RowWeights(np.pad(rows, (0, missing)).astype(np.int32), weights)
 
 
 class _Weighted(Messenger):

@@ -10,37 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.anchor import Anchor, Expansion, center, replaced
-from numpyro_kscore._tracing.coreset import (
-    TallPlate,
-    row_log_likelihoods,
-    row_remainders,
-    row_table,
-    tall_plate,
-)
+from numpyro_kscore._tracing.anchor import Anchor, Expansion, replaced
 from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particle_model import ParticleModel
-from numpyro_kscore._tracing.particles import (
-    are_finite,
-    at_source,
-    draw_particle,
-    draw_sources,
-    with_shared,
+from numpyro_kscore._tracing.particle_model import (
+    ParticleModel,
+    at_mean,
+    expanded,
+    is_affordable,
 )
+from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.subsampling import mean_over_rows, whole_plates, with_all_rows
 
-__all__ = ["LogJoint", "expand", "expand_at", "log_joint_and_gradients", "mean_draw"]
-
-# A pass over all rows is taken if it is at most so many times the rows of all particles.
-MOST_PASSES = 4
-# Draws whose mean an expansion is made at.
-ANCHOR_DRAWS = 64
-# Those of them at which it is seen what the expansion leaves of every row.
-ROW_DRAWS = 4
-# Most dimensions of an expansion to second order.
-MOST_CURVED = 128
+__all__ = ["LogJoint", "log_joint_and_gradients"]
 
 
 class LogJoint(NamedTuple):
@@ -91,8 +73,8 @@ def log_joint_and_gradients(
         valid = are_finite(values, scores)
         return LogJoint(values, scores, prior_scores, _valid_mean(gradients, valid))
     anchor = program.anchor
-    if anchor is None and program.reference is None and _is_affordable(layout, len(draws.flat)):
-        anchor = _expanded(model, differentiated, _at_mean(draws))
+    if anchor is None and program.reference is None and is_affordable(layout, len(draws.flat)):
+        anchor = expanded(model, differentiated, at_mean(draws))
     return _all_at_once(model, draws, differentiated, anchor)
 
 
@@ -109,7 +91,7 @@ def _all_at_once(
     """
     if anchor is not None:
         first = jax.tree.map(lambda a: a[0], draws)._replace(flat=anchor.point)
-        model = model.with_rows(theta, first, anchor.rows)
+        model = model.with_rows(theta, first, anchor.rows, anchor.kept)
 
     def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
         values, (_, priors) = jax.vmap(model.log_joint, (0, None, 0))(flat, theta, draws)
@@ -166,119 +148,3 @@ def _valid_mean(gradients: Any, valid: jax.Array) -> Any:
         return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / jnp.maximum(jnp.sum(valid), 1)
 
     return jax.tree.map(mean, gradients)
-
-
-def _is_affordable(layout: Layout, rows: int) -> bool:
-    """Whether a pass over all rows is, where the model sees so many times those of a batch."""
-    counts = layout.row_counts
-    return bool(counts) and all(size <= MOST_PASSES * rows * drawn for size, drawn in counts)
-
-
-def _expanded(
-    model: ParticleModel, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
-) -> Anchor | None:
-    """The density of all rows at a draw; None where the model cannot tell it."""
-    fixed, is_random = {}, model.program.reference is not None
-    if is_random:
-        fixed = {name: model.program.params[name] for name in model.layout.model_params}
-    model = model.referred(fixed)
-    program = model.program
-    every = whole_plates(program.model, program.args, program.kwargs)
-    if every is program.model:
-        return None
-
-    def of(some: Callable[..., Any]) -> Expansion:
-        here = model._replace(program=program._replace(model=some))
-        # One direction after another: a pass over all rows takes memory.
-        return here.expansion(theta, draw, with_curvature, lax.map)
-
-    if is_random and len(model.layout.row_counts) == 1:
-        # A row with latents of its own takes as much memory as hundreds of numbers.
-        size = model.layout.row_counts[0][0]
-        return Anchor(draw.flat, mean_over_rows(of, program.model, size), fixed)
-    return Anchor(draw.flat, of(every), fixed)
-
-
-def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> Anchor | None:
-    """The density of all rows, expanded to second order at the mean of the guide's draws.
-
-    None where no plate is subsampled, where the model has parameters, with which the expansion
-    changes (a reference keeps those that it is expanded with), and where a pass over all rows is
-    too much.
-
-    Args:
-        key: random key.
-        program: guide and model, at the guide's parameters.
-        layout: the layout of a particle.
-        num_draws: how many draws the expansion will serve, at least.
-
-    Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
-    is of first order. Where rows are drawn by what it leaves of them, 17 of the likelihood alone.
-    """
-    is_fixed = not layout.model_params or program.reference is not None
-    if not is_fixed or not _is_affordable(layout, num_draws):
-        return None
-    draws = _some_draws(key, program, layout)
-    first = _at_mean(draws)
-    model = _fixed_model(key, program, layout, first)
-    anchor = _expanded(model, {}, first, layout.size <= MOST_CURVED)
-    if anchor is None or program.reference is not None:
-        return anchor
-    tall = tall_plate(program.model, model.trace(first, {}), 0)
-    if tall is None:
-        return anchor
-    return anchor._replace(rows=row_table(_row_sizes(model, tall, draws.flat, first)))
-
-
-def _row_sizes(model: ParticleModel, tall: TallPlate, flat: jax.Array, draw: Draw) -> jax.Array:
-    """How much the expansion at a draw leaves of every row, near some others (n, d); (rows,)."""
-    every = with_all_rows(model.program.model)
-    whole = model._replace(program=model.program._replace(model=every))
-
-    def rows_at(point: jax.Array) -> jax.Array:
-        return row_log_likelihoods(whole.trace(draw._replace(flat=point), {}), tall.name)
-
-    flat = jnp.where(are_finite(flat)[:, None], flat, draw.flat)[:ROW_DRAWS]
-    return row_remainders(rows_at, draw.flat, flat, len(draw.flat) <= MOST_CURVED)
-
-
-def mean_draw(key: jax.Array, program: Program, layout: Layout) -> Draw:
-    """A draw of the guide, moved to the mean of some: where its density is expanded.
-
-    Args:
-        key: random key.
-        program: guide and model, at the guide's parameters.
-        layout: the layout of a particle.
-    """
-    return _at_mean(_some_draws(key, program, layout))
-
-
-def _some_draws(key: jax.Array, program: Program, layout: Layout) -> Draw:
-    program = program._replace(params=lax.stop_gradient(program.params))
-    program = with_shared(key, program, layout)
-    sources = draw_sources(key, program, layout, (ANCHOR_DRAWS,))
-    return jax.vmap(at_source(draw_particle, key, program, layout))(sources)
-
-
-def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Expansion:
-    """The density of the data that the program has, expanded as by :func:`expand`.
-
-    Args:
-        key: the key of :func:`mean_draw`.
-        program: guide and model, at the guide's parameters; the model has none.
-        layout: the layout of a particle.
-        draw: the draw at whose place to expand.
-    """
-    model = _fixed_model(key, program, layout, draw)
-    is_curved = layout.size <= MOST_CURVED
-    return model.expansion({}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
-
-
-def _fixed_model(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> ParticleModel:
-    program = program._replace(params=lax.stop_gradient(program.params))
-    return ParticleModel(with_shared(key, program, layout), layout, draw.model_key, False)
-
-
-def _at_mean(draws: Draw) -> Draw:
-    """The first draw, moved to the mean of all."""
-    return jax.tree.map(lambda a: a[0], draws)._replace(flat=center(draws.flat))

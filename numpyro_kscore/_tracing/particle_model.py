@@ -1,4 +1,4 @@
-"""The model as a function of one particle, and which random keys particles share."""
+"""The model as a function of one particle, at rows that are drawn and at all of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kscore._tracing.anchor import Expansion
+from numpyro_kscore._tracing.anchor import Anchor, Expansion, center
 from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
-from numpyro_kscore._tracing.coreset import draw_rows, tall_plate, weighted_rows
+from numpyro_kscore._tracing.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
 from numpyro_kscore._tracing.dependencies import is_enumerated
 from numpyro_kscore._tracing.draws import Draw
+from numpyro_kscore._tracing.kept_rows import KeptRows, with_kept_rows
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._tracing.site_density import site_log_density
-from numpyro_kscore._tracing.subsampling import is_subsampled, with_spread_rows
+from numpyro_kscore._tracing.subsampling import (
+    is_subsampled,
+    mean_over_rows,
+    whole_plates,
+    with_spread_rows,
+)
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["CommonKeys", "ParticleModel", "own_key"]
+__all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]
+
+# A pass over all rows is taken if it is at most so many times the rows of all particles.
+MOST_PASSES = 4
 
 
 class ParticleModel(NamedTuple):
@@ -88,7 +98,11 @@ class ParticleModel(NamedTuple):
         return trace_at(seeded, args, kwargs, self.layout.unravel(draw.flat), forms)
 
     def with_rows(
-        self, theta: dict[str, Any], draw: Draw, table: jax.Array | None
+        self,
+        theta: dict[str, Any],
+        draw: Draw,
+        table: jax.Array | None = None,
+        kept: KeptRows | None = None,
     ) -> ParticleModel:
         """The model with rows of its subsampled plates that are drawn for all particles.
 
@@ -96,6 +110,7 @@ class ParticleModel(NamedTuple):
             theta: the model's parameters.
             draw: one particle.
             table: see ``Anchor.rows``.
+            kept: see ``Anchor.kept``.
         """
         trace, program = self.trace(draw, theta), self.program
         rows = {
@@ -104,11 +119,15 @@ class ParticleModel(NamedTuple):
             if site["type"] == "plate" and is_subsampled(site)
         }
         tall = tall_plate(program.model, trace, 0)
-        if table is None or tall is None:
+        if table is not None and tall is not None:
+            drawn = draw_rows(key_apart(draw.model_key, 2), table, len(rows[tall.name]))
+        elif kept is not None and tall is not None:
+            args, kwargs, weights = with_kept_rows(program.args, program.kwargs, kept, tall.size)
+            program = program._replace(args=args, kwargs=kwargs)
+            drawn = RowWeights(jnp.arange(len(weights)), weights)
+        else:
             return self._replace(program=program._replace(plates=rows))
-        key = key_apart(draw.model_key, 2)
-        drawn = weighted_rows(tall, draw_rows(key, table, len(rows[tall.name])))
-        return self._replace(program=program._replace(model=drawn))
+        return self._replace(program=program._replace(model=weighted_rows(tall, drawn)))
 
     def value_and_gradients(
         self, theta: dict[str, Any], draw: Draw
@@ -144,6 +163,42 @@ class ParticleModel(NamedTuple):
         found, curvature = map_directions(along, directions)
         value, slope, params = jax.tree.map(lambda a: a[0], found)
         return Expansion(value, slope, params, curvature)
+
+
+def is_affordable(layout: Layout, rows: int) -> bool:
+    """Whether a pass over all rows is, where the model sees so many times those of a batch."""
+    counts = layout.row_counts
+    return bool(counts) and all(size <= MOST_PASSES * rows * drawn for size, drawn in counts)
+
+
+def expanded(
+    model: ParticleModel, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
+) -> Anchor | None:
+    """The density of all rows at a draw; None where the model cannot tell it."""
+    fixed, is_random = {}, model.program.reference is not None
+    if is_random:
+        fixed = {name: model.program.params[name] for name in model.layout.model_params}
+    model = model.referred(fixed)
+    program = model.program
+    every = whole_plates(program.model, program.args, program.kwargs)
+    if every is program.model:
+        return None
+
+    def of(some: Callable[..., Any]) -> Expansion:
+        here = model._replace(program=program._replace(model=some))
+        # One direction after another: a pass over all rows takes memory.
+        return here.expansion(theta, draw, with_curvature, lax.map)
+
+    if is_random and len(model.layout.row_counts) == 1:
+        # A row with latents of its own takes as much memory as hundreds of numbers.
+        size = model.layout.row_counts[0][0]
+        return Anchor(draw.flat, mean_over_rows(of, program.model, size), fixed)
+    return Anchor(draw.flat, of(every), fixed)
+
+
+def at_mean(draws: Draw) -> Draw:
+    """The first draw, moved to the mean of all."""
+    return jax.tree.map(lambda a: a[0], draws)._replace(flat=center(draws.flat))
 
 
 class CommonKeys(Messenger):

@@ -157,13 +157,16 @@ class Batches:
         args, kwargs = batch
         return (*args, *self._args), {**kwargs, **self._kwargs}
 
-    def mean(self, of_each: Callable[[Any], Any]) -> Any:
+    def mean(
+        self, of_each: Callable[[Any], Any], see: Callable[[Any, Any, int], None] | None = None
+    ) -> Any:
         """The mean of a function over the batches of an epoch, as a tree of float64 arrays.
 
         Args:
             of_each: compiled; from batches with a leading axis to values with one.
+            see: is given the batches, the values, and how many of both count.
         """
-        return _mean(of_each, ahead(_in_stacks(self._epoch())))
+        return _mean(of_each, ahead(_in_stacks(self._epoch())), see)
 
     def sample_mean(self, of_each: Callable[[Any], Any]) -> Any:
         """The same as :meth:`mean` over the sample."""
@@ -244,12 +247,19 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
 
 
-def _mean(of_each: Callable[[Any], Any], stacks: Iterator[tuple[Any, int]]) -> Any:
+def _mean(
+    of_each: Callable[[Any], Any],
+    stacks: Iterator[tuple[Any, int]],
+    see: Callable[[Any, Any, int], None] | None = None,
+) -> Any:
     total, num_batches = None, 0
     for stack, count in stacks:
+        values = of_each(stack)
+        if see is not None:
+            see(stack, values, count)
         # In double precision on the host: sums over all data are larger by far than what counts.
         found = jax.tree.map(
-            lambda a, k=count: np.sum(np.asarray(a)[:k], axis=0, dtype=float), of_each(stack)
+            lambda a, k=count: np.sum(np.asarray(a)[:k], axis=0, dtype=float), values
         )
         total = found if total is None else jax.tree.map(np.add, total, found)
         num_batches += count

@@ -190,8 +190,9 @@ def examine(
         movement = _widened(walk.movement(), density)
         if modes == UNSEARCHED and _is_near(movement):
             mode_key = key_apart(key, 3)
+            home = values[finite]
             modes = find_modes(
-                density.evaluate, frame, samples, values[finite], walk.state, sites, mode_key
+                density.evaluate, frame, samples, home, walk.state, sites, mode_key, density.exact
             )
         if modes.num_missed or judge(movement) != "cannot tell":
             break

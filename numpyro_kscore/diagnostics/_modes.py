@@ -11,7 +11,7 @@ chains that start in it do not come to where the guide's are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -141,6 +141,7 @@ def find_modes(
     home: ChainState,
     sites: Sequence[Site],
     key: Array,
+    exact: Callable[[Array], Array] | None = None,
 ) -> Modes:
     """Ascend from draws and from afar, and compare where the paths end.
 
@@ -152,6 +153,8 @@ def find_modes(
         home: chains that started from draws, when they have walked.
         sites: the latents that the coordinates belong to.
         key: random key.
+        exact: if ``density`` is an approximation near the draws, the log density itself, (n, d) to
+            (n,).
     """
     if samples.shape[1] > MOST_DIMENSIONS:
         return UNSEARCHED
@@ -170,6 +173,8 @@ def find_modes(
     mass = max([mass, *(mode.log_mass for mode in own)])
     least = mass + np.log(NEGLIGIBLE / (1 - NEGLIGIBLE))
     suspects = [mode for mode in away if mode.log_mass > least and not _is_covered(mode, z, own)]
+    if exact is not None and suspects:
+        suspects = [mode for mode in host.corrected(suspects, exact) if mode.log_mass > least]
     missed = [m for m in suspects[:MOST_SUSPECTS] if _stays_apart(host, m, home, key_apart(key, 2))]
     total = np.logaddexp.reduce([0.0, *(m.log_mass - mass for m in missed)])
     num_arrived = sum(mode is not None for mode in ends)
@@ -199,6 +204,18 @@ class _Host:
             values.append(np.asarray(value[: len(rows)], np.float64))
             gradients.append(np.asarray(gradient[: len(rows)], np.float64))
         return -np.concatenate(values), -np.concatenate(gradients)
+
+    def corrected(self, modes: list[_Mode], exact: Callable[[Array], Array]) -> list[_Mode]:
+        """Modes with the masses that they have by another density, the largest first."""
+        z = np.stack([mode.point for mode in modes])
+        points = jnp.asarray(self._mean + z @ self._root.T, self.frame.mean.dtype)
+        gains = np.asarray(exact(points), np.float64) + self.energies(z)[0]
+        found = [
+            mode._replace(log_mass=mode.log_mass + gain)
+            for mode, gain in zip(modes, gains, strict=True)
+            if np.isfinite(gain)
+        ]
+        return sorted(found, key=lambda mode: -mode.log_mass)
 
     def walk(
         self, z: np.ndarray, log_step: Array, coldness: Sequence[float], key: Array

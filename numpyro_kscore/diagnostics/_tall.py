@@ -8,8 +8,9 @@ and measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from numpyro import handlers
 from numpyro_kscore._tracing.anchor import Expansion, center, replaced
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coreset import (
+    RowWeights,
     TallPlate,
     choose_rows,
     row_log_likelihoods,
@@ -30,6 +32,7 @@ from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
+from numpyro_kscore.diagnostics._decide import MEAN_LIMIT, SD_LIMIT
 from numpyro_kscore.diagnostics._fitted import (
     FittedGuide,
     check_mostly_finite,
@@ -41,8 +44,10 @@ __all__ = ["ModelDensity", "model_density"]
 
 # Numbers of rows that are tried, as few as are accurate.
 NUM_ROWS = (1024, 4096, 16_384)
-# Error of a mean, in standard deviations, and relative error of one of these, that is accurate.
-ACCURATE = 0.03
+# Choices of so many rows, of which the best is taken.
+NUM_CHOICES = 8
+# Part of a verdict's limits that the error may be.
+ACCURATE = 0.2
 # Draws at which all rows are looked at, and those of them at which every row is.
 NUM_DRAWS, NUM_ROW_DRAWS = 256, 16
 # Most dimensions of an expansion to second order.
@@ -56,16 +61,19 @@ class ModelDensity(NamedTuple):
         evaluate: unconstrained latents (d,) to it and its score.
         shift: what its error does to means, in standard deviations, (d,) or zero.
         width: and to standard deviations, relative to them.
+        exact: the log densities of all rows at points, (n, d) to (n,), if others stand for them.
     """
 
     evaluate: Density
     shift: np.ndarray | float = 0.0
     width: np.ndarray | float = 0.0
+    exact: Callable[[Array], Array] | None = None
 
     @property
     def error(self) -> float:
-        """The largest of both."""
-        return float(np.max([np.abs(self.shift), np.abs(self.width)]))
+        """The largest of both, as a part of the limits of a verdict."""
+        shift, width = np.max(np.abs(self.shift)), np.max(np.abs(self.width))
+        return float(max(shift / MEAN_LIMIT, width / SD_LIMIT))
 
 
 def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
@@ -91,20 +99,32 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     point = center(draws)
     of_all = quick_jit(partial(_expand, exact))(point)
     scores = quick_jit(partial(_scores, exact))(draws)
+    values = quick_jit(partial(_values, exact))
     remainders = quick_jit(partial(_row_remainders, fitted, tall.name, key))
     sizes = np.asarray(remainders(point, draws[:NUM_ROW_DRAWS]))
+
+    @quick_jit
+    def missed_by(chosen: RowWeights) -> Array:
+        few = _of_rows(fitted, tall, chosen, key)
+        return _scores(_with_expansion(few, point, _expand(few, point), of_all), draws) - scores
+
     tried = []
     for count in NUM_ROWS:
-        few = _of_rows(fitted, tall, sizes, count, key)
-        density = _with_expansion(few, point, quick_jit(partial(_expand, few))(point), of_all)
-        missed = quick_jit(partial(_scores, density))(draws) - scores
-        tried.append(ModelDensity(density, *_errors_of_moments(draws, missed)))
+        choices = [choose_rows(sizes, count, seed) for seed in range(NUM_CHOICES)]
+        missed = [np.asarray(missed_by(chosen)) for chosen in choices]
+        moved = [_errors_of_moments(draws, one) for one in missed]
+        errors = [ModelDensity(exact, *one).error for one in moved]
+        best = int(np.argmin(errors))
+        few = _of_rows(fitted, tall, choices[best], key)
+        of_few = quick_jit(partial(_expand, few))(point)
+        density = _with_expansion(few, point, of_few, of_all)
+        tried.append(ModelDensity(density, *moved[best], values))
         if tried[-1].error <= ACCURATE:
             break
     return min(tried, key=lambda one: one.error)
 
 
-def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndarray]:
+def _errors_of_moments(draws: Any, missed: Any) -> tuple[np.ndarray, np.ndarray]:
     """What an error of the score, (n, d), does to means and standard deviations, to first order.
 
     An error e of the log density changes the mean of f by ``cov(e, f)``, which is the mean of
@@ -120,6 +140,10 @@ def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndar
 def _scores(density: Density, draws: Array) -> Array:
     # One point after another: a pass over all rows takes memory.
     return lax.map(lambda x: density(x)[1], draws)
+
+
+def _values(density: Density, points: Array) -> Array:
+    return lax.map(lambda x: density(x)[0], points)
 
 
 def _expand(density: Density, point: Array) -> Expansion:
@@ -144,10 +168,8 @@ def _with_expansion(few: Density, point: Array, of_rows: Expansion, of_all: Expa
     return density
 
 
-def _of_rows(
-    fitted: FittedGuide, tall: TallPlate, sizes: np.ndarray, count: int, key: Array
-) -> Density:
-    model = weighted_rows(tall, choose_rows(sizes, count))
+def _of_rows(fitted: FittedGuide, tall: TallPlate, chosen: RowWeights, key: Array) -> Density:
+    model = weighted_rows(tall, chosen)
     program = fitted.program._replace(model=model)
     return log_joint_and_score(fitted._replace(program=program), key)
 

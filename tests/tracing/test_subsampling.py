@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._tracing import joint, particles
+from numpyro_kscore._tracing import expanding, joint, particle_model, particles
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._tracing.subsampling import (
@@ -134,7 +134,7 @@ def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
     moved = {**params, "auto_loc": params["auto_loc"] + 0.5}
     args = svi.model, guide, DATA
     # Not affordable for 8 particles of 20 rows, but for 80 steps with as many.
-    monkeypatch.setattr(joint, "MOST_PASSES", 0.5)
+    monkeypatch.setattr(particle_model, "MOST_PASSES", 0.5)
     assert svi.loss.expand(random.key(1), params, *args, 20, num_steps=1) is None
     assert svi.loss.expanded(None) is svi.loss
 
@@ -168,7 +168,7 @@ def test_a_group_that_no_batch_has_keeps_its_width():
 
     @jax.jit
     def run(keys):
-        anchor = joint.expand(random.key(1), program, layout, 10_000)
+        anchor = expanding.expand(random.key(1), program, layout, 10_000)
         every = program._replace(model=lambda batch: model(None))
 
         def both(key):
@@ -238,8 +238,8 @@ def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypat
     data = _logistic(np.random.default_rng(1))
     whole = _evaluated(slopes, 200, *data, None)
     errors = {}
-    for passes in (0, joint.MOST_PASSES):
-        monkeypatch.setattr(joint, "MOST_PASSES", passes)
+    for passes in (0, particle_model.MOST_PASSES):
+        monkeypatch.setattr(particle_model, "MOST_PASSES", passes)
         noisy = _evaluated(slopes, 200, *data, 20)
         np.testing.assert_array_equal(noisy.samples, whole.samples)
         errors[passes] = np.asarray(noisy.scores - whole.scores)  # (keys, particles, d)
@@ -255,7 +255,7 @@ def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypat
 def test_a_pass_over_all_rows_must_be_affordable(monkeypatch):
     data = _logistic(np.random.default_rng(1))
     seen = []
-    monkeypatch.setattr(joint, "whole_plates", lambda *a: seen.append(a) or a[0])
+    monkeypatch.setattr(particle_model, "whole_plates", lambda *a: seen.append(a) or a[0])
     _evaluated(slopes, 1, *data, 2, count=32)  # 400 rows, 32 × 2 drawn
     assert not seen
     _evaluated(slopes, 1, *data, 4, count=32)
