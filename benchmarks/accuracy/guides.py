@@ -88,8 +88,10 @@ def fit_implicit(posterior: Posterior, key: Array, num_steps: int, **options: An
     info = result.info
     searched = 0 if guide.start is None else guide.start.num_gradients
     if posterior.batch_size is not None:
-        # Expansions of all rows, before the first chunk and after 1, 2, 4, … of them.
-        searched += (1 + 2 * guide.latent_dim) * (1 + len(info.trace).bit_length())
+        # All rows are expanded before the first chunk and after 1, 2, 4, … of them: value, score
+        # and Hessian, and 17 values of the rows, of which three take as long as a gradient.
+        num_expansions = 1 + (len(info.trace) - 1).bit_length()
+        searched += num_expansions * (1 + 2 * guide.latent_dim + 6)
     num_particles = _num_particles(svi, result.params, args)
     drawn = EVALUATION_DRAWS * len(info.trace) + num_particles * info.steps
     gradients = searched + drawn * posterior.batch_share

@@ -98,8 +98,35 @@ def tall_robust() -> Posterior:
     return _posterior("tall_robust", model, features, outcome)
 
 
+def tall_scales() -> Posterior:
+    """Location and noise scale of sixteen groups, four of 0 to 3 rows: 40 000 rows, 35 latents."""
+    rng = np.random.default_rng(7)
+    small = np.array([0, 1, 2, 3, 5, 12, 40])
+    large = np.floor(rng.dirichlet(np.full(9, 2.0)) * (40_000 - small.sum())).astype(int)
+    sizes = np.concatenate([small, large])
+    sizes[-1] += 40_000 - sizes.sum()
+    groups = rng.permutation(np.repeat(np.arange(16), sizes))
+    centers, log_scales = rng.normal(2, 1, 16), rng.normal(0, 0.6, 16)
+    y = centers[groups] + np.exp(log_scales[groups]) * rng.standard_t(4, 40_000)
+
+    def model(groups: Array, y: Array, batch: int | None = None) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0, 5))
+        spread = numpyro.sample("spread", dist.HalfNormal(2))
+        spread_of_scales = numpyro.sample("spread_of_scales", dist.HalfNormal(1))
+        with numpyro.plate("groups", 16):
+            centers = numpyro.sample("centers", dist.Normal(mean, spread))
+            log_scales = numpyro.sample("log_scales", dist.Normal(0, spread_of_scales))
+        with numpyro.plate("rows", len(y), subsample_size=batch) as rows:
+            here = groups[rows]
+            fn = dist.StudentT(4, centers[here], jnp.exp(log_scales[here]))
+            numpyro.sample("y", fn, obs=y[rows])
+
+    return _posterior("tall_scales", model, groups, y)
+
+
 TALL: dict[str, Callable[[], Posterior]] = {
     "tall_clinics": tall_clinics,
     "tall_claims": tall_claims,
     "tall_robust": tall_robust,
+    "tall_scales": tall_scales,
 }

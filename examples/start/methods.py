@@ -42,8 +42,12 @@ def fit_implicit(
     result = fit(svi, key, *data, max_steps=max_steps)
     draws = flatten(guide.sample_posterior(key, result.params, sample_shape=(num_draws,)))
     seconds = time.perf_counter() - start
-    looks = LOOK_DRAWS * len(result.info.trace)
-    evaluated = share * (NUM_PARTICLES * result.info.steps + looks)
+    num_looks = len(result.info.trace)
+    evaluated = share * (NUM_PARTICLES * result.info.steps + LOOK_DRAWS * num_looks)
+    if share < 1.0:
+        # All rows are expanded before the first chunk and after 1, 2, 4, … of them: value, score
+        # and Hessian, and 17 values of the rows, of which three take as long as a gradient.
+        evaluated += (1 + (num_looks - 1).bit_length()) * (1 + 2 * draws.shape[1] + 6)
     return Result(draws, seconds, guide.start.num_gradients + evaluated)
 
 

@@ -90,6 +90,29 @@ def test_one_of_two_equal_modes():
     assert both.verdict == "cannot tell"
 
 
+def test_a_mode_counts_by_the_density_itself():
+    """Rows that stand for all do so near the draws, and what they say elsewhere may be wrong."""
+
+    def exact(height):
+        def values(points):
+            left, right = (-0.5 * (points[:, 0] - a) ** 2 for a in (-4.0, 4.0))
+            return jnp.logaddexp(height + left, right)
+
+        return values
+
+    x = (noise() + 4.0).astype(np.float32)
+    shares = {}
+    for height in (-20.0, 0.0, 1.0):
+        found = examine(x, ModelDensity(pair, exact=exact(height)), SITES, KEY)
+        assert found.modes.num_missed == (height >= 0)
+        shares[height] = found.modes.share
+    assert shares[-20.0] == 0.0
+    # As above.
+    for height in (0.0, 1.0):
+        expected = 1 / (1 + np.exp(-height))
+        np.testing.assert_allclose(shares[height], expected, atol=4 * 512**-0.5 / 4)
+
+
 def test_far_points_exchange_labels():
     sites = (Site("means", (2,), 0, ()), Site("scales", (3, 2), 2, ()), Site("noise", (), 8, ()))
     row = np.arange(9.0)
