@@ -29,6 +29,7 @@ from numpyro_kscore._tracing.coreset import (
     weighted_rows,
 )
 from numpyro_kscore._tracing.particles import are_finite
+from numpyro_kscore._tracing.subsampling import with_rows
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
@@ -39,17 +40,23 @@ from numpyro_kscore.diagnostics._fitted import (
     draw_fitted,
     log_joint_and_score,
 )
+from numpyro_kscore.diagnostics._movement import make_frame
+from numpyro_kscore.diagnostics._row_weights import fit_weights, score_remainders
 
 __all__ = ["ModelDensity", "model_density"]
 
 # Numbers of rows that are tried, as few as are accurate.
-NUM_ROWS = (1024, 4096, 16_384)
-# Choices of so many rows, of which the best is taken.
-NUM_CHOICES = 8
+NUM_ROWS = (256, 1024, 4096, 16_384)
+# Up to so many rows, weights are fitted.
+MOST_FITTED = 1024
 # Part of a verdict's limits that the error may be.
 ACCURATE = 0.2
 # Draws at which all rows are looked at, and those of them at which every row is.
 NUM_DRAWS, NUM_ROW_DRAWS = 256, 16
+# Draws to which weights are fitted, and those that tell the error. In many dimensions so many
+# numbers are enough, but of so many draws.
+FITTED, TOLD = slice(0, None, 2), slice(1, None, 2)
+MOST_SCORES, LEAST_FITTED = 8192, 32
 # Most dimensions of an expansion to second order.
 MOST_CURVED = 128
 
@@ -100,8 +107,10 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     of_all = quick_jit(partial(_expand, exact))(point)
     scores = quick_jit(partial(_scores, exact))(draws)
     values = quick_jit(partial(_values, exact))
-    remainders = quick_jit(partial(_row_remainders, fitted, tall.name, key))
-    sizes = np.asarray(remainders(point, draws[:NUM_ROW_DRAWS]))
+    whole = partial(_rows_at, fitted, tall.name, key, fitted.program.model)
+    sizes = np.asarray(quick_jit(partial(row_remainders, whole))(point, draws[:NUM_ROW_DRAWS]))
+    fitter = _Fitter(fitted, tall, key, point, draws[FITTED])
+    told = draws[TOLD]
 
     @quick_jit
     def missed_by(chosen: RowWeights) -> Array:
@@ -110,18 +119,51 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
 
     tried = []
     for count in NUM_ROWS:
-        choices = [choose_rows(sizes, count, seed) for seed in range(NUM_CHOICES)]
-        missed = [np.asarray(missed_by(chosen)) for chosen in choices]
-        moved = [_errors_of_moments(draws, one) for one in missed]
-        errors = [ModelDensity(exact, *one).error for one in moved]
-        best = int(np.argmin(errors))
-        few = _of_rows(fitted, tall, choices[best], key)
-        of_few = quick_jit(partial(_expand, few))(point)
-        density = _with_expansion(few, point, of_few, of_all)
-        tried.append(ModelDensity(density, *moved[best], values))
+        chosen = choose_rows(sizes, count)
+        if count <= MOST_FITTED:
+            chosen = fitter.fitted(chosen, missed_by(chosen)[FITTED])
+        few = _of_rows(fitted, tall, chosen, key)
+        density = _with_expansion(few, point, quick_jit(partial(_expand, few))(point), of_all)
+        # The weights are fitted to others of the draws.
+        errors = _errors_of_moments(told, missed_by(chosen)[TOLD])
+        tried.append(ModelDensity(density, *errors, values))
         if tried[-1].error <= ACCURATE:
             break
     return min(tried, key=lambda one: one.error)
+
+
+class _Fitter:
+    """Fits the weights of rows to the scores of all.
+
+    Args:
+        fitted: the model, with all rows.
+        tall: the model with some rows.
+        key: random key.
+        point: where the density is expanded, (d,).
+        draws: at which weights are fitted, (n, d).
+    """
+
+    def __init__(
+        self, fitted: FittedGuide, tall: TallPlate, key: Array, point: Array, draws: Array
+    ) -> None:
+        self._some = draws[: max(LEAST_FITTED, MOST_SCORES // len(point))]
+        self._root = make_frame(draws).root
+
+        @quick_jit
+        def effects(rows: Array) -> Array:
+            # The plate scales each row by the number of all over that of these.
+            share = len(rows) / tall.size
+            model = with_rows(tall.model, {tall.name: rows})
+            rows_at = partial(_rows_at, fitted, tall.name, key, model)
+            is_curved = len(point) <= MOST_CURVED
+            return share * score_remainders(rows_at, point, self._some, self._root, is_curved)
+
+        self._effects = effects
+
+    def fitted(self, chosen: RowWeights, missed: Array) -> RowWeights:
+        """The choice with other weights; ``missed`` is by how much the score is off, (n, d)."""
+        whitened = np.asarray(missed[: len(self._some)] @ self._root)
+        return fit_weights(chosen, np.asarray(self._effects(jnp.asarray(chosen.rows))), whitened)
 
 
 def _errors_of_moments(draws: Any, missed: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -174,16 +216,12 @@ def _of_rows(fitted: FittedGuide, tall: TallPlate, chosen: RowWeights, key: Arra
     return log_joint_and_score(fitted._replace(program=program), key)
 
 
-def _row_remainders(
-    fitted: FittedGuide, plate: str, key: Array, point: Array, draws: Array
+def _rows_at(
+    fitted: FittedGuide, plate: str, key: Array, model: Callable[..., Any], x: Array
 ) -> Array:
-    """Size of what an expansion to second order at a point leaves of every row, (rows,)."""
+    """Log likelihoods of the rows of a plate that a model has, (rows,), at latents (d,)."""
     program = fitted.program
-    model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
-
-    def rows_at(x: Array) -> Array:
-        latents = fitted.layout.unravel(x)
-        trace = trace_at(model, program.args, program.kwargs, latents, program.forms)
-        return row_log_likelihoods(trace, plate)
-
-    return row_remainders(rows_at, point, draws)
+    seeded = handlers.substitute(handlers.seed(model, key), data=dict(program.params))
+    latents = fitted.layout.unravel(x)
+    trace = trace_at(seeded, program.args, program.kwargs, latents, program.forms)
+    return row_log_likelihoods(trace, plate)
