@@ -174,13 +174,12 @@ def draw_rows(key: Array, table: Array, count: int) -> RowWeights:
     return RowWeights(rows, (total / count) / own)
 
 
-def choose_rows(sizes: np.ndarray, count: int, seed: int = 0) -> RowWeights:
+def choose_rows(sizes: np.ndarray, count: int) -> RowWeights:
     """Rows in proportion to how much they matter, by systematic sampling.
 
     Args:
         sizes: how much every row matters, (rows,).
         count: number of rows, at most that of all.
-        seed: of the random choice.
     """
     matter = np.nan_to_num(np.asarray(sizes, np.float64), posinf=0.0)
     share = np.full(len(sizes), ANYHOW / len(sizes))
@@ -193,7 +192,7 @@ def choose_rows(sizes: np.ndarray, count: int, seed: int = 0) -> RowWeights:
         if not is_open.any() or room <= 0:
             break
         chance[is_open] = np.minimum(1.0, room * share[is_open] / share[is_open].sum())
-    steps = np.floor(np.cumsum(chance) + np.random.default_rng(seed).random())
+    steps = np.floor(np.cumsum(chance) + np.random.default_rng(0).random())
     rows = np.flatnonzero(np.diff(steps, prepend=0.0) >= 1.0)[:count]
     # The number of rows is one too small or too large at random, and that of a program is fixed.
     missing = count - len(rows)
