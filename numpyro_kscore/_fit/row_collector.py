@@ -63,7 +63,7 @@ class RowCollector:
             if contents[k] in self._found:
                 self._found[contents[k]].count += 1
             else:
-                self._found[contents[k]] = _Found(sizes[k], [leaf[k] for leaf in leaves])
+                self._found[contents[k]] = _Found(sizes[k], [leaf[k].copy() for leaf in leaves])
         ranked = sorted(self._found.items(), key=lambda item: -item[1].size)
         for content, row in ranked[self._count :]:
             self._left_out = max(self._left_out, row.size)

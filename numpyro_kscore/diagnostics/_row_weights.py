@@ -60,6 +60,10 @@ def fit_weights(chosen: RowWeights, of_rows: np.ndarray, missed: np.ndarray) -> 
     weights = np.asarray(chosen.weights, np.float64)
     effects = np.asarray(of_rows, np.float64).transpose(0, 2, 1) * weights
     missed = np.asarray(missed, np.float64)
+    is_finite = np.isfinite(effects).all(axis=(1, 2)) & np.isfinite(missed).all(axis=1)
+    effects, missed = effects[is_finite], missed[is_finite]
+    if len(missed) < 2 or not missed.any():
+        return chosen
     # Unknown are the relative changes; those of even draws are chosen by the odd ones.
     scale = np.mean(missed**2)
     best, least = np.zeros(len(weights)), WORTH * np.mean(missed[1::2] ** 2)

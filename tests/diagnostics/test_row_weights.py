@@ -73,3 +73,21 @@ def test_weights_that_nothing_is_gained_by_stay():
     # What is missed has nothing to do with the rows, so that draws that are held out get worse.
     fitted = fit_weights(chosen, 1e-3 * of_rows, missed)
     np.testing.assert_allclose(fitted.weights, chosen.weights, rtol=0.1)
+
+
+def test_draws_that_are_not_finite_do_no_harm():
+    rng = np.random.default_rng(2)
+    chosen = choose_rows(rng.exponential(size=500), 50)
+    of_rows, change = rng.normal(size=(64, 50, 2)), 0.1 * rng.normal(size=50)
+    missed = -np.einsum("jnd,n->jd", of_rows, chosen.weights * change)
+    of_rows[3, 4, 0], missed[7, 1] = np.inf, np.nan
+    fitted = fit_weights(chosen, of_rows, missed)
+    np.testing.assert_allclose(fitted.weights, chosen.weights * (1 + change), rtol=0.01)
+    nothing = fit_weights(chosen, np.full((64, 50, 2), np.nan), missed)
+    np.testing.assert_array_equal(nothing.weights, chosen.weights)
+
+
+def test_a_likelihood_that_is_quadratic_has_nothing_to_fit():
+    chosen = choose_rows(np.ones(500), 50)
+    fitted = fit_weights(chosen, np.zeros((64, 50, 2)), np.zeros((64, 2)))
+    np.testing.assert_array_equal(fitted.weights, chosen.weights)
