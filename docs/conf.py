@@ -123,7 +123,7 @@ nitpick_ignore = [
     ("py:class", "NamedSharding"),
     # Parts of other objects, which nobody makes by hand.
     ("py:class", "numpyro_kscore._tracing.program.Split"),
-    ("py:class", "numpyro_kscore._tracing.subsampling.Anchor"),
+    ("py:class", "numpyro_kscore._tracing.anchor.Anchor"),
     ("py:class", "numpyro_kscore._util.batches.Batches"),
     ("py:class", "numpyro_kscore.estimators._base.Base"),
     ("py:class", "numpyro_kscore.estimators._affine.Coordinates"),
