@@ -169,7 +169,8 @@ class _Keeper:
         # Other leaves than those of rows would say nothing about the rows that are kept.
         self._count = int(lengths.pop() * PART_KEPT) if len(lengths) == 1 else 0
         self._found: list[str | None] = []
-        self._compiled = quick_jit(self._sizes)
+        # How much every row of some batches matters, (batches, rows), at a state and draws.
+        self.sizes = quick_jit(self._sizes)
 
     def none(self, state: SVIState) -> KeptRows | None:
         """No rows, in the place of some; None where there never are any."""
@@ -190,10 +191,6 @@ class _Keeper:
         """What collects rows in a pass."""
         none = self.none(state)
         return None if none is None else RowCollector(self._first, self._count)
-
-    def sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
-        """How much every row of some batches matters, (batches, rows)."""
-        return self._compiled(state, draws, stack)
 
     def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
         key, name = key_apart(state.rng_key, 1), self._found[0]

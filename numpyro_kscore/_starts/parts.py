@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from numpyro_kscore._starts.data import Expand, Part, Quadratic, Whole
 from numpyro_kscore._starts.density import batched_density
+from numpyro_kscore._tracing.anchor import MOST_CURVED
 from numpyro_kscore._tracing.coupling import Centering
 from numpyro_kscore._tracing.subsampling import FewRows, counted_once, mean_over_rows
 from numpyro_kscore._util.batches import Batches
@@ -21,8 +22,6 @@ __all__ = ["MOST_BLOCKS", "MOST_ROWS", "of_batches", "of_rows", "sample_density"
 
 # Rows that a search looks at; fewer where each has latents of its own, which are integrated out.
 MOST_ROWS, MOST_BLOCKS = 8192, 2048
-# Most dimensions of an expansion to second order.
-MOST_CURVED = 128
 
 Model = Callable[..., Any]
 # From a point, its centering and another one, and arguments and keyword arguments of the model, to

@@ -9,7 +9,10 @@ import jax.numpy as jnp
 
 from numpyro_kscore._tracing.kept_rows import KeptRows
 
-__all__ = ["Anchor", "Expansion", "center", "replaced"]
+__all__ = ["MOST_CURVED", "Anchor", "Expansion", "center", "replaced"]
+
+# Most dimensions of an expansion to second order.
+MOST_CURVED = 128
 
 
 class Expansion(NamedTuple):

@@ -57,7 +57,7 @@ class RowWeights(NamedTuple):
     """Rows that stand for all of a plate's.
 
     Attributes:
-        rows: their indices, (n,), ascending.
+        rows: their indices, (n,).
         weights: how many rows each stands for, (n,).
     """
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.anchor import Anchor, Expansion
+from numpyro_kscore._tracing.anchor import MOST_CURVED, Anchor, Expansion
 from numpyro_kscore._tracing.coreset import (
     row_log_likelihoods,
     row_remainders,
@@ -38,8 +38,6 @@ __all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
 ANCHOR_DRAWS = 64
 # Those of them at which it is seen what the expansion leaves of every row.
 ROW_DRAWS = 4
-# Most dimensions of an expansion to second order.
-MOST_CURVED = 128
 
 
 def expand(key: jax.Array, program: Program, layout: Layout, num_draws: int) -> Anchor | None:

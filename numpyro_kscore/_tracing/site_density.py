@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-__all__ = ["site_log_prob", "sum_by_row"]
+__all__ = ["site_log_density", "site_log_prob", "sum_by_row"]
 
 
 def site_log_prob(site: dict[str, Any]) -> jax.Array:

@@ -35,14 +35,14 @@ def score_remainders(
         root: of the covariance of the draws, (d, d): scores are those of whitened coordinates.
         is_curved: whether the expansion is of second order; of first otherwise.
 
-    Cost: two passes over the rows for each draw and dimension, and as many forward derivatives.
+    Cost: a pass over the rows and a derivative of it, both forward, for each draw and dimension.
     """
     scores = jax.jacfwd(rows_at)
+    here, bend = jax.linearize(scores, point)
 
     def at(x: Array) -> Array:
-        here, bend = jax.jvp(scores, (point,), (x - point,))
         left = scores(x) - here
-        return (left - bend if is_curved else left) @ root
+        return (left - bend(x - point) if is_curved else left) @ root
 
     return lax.map(at, draws)
 

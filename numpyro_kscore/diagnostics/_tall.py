@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 from numpyro import handlers
 
-from numpyro_kscore._tracing.anchor import Expansion, center, replaced
+from numpyro_kscore._tracing.anchor import MOST_CURVED, Expansion, center, replaced
 from numpyro_kscore._tracing.coordinates import trace_at
 from numpyro_kscore._tracing.coreset import (
     RowWeights,
@@ -57,8 +57,6 @@ NUM_DRAWS, NUM_ROW_DRAWS = 256, 16
 # numbers are enough, but of so many draws.
 FITTED, TOLD = slice(0, None, 2), slice(1, None, 2)
 MOST_SCORES, LEAST_FITTED = 8192, 32
-# Most dimensions of an expansion to second order.
-MOST_CURVED = 128
 
 
 class ModelDensity(NamedTuple):
@@ -110,22 +108,24 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     whole = partial(_rows_at, fitted, tall.name, key, fitted.program.model)
     sizes = np.asarray(quick_jit(partial(row_remainders, whole))(point, draws[:NUM_ROW_DRAWS]))
     fitter = _Fitter(fitted, tall, key, point, draws[FITTED])
-    told = draws[TOLD]
 
     @quick_jit
-    def missed_by(chosen: RowWeights) -> Array:
+    def expand_and_miss(chosen: RowWeights) -> tuple[Expansion, Array]:
         few = _of_rows(fitted, tall, chosen, key)
-        return _scores(_with_expansion(few, point, _expand(few, point), of_all), draws) - scores
+        of_few = _expand(few, point)
+        return of_few, _scores(_with_expansion(few, point, of_few, of_all), draws) - scores
 
     tried = []
     for count in NUM_ROWS:
         chosen = choose_rows(sizes, count)
+        of_few, missed = expand_and_miss(chosen)
         if count <= MOST_FITTED:
-            chosen = fitter.fitted(chosen, missed_by(chosen)[FITTED])
+            chosen = fitter.fitted(chosen, missed[FITTED])
+            of_few, missed = expand_and_miss(chosen)
         few = _of_rows(fitted, tall, chosen, key)
-        density = _with_expansion(few, point, quick_jit(partial(_expand, few))(point), of_all)
+        density = _with_expansion(few, point, of_few, of_all)
         # The weights are fitted to others of the draws.
-        errors = _errors_of_moments(told, missed_by(chosen)[TOLD])
+        errors = _errors_of_moments(draws[TOLD], missed[TOLD])
         tried.append(ModelDensity(density, *errors, values))
         if tried[-1].error <= ACCURATE:
             break
@@ -166,7 +166,7 @@ class _Fitter:
         return fit_weights(chosen, np.asarray(self._effects(jnp.asarray(chosen.rows))), whitened)
 
 
-def _errors_of_moments(draws: Any, missed: Any) -> tuple[np.ndarray, np.ndarray]:
+def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndarray]:
     """What an error of the score, (n, d), does to means and standard deviations, to first order.
 
     An error e of the log density changes the mean of f by ``cov(e, f)``, which is the mean of
