@@ -2,13 +2,18 @@
 
     python -m benchmarks.wae.validation --data FOLDER --cache FOLDER --csv FILE
         [--variants "default, weight 1" "default, weight 1, vamp" "VAE, weight 1, flow" ...]
-        [--latent-dims 128] [--epochs 300] [--seeds 0 1 2]
-    python -m benchmarks.wae.validation --csv FILE --print
+        [--latent-dims 128] [--epochs 300] [--seeds 0 1 2] [--decay] [--together] [--test]
+    python -m benchmarks.wae.validation --csv FILE --print [--rival "default, weight 1"]
     python -m benchmarks.wae.validation --quick
 
 The last 10 000 training images are left out of the training, and the first of them are those whose
 likelihood is estimated: no choice made by this table has seen a test image. Differences are means
 over the same images and all seeds that both variants have.
+
+``--decay`` lets the learning rate fall to zero along a cosine, over all epochs. ``--together``
+trains variants that differ in weight, and all seeds, in one program, for an accelerator.
+``--test`` trains on all training images and measures on test images: for settings that have been
+chosen, in a file of its own.
 """
 
 import argparse
@@ -17,9 +22,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from numpyro.infer import ELBO, TraceMeanField_ELBO
 
@@ -37,19 +41,28 @@ from examples.wae.metrics import (
 )
 from examples.wae.objectives import ROWS, make_objective
 from examples.wae.priors import PRIORS
+from examples.wae.together import train_together
 from examples.wae.training import Autoencoder, Settings, train
 from numpyro_kscore import ImplicitELBO, ScoreEstimator
 from numpyro_kscore.estimators import Median, kef_cg
 from numpyro_kscore.regularizers import NuMethod
 
 COLUMNS = ("nll", "information", "mean", "sd", "distance", "cost", "nll_of_each")
-CASE = ("latent_dim", "epochs", "learning_rate", "variant")  # differ between lines of the table
+CASE = (
+    "latent_dim",
+    "epochs",
+    "schedule",
+    "learning_rate",
+    "variant",
+)  # differ between lines of the table
 HELD_OUT = 10_000
 # What a variant changes: the estimator with its base and bias correction, for a latent dimension,
 # or the divergence itself; then its weight, and the prior where it is not N(0, I).
 OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
     "default": partial(make_objective, "default", None),
     "KEF-CG": partial(make_objective, "kef-cg", None),
+    "ν-method": partial(make_objective, "nu", None),
+    "SSGE": partial(make_objective, "ssge", None),
     "KEF-CG, base prior": lambda _: ImplicitELBO(
         1, aggregate=ROWS, estimator=kef_cg(1e-4), base="model", debias=None
     ),
@@ -62,7 +75,7 @@ OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
     ),
     "VAE": lambda _: TraceMeanField_ELBO(),
 }
-WEIGHTS = (0.05, 0.1, 0.2, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
+WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 
 
 class Variant(NamedTuple):
@@ -95,25 +108,47 @@ def hold_out(images: Images, count: int) -> Images:
     )
 
 
-def make_settings(cell: Row) -> Settings:
+def make_settings(cell: Row, images: Images) -> Settings:
     """Settings of a row."""
     variant = VARIANTS[cell["variant"]]
-    return Settings(
+    settings = Settings(
         latent_dim=cell["latent_dim"],
         learning_rate=cell["learning_rate"],
         seed=cell["seed"],
         weight=variant.weight,
         prior=variant.prior,
     )
+    if cell["schedule"] == "constant":
+        return settings
+    steps = cell["epochs"] * (len(images.train) // settings.batch_size)
+    return settings._replace(decay_steps=steps)
+
+
+def make_run(images: Images, cache: Path, cell: Row) -> tuple[Autoencoder, Path]:
+    """The autoencoder of a row, and the file of its state."""
+    settings = make_settings(cell, images)
+    objective = VARIANTS[cell["variant"]].objective(settings.latent_dim)
+    rest = [str(cell[name]) for name in ("latent_dim", "learning_rate", "seed")]
+    if settings.decay_steps:
+        rest.append(f"decay-{cell['epochs']}")
+    rest.append(images.name)
+    path = cache / f"{cell['variant']}-{'-'.join(rest)}.npz"
+    return Autoencoder(settings, images.shape, objective), path
+
+
+def train_groups(images: Images, cache: Path, cells: Sequence[Row]) -> None:
+    """Train the runs of all rows, those that differ in weight and seed only in one program."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for cell in cells:
+        rest = [cell[name] for name in CASE if name != "variant"]
+        groups.setdefault((cell["variant"].split(", weight")[0], *rest), []).append(cell)
+    for (_, _, epochs, *_), group in groups.items():
+        train_together([make_run(images, cache, cell) for cell in group], images, epochs)
 
 
 def compute(images: Images, cache: Path, cell: Row) -> Row:
     """One row: train to the given number of epochs, then measure on images held out."""
-    settings = make_settings(cell)
-    objective = VARIANTS[cell["variant"]].objective(settings.latent_dim)
-    autoencoder = Autoencoder(settings, images.shape, objective)
-    rest = "-".join(str(cell[name]) for name in ("latent_dim", "learning_rate", "seed"))
-    path = cache / f"{cell['variant']}-{rest}.npz"
+    autoencoder, path = make_run(images, cache, cell)
     params = train(autoencoder, images, cell["epochs"], path).params
     found = measure_likelihood(
         autoencoder, params, images, cell["images"], Annealing(cell["temperatures"]), progress=True
@@ -123,9 +158,7 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
     divergences = code_divergences(mean, sd, autoencoder.prior(params))
     figures = {"information": divergences.mean()}
     figures |= {name: aggregate[name] for name in ("mean", "sd", "distance", "cost")}
-    entries = likelihood_entries(-found.log_likelihood, figures)
-    jax.clear_caches()
-    return entries
+    return likelihood_entries(-found.log_likelihood, figures)
 
 
 def differences(rows: Sequence[Row], other: Sequence[Row]) -> np.ndarray:
@@ -139,8 +172,8 @@ def table(rows: Sequence[Row], rival: str = "default, weight 1") -> list[str]:
 
     The error of a difference is that over seeds where there are three, and over images otherwise.
     """
-    names = ("latent", "epochs", "step size", "variant", "seeds", "NLL", f"less that of {rival}",
-             "KL of a code", "cost", "code sd", "sliced W")  # fmt: skip
+    names = ("latent", "epochs", "schedule", "step size", "variant", "seeds", "NLL",
+             f"less that of {rival}", "KL of a code", "cost", "code sd", "sliced W")  # fmt: skip
     lines = [markdown_line(names), "|---" * len(names) + "|"]
     key = lambda row: tuple(row[name] for name in CASE)  # noqa: E731
     groups = {k: list(g) for k, g in itertools.groupby(sorted(rows, key=key), key)}
@@ -173,15 +206,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", nargs="+", type=int, default=[300])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--learning-rates", nargs="+", type=float, default=[1e-4])
+    parser.add_argument("--decay", action="store_true", help="let the learning rate fall to 0")
+    parser.add_argument("--together", action="store_true", help="weights and seeds in one program")
     parser.add_argument("--images", type=int, default=100, help="images behind an NLL")
     parser.add_argument("--temperatures", type=int, default=1000, help="of the annealing")
+    parser.add_argument("--test", action="store_true", help="hold out nothing; use test images")
+    parser.add_argument("--rival", choices=VARIANTS, metavar="NAME", default="default, weight 1",
+                        help="whose likelihood others are compared with")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the table and do nothing else")
     parser.add_argument("--quick", action="store_true", help="one epoch on scikit-learn's digits")
     options = parser.parse_args(arguments)
-    settings = ("variant", "latent_dim", "epochs", "learning_rate", "seed", "images",
+    settings = ("variant", "latent_dim", "epochs", "schedule", "learning_rate", "seed", "images",
                 "temperatures")  # fmt: skip
+    schedule = "cosine" if options.decay else "constant"
     if options.print and options.csv:
-        print(*table(read(options.csv, (*settings, *COLUMNS))), sep="\n")
+        print(*table(read(options.csv, (*settings, *COLUMNS)), options.rival), sep="\n")
         return
     if options.quick:
         options.latent_dims, options.epochs, options.seeds = [2], [1], [0]
@@ -190,12 +229,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.data is None or options.cache is None or options.csv is None:
         parser.error("expected --data FOLDER, --cache FOLDER and --csv FILE; or --quick")
     else:
-        images = hold_out(load_images("mnist", options.data), HELD_OUT)
+        images = load_images("mnist", options.data)
+        images = images if options.test else hold_out(images, HELD_OUT)
     cells = [
         dict(
             zip(
                 settings,
-                (variant, dim, epochs, rate, seed, options.images, options.temperatures),
+                (variant, dim, epochs, schedule, rate, seed, options.images, options.temperatures),
                 strict=True,
             )
         )
@@ -208,8 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with TemporaryDirectory() as folder:
         cache = options.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
+        if options.together:
+            train_groups(images, cache, cells)
         rows = fill(cells, lambda **cell: compute(images, cache, cell), COLUMNS, options.csv)
-    print(*table(rows), sep="\n")
+    print(*table(rows, options.rival), sep="\n")
 
 
 if __name__ == "__main__":

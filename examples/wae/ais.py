@@ -18,6 +18,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
+from jax.tree_util import Partial
 from tqdm import tqdm
 
 LogLikelihood = Callable[[Array, Array], Array]
@@ -76,7 +77,8 @@ def annealed_log_likelihood(
 
     Args:
         key: random key.
-        log_likelihood: log likelihood of one image given one code: (latent_dim,), image -> ().
+        log_likelihood: log likelihood of one image given one code: (latent_dim,), image -> (). Of a
+            ``jax.tree_util.Partial`` the parameters may change without another compilation.
         images: (n, ...).
         prior: distribution of a code, event shape (latent_dim,).
         annealing: temperatures, chains and transitions.
@@ -89,7 +91,9 @@ def annealed_log_likelihood(
     """
     n = images.shape[0]
     size = min(annealing.batch_size, n)
-    anneal = jax.jit(partial(_anneal, log_likelihood, prior, annealing, exact_codes is not None))
+    if not isinstance(log_likelihood, Partial):
+        log_likelihood = Partial(log_likelihood)
+    anneal = partial(_anneal, log_likelihood, prior, annealing, exact_codes is not None)
     values, rates = [], []
     for number, start in enumerate(tqdm(range(0, n, size), disable=not progress, desc="AIS")):
         # The last batch is filled up with the first images, whose values are dropped below.
@@ -161,6 +165,7 @@ def _make_transition(
     return one_chain
 
 
+@partial(jax.jit, static_argnums=(2, 3))
 def _anneal(
     log_likelihood: LogLikelihood,
     prior: dist.Distribution,

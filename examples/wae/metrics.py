@@ -1,6 +1,7 @@
 """Quality of an autoencoder: likelihood, samples, and the distance of its codes from the prior."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 from jax import Array, lax, random
+from jax.tree_util import Partial
 
 from examples.wae.ais import Annealed, Annealing, annealed_log_likelihood
 from examples.wae.data import Images, binarize_once
@@ -113,9 +115,15 @@ def log_likelihood_of(
     autoencoder: Autoencoder, params: dict[str, Any]
 ) -> Callable[[Array, Array], Array]:
     """The log likelihood of one image given one code under the Bernoulli decoder, in nats."""
+    return Partial(_bernoulli(autoencoder.decoder), params["decoder$params"])
 
-    def log_likelihood(z: Array, x: Array) -> Array:
-        logits = autoencoder.decode(params, z[None])[0]
+
+@cache
+def _bernoulli(decoder: nn.Module) -> Callable[[Any, Array, Array], Array]:
+    """One function for one kind of decoder, so that its programs serve all parameters."""
+
+    def log_likelihood(params: Any, z: Array, x: Array) -> Array:
+        logits = decoder.apply({"params": params}, z[None])[0]
         return -jnp.sum(optax.sigmoid_binary_cross_entropy(logits, x))
 
     return log_likelihood

@@ -45,7 +45,7 @@ class MMDAutoencoder(Autoencoder):
             )
         super().__init__(settings, shape, Trace_ELBO())
 
-    def model(self, x: Array) -> None:
+    def model(self, x: Array, weight: Array | None = None) -> None:
         """The reconstruction cost, and the discrepancy of all codes."""
         count, dim = len(x), self.settings.latent_dim
         decode = flax_module("decoder", self.decoder, input_shape=(1, dim))
@@ -53,10 +53,11 @@ class MMDAutoencoder(Autoencoder):
         with numpyro.plate(ROWS, count), handlers.mask(mask=False):
             z = numpyro.sample("z", prior)
         draws = random.normal(numpyro.prng_key(), z.shape)
-        cost = reconstruction_cost(self.settings.cost, x, decode(z)).sum() / self.settings.weight
-        numpyro.factor("cost", -cost - MMD_WEIGHT * count * discrepancy(z, draws))
+        cost = reconstruction_cost(self.settings.cost, x, decode(z)).sum()
+        weight = self.settings.weight if weight is None else weight
+        numpyro.factor("cost", -cost / weight - MMD_WEIGHT * count * discrepancy(z, draws))
 
-    def guide(self, x: Array) -> None:
+    def guide(self, x: Array, weight: Array | None = None) -> None:
         """Codes as before."""
         with handlers.mask(mask=False):
             super().guide(x)

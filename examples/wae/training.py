@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +38,7 @@ class Settings(NamedTuple):
         latent_dim: dimension of the codes.
         batch_size: images per step.
         learning_rate: learning rate of Adam, whose first moment decays by .5.
+        decay_steps: steps over which the learning rate falls to zero along a cosine; 0 keeps it.
         cost: reconstruction cost: ``norm`` is the distance ``|x - x̂|``, ``squared`` half its
             square, ``bernoulli`` minus the log probability.
         seed: seed of all random numbers.
@@ -52,6 +52,7 @@ class Settings(NamedTuple):
     latent_dim: int = 8
     batch_size: int = 64
     learning_rate: float = 1e-4
+    decay_steps: int = 0
     cost: str = "norm"
     seed: int = 0
     width: int = WIDTH
@@ -100,11 +101,16 @@ class Autoencoder:
         guide = self.guide
         if isinstance(objective, ImplicitELBO):
             guide = objective.stateful(self.model, guide)
-        optimizer = optax.adam(settings.learning_rate, b1=0.5)
-        self.svi = SVI(self.model, guide, optimizer, objective)
+        rate: Any = settings.learning_rate
+        if settings.decay_steps:
+            rate = optax.cosine_decay_schedule(rate, settings.decay_steps)
+        self.svi = SVI(self.model, guide, optax.adam(rate, b1=0.5), objective)
 
-    def model(self, x: Array) -> None:
-        """Codes from the prior; the log likelihood is minus the reconstruction cost."""
+    def model(self, x: Array, weight: Array | None = None) -> None:
+        """Codes from the prior; the log likelihood is minus the reconstruction cost.
+
+        ``weight`` takes the place of that of the settings, and may be traced.
+        """
         dim = self.settings.latent_dim
         decode = flax_module("decoder", self.decoder, input_shape=(1, dim))
         prior = self.declare_prior(x)
@@ -112,9 +118,10 @@ class Autoencoder:
             z = numpyro.sample("z", prior)
             cost = reconstruction_cost(self.settings.cost, x, decode(z))
             # The whole objective over the weight, to which Adam is indifferent.
-            numpyro.factor("reconstruction", -cost / self.settings.weight)
+            weight = self.settings.weight if weight is None else weight
+            numpyro.factor("reconstruction", -cost / weight)
 
-    def guide(self, x: Array) -> None:
+    def guide(self, x: Array, weight: Array | None = None) -> None:
         """A Gaussian code for each image; the density of their mixture is unknown."""
         codes = self.declare_codes(x)
         with numpyro.plate(ROWS, x.shape[0]):
@@ -169,29 +176,45 @@ def compile_epoch(
     Raises:
         ValueError: if there are fewer images than ``batch_size``.
     """
+    epoch = jax.jit(make_pass(update, images, batch_size), donate_argnums=0)
+    # Pixels are an argument, because the compiler would process a constant of 47 MB.
+    pixels = jnp.asarray(images.train)
+    return lambda state, key: epoch(state, key, pixels)
+
+
+def make_pass(
+    update: Callable[..., tuple[Any, Array]], images: Images, batch_size: int
+) -> Callable[..., tuple[Any, Array]]:
+    """A pass over all images, ``(state, key, pixels, *rest) -> (state, mean loss)``.
+
+    Args:
+        update: one step, ``(state, batch, *rest) -> (state, loss)``.
+        images: training images; their pixels are an argument of the pass.
+        batch_size: images per step.
+
+    Raises:
+        ValueError: if there are fewer images than ``batch_size``.
+    """
     num_batches = len(images.train) // batch_size
     if num_batches == 0:
         raise ValueError(
             f"batch_size: expected at most the {len(images.train)} training images; got "
             f"{batch_size}"
         )
-    pixels = jnp.asarray(images.train)
 
-    def step(state: Any, inputs: tuple[Array, Array], pixels: Array) -> tuple[Any, Array]:
-        rows, key = inputs
-        return update(state, to_batch(key, pixels[rows], images.is_binary))
+    def epoch(state: Any, key: Array, pixels: Array, *rest: Any) -> tuple[Any, Array]:
+        def step(state: Any, inputs: tuple[Array, Array]) -> tuple[Any, Array]:
+            rows, key = inputs
+            return update(state, to_batch(key, pixels[rows], images.is_binary), *rest)
 
-    @partial(jax.jit, donate_argnums=0)
-    def epoch(state: Any, key: Array, pixels: Array) -> tuple[Any, Array]:
         order_key, key = random.split(key)
         order = random.permutation(order_key, pixels.shape[0])
         order = order[: num_batches * batch_size].reshape(num_batches, batch_size)
         keys = random.split(key, num_batches)
-        state, losses = lax.scan(partial(step, pixels=pixels), state, (order, keys))
+        state, losses = lax.scan(step, state, (order, keys))
         return state, jnp.mean(losses) / batch_size
 
-    # Pixels are an argument, because the compiler would process a constant of 47 MB.
-    return lambda state, key: epoch(state, key, pixels)
+    return epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,21 +254,7 @@ def train(
         ValueError: if the checkpoint has other settings.
         FloatingPointError: if the loss is not finite.
     """
-    state = autoencoder.init(images)
-    settings = autoencoder.settings._asdict() | {"images": images.name}
-    losses, seconds = np.empty(0), np.empty(0)
-    if checkpoint is not None and checkpoint.exists():
-        state, record, series = load_checkpoint(checkpoint, state)
-        # What a record does not name has its default.
-        record = Settings._field_defaults | record
-        if record != settings:
-            changed = [name for name in settings if record.get(name) != settings[name]]
-            raise ValueError(
-                f"{checkpoint}: expected a run with these settings; got another {changed[0]}, "
-                f"{record.get(changed[0])!r} there and {settings[changed[0]]!r} here. Give "
-                "another path"
-            )
-        losses, seconds = series
+    state, losses, seconds = first_state(autoencoder, images, checkpoint)
     epoch = autoencoder.make_epoch(images)
     key = random.fold_in(random.key(autoencoder.settings.seed), 1)
 
@@ -265,5 +274,46 @@ def train(
             )
         is_last = number == num_epochs - 1
         if checkpoint is not None and (is_last or (number + 1) % every == 0):
-            save_checkpoint(checkpoint, state, settings, np.stack([losses, seconds]))
+            save_state(checkpoint, autoencoder.settings, images, state, losses, seconds)
     return Trained(autoencoder.svi.get_params(state), losses, seconds)
+
+
+def first_state(
+    autoencoder: Autoencoder, images: Images, checkpoint: Path | None
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The state that training goes on from, with losses and seconds of the epochs before it.
+
+    Raises:
+        ValueError: if the checkpoint has other settings.
+    """
+    state = autoencoder.init(images)
+    if checkpoint is None or not checkpoint.exists():
+        return state, np.empty(0), np.empty(0)
+    settings = _record(autoencoder.settings, images)
+    state, record, series = load_checkpoint(checkpoint, state)
+    # What a record does not name has its default.
+    record = Settings._field_defaults | record
+    if record != settings:
+        changed = [name for name in settings if record.get(name) != settings[name]]
+        raise ValueError(
+            f"{checkpoint}: expected a run with these settings; got another {changed[0]}, "
+            f"{record.get(changed[0])!r} there and {settings[changed[0]]!r} here. Give "
+            "another path"
+        )
+    return state, series[0], series[1]
+
+
+def save_state(
+    path: Path,
+    settings: Settings,
+    images: Images,
+    state: Any,
+    losses: np.ndarray,
+    seconds: np.ndarray,
+) -> None:
+    """Write what :func:`first_state` reads."""
+    save_checkpoint(path, state, _record(settings, images), np.stack([losses, seconds]))
+
+
+def _record(settings: Settings, images: Images) -> dict[str, Any]:
+    return settings._asdict() | {"images": images.name}

@@ -24,6 +24,7 @@ from examples.wae.metrics import compare_with_prior, frechet_distance
 from examples.wae.networks import make_networks
 from examples.wae.objectives import ESTIMATORS, make_objective
 from examples.wae.rivals import RIVALS, discrepancy, make_autoencoder
+from examples.wae.together import train_together
 from examples.wae.training import (
     Autoencoder,
     Settings,
@@ -263,6 +264,40 @@ def test_a_stopped_run_goes_on_as_if_it_were_not(tmp_path):
         train(too_large, images, 1, progress=False)
 
 
+@pytest.mark.slow
+def test_runs_trained_together_are_those_trained_alone(tmp_path):
+    """The same random numbers.
+
+    Adam's first steps have the sign of each gradient, also where it is zero but for rounding: they
+    may move such parameters apart, which changes the loss by less than a thousandth.
+    """
+    images = load_images("digits", limit=64)._replace(name="a few digits")
+    settings = Settings("stein", latent_dim=2, learning_rate=1e-3, decay_steps=4)
+
+    def runs():
+        for seed, weight in ((0, 1.0), (1, 2.0)):
+            each = settings._replace(seed=seed, weight=weight)
+            yield Autoencoder(each, images.shape), tmp_path / f"{seed}.npz"
+
+    train_together(list(runs()), images, 1)
+    train_together(list(runs()), images, 3)
+    for autoencoder, path in runs():
+        together = train(autoencoder, images, 3, path, progress=False)
+        alone = train(autoencoder, images, 3, progress=False)
+        np.testing.assert_allclose(together.losses[0], alone.losses[0], rtol=1e-5)
+        np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-3)
+    # The last of four steps is nearly none.
+    before, after = alone, train(autoencoder, images, 4, progress=False)
+    moves = [
+        np.abs(a - b).max()
+        for a, b in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True)
+    ]
+    assert 0 < max(moves) < 0.3 * settings.learning_rate
+    other = Autoencoder(settings._replace(latent_dim=3), images.shape)
+    with pytest.raises(ValueError, match="settings that differ in seed and weight; got 2 kinds"):
+        train_together([*runs(), (other, tmp_path / "other.npz")], images, 1)
+
+
 def test_one_particle_that_is_not_finite_moves_nothing():
     """A single particle cannot be replaced by another: gradients are zero, the loss is NaN."""
 
@@ -432,8 +467,9 @@ def test_table_says_what_was_run():
 
 
 def test_table_of_settings_pairs_seeds_and_images():
-    common = {"latent_dim": 2, "epochs": 1, "learning_rate": 0.1, "information": 5.0, "mean": 0.0,
-              "sd": 1.0, "distance": 0.1, "cost": 2.0, "nll": 0.0}  # fmt: skip
+    common = {"latent_dim": 2, "epochs": 1, "schedule": "constant", "learning_rate": 0.1,
+              "information": 5.0, "mean": 0.0, "sd": 1.0, "distance": 0.1, "cost": 2.0,
+              "nll": 0.0}  # fmt: skip
     rows = [
         common | {"variant": f"default, weight {weight}", "seed": seed, "nll_of_each": n}
         for weight, seed, n in ((1, 0, "1 2"), (1, 1, "3 5"), (2, 1, "4 8"), (2, 0, "0 1"))
