@@ -54,8 +54,9 @@ __all__ = ["AutoImplicit"]
 # Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
-# is, and a map that never folds would have to tear a ring open; in more a particle takes O(d³).
-SMALLEST_LOCAL, LARGEST_LOCAL = 4, 128
+# is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
+# where the network's last hidden layer is narrower than that and for each draw where it is not.
+SMALLEST_LOCAL, LARGEST_LOCAL, LARGEST_WIDTH = 4, 1_000, 128
 
 
 class AutoImplicit(PosteriorDraws):
@@ -365,6 +366,7 @@ class AutoImplicit(PosteriorDraws):
         network = self._perceptron(size, labels)
         # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
         is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
+        is_known = is_known and min(self.latent_dim, network.bottleneck) <= LARGEST_WIDTH
         is_wanted = with_density and not is_concrete(noise)
         return push_residual(noise, labels, network, (loc, scale, mixing), is_known and is_wanted)
 

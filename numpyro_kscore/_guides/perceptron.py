@@ -41,6 +41,21 @@ class Perceptron:
         """The output at ``x``, (fan_in,)."""
         return _evaluate(self.layers, x, self.widths)
 
+    @property
+    def bottleneck(self) -> int:
+        """The number of units h of the last hidden layer, which bounds the derivative's rank."""
+        return self.widths[-2]
+
+    def features(self, x: jax.Array) -> jax.Array:
+        """The last hidden layer at ``x``, (h,)."""
+        return _features(_weights(self.layers, self.widths)[:-1], x)
+
+    @property
+    def readout(self) -> tuple[jax.Array, jax.Array]:
+        """What makes the output of the features: a matrix (h, size) and a vector (size,)."""
+        weight, bias = _weights(self.layers, self.widths)[-1]
+        return GAIN * weight * (1.0 / self.bottleneck) ** 0.5, GAIN * bias
+
 
 def perceptron(name: str, fan_in: int, hidden_dims: Sequence[int], size: int) -> Perceptron:
     """A perceptron from (fan_in,) to (size,), zero at the start: a function without effects.
@@ -70,15 +85,27 @@ def _init_layers(key: jax.Array, widths: tuple[int, ...]) -> jax.Array:
 
 @partial(jax.jit, static_argnames="widths")
 def _evaluate(layers: jax.Array, x: jax.Array, widths: tuple[int, ...]) -> jax.Array:
-    start = 0
-    for number, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-        middle, end = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
-        weight, bias = layers[start:middle].reshape(fan_in, fan_out), layers[middle:end]
-        is_last = number == len(widths) - 2
-        x = x @ weight * ((1.0 if is_last else 2.0) / fan_in) ** 0.5 + bias
-        x = GAIN * x if is_last else jax.nn.gelu(GAIN * x)
-        start = end
+    *hidden, last = _weights(layers, widths)
+    x = _features(hidden, x)
+    weight, bias = last
+    return GAIN * (x @ weight * (1.0 / widths[-2]) ** 0.5 + bias)
+
+
+def _features(hidden: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+    """The last hidden layer."""
+    for weight, bias in hidden:
+        x = jax.nn.gelu(GAIN * (x @ weight * (2.0 / len(weight)) ** 0.5 + bias))
     return x
+
+
+def _weights(layers: jax.Array, widths: tuple[int, ...]) -> list[tuple[jax.Array, jax.Array]]:
+    """Weights (fan_in, fan_out) and biases (fan_out,) of all layers."""
+    parts, start = [], 0
+    for fan_in, fan_out in itertools.pairwise(widths):
+        middle, end = start + fan_in * fan_out, start + (fan_in + 1) * fan_out
+        parts.append((layers[start:middle].reshape(fan_in, fan_out), layers[middle:end]))
+        start = end
+    return parts
 
 
 def apply_network(

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax import lax
 
 from numpyro_kscore._guides.perceptron import GATE_RATE, Perceptron
-from numpyro_kscore._util.linalg import log_abs_det, slogdet_and_inverse
+from numpyro_kscore._util.linalg import factorize, log_abs_det, slogdet_and_inverse
 
 __all__ = ["LocalDensity", "local_log_density", "push_residual", "standard_normal"]
 
@@ -54,7 +54,61 @@ def push_residual(
         shift, log_gate = jnp.split(out, [loc.shape[0]])
         return loc + scale * ((noise * jnp.exp(GATE_RATE * log_gate)) @ mixing + shift)
 
-    return push(noise), local_density(push, noise) if with_density else None
+    if not with_density:
+        return push(noise), None
+    if network.bottleneck < noise.shape[0]:
+        return push(noise), low_rank_density(noise, labels, network, affine)
+    return push(noise), local_density(push, noise)
+
+
+def low_rank_density(
+    noise: jax.Array,
+    labels: tuple[jax.Array, ...],
+    network: Perceptron,
+    affine: tuple[jax.Array, jax.Array, jax.Array],
+) -> LocalDensity:
+    """:func:`local_density` of the residual map, whose network has fewer units than dimensions.
+
+    With the last hidden layer h(ε), its derivative H (h, d), gates ``e = exp(g(ε))`` and the mixing
+    M, the derivative of the map is ``diag(scale) Mᵀ (E + U H)``, with ``E = diag(e)`` and U (d, h)
+    from the weights of the last layer. Its determinant takes that of ``I + H E⁻¹ U`` (h, h) and one
+    of M for all draws: O(h² (d + h)) for a draw in place of O(d³).
+    """
+    noise, network, affine = lax.stop_gradient((noise, network, affine))
+    loc, scale, mixing = affine
+    dim = noise.shape[0]
+    weight, bias = network.readout
+    mixing_sign, mixing_volume, unmix = factorize(mixing)
+    of_shift = weight[:, : loc.shape[0]] @ unmix
+    of_gate, gate_bias = GATE_RATE * weight[:, loc.shape[0] :], GATE_RATE * bias[loc.shape[0] :]
+
+    def features(noise: jax.Array) -> jax.Array:
+        return network.features(jnp.concatenate([noise, *labels]))
+
+    def parts(noise: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        log_gate = features(noise) @ of_gate + gate_bias
+        gate = jnp.exp(log_gate)
+        slopes = jax.jacrev(features)(noise) / gate
+        across = of_gate * (noise * gate) + of_shift
+        core = jnp.eye(len(across), dtype=noise.dtype) + across @ slopes.T
+        return core, log_gate, slopes, across
+
+    core, log_gate, slopes, across = parts(noise)
+    orientation, log_volume, inverse = slogdet_and_inverse(core)
+
+    def first_order(noise: jax.Array) -> jax.Array:
+        core, log_gate, _, _ = parts(noise)
+        return jnp.sum(inverse.T * core) + jnp.sum(log_gate)
+
+    pull = noise + jax.grad(first_order)(noise)
+    pull = pull * jnp.exp(-log_gate)
+    pull = pull - slopes.T @ (inverse @ (across @ pull))
+    scales = jnp.sum(jnp.log(jnp.abs(scale)))
+    orientation = orientation * mixing_sign * jnp.prod(jnp.sign(scale))
+    log_volume = log_volume + jnp.sum(log_gate) + mixing_volume + scales
+    score = jnp.where(orientation > 0, -(unmix @ pull) / scale, jnp.nan)
+    log_density = standard_normal(dim).log_prob(noise) - log_volume
+    return LocalDensity(log_density, score)
 
 
 def local_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> LocalDensity:

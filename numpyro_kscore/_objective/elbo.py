@@ -44,9 +44,9 @@ from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 __all__ = ["ImplicitELBO"]
 
 # Local log densities are computed at half of the particles, but for no more columns of derivatives
-# than this, and at no fewer draws: each takes O(d) evaluations of the network's derivative, and
-# O(d³) for a determinant.
-LOCAL_COLUMNS, FEWEST_LOCAL = 1280, 4
+# than this where that leaves enough draws: each takes O(d) evaluations of the network's derivative,
+# and a determinant. Never at fewer draws than the last number.
+LOCAL_COLUMNS, ENOUGH_LOCAL, FEWEST_LOCAL = 1280, 20, 4
 
 
 class ImplicitELBO(ELBO):
@@ -311,7 +311,8 @@ class ImplicitELBO(ELBO):
         draws: Draw = map_particles(at_source(draw_particle, key, program, layout), sources)
         local = LocalDraw(jnp.zeros((0, 0), draws.flat.dtype), draws.flat[:0])
         if layout.local_parts:
-            few = max(FEWEST_LOCAL, min(num_particles // 2, LOCAL_COLUMNS // layout.dim))
+            enough = max(ENOUGH_LOCAL, LOCAL_COLUMNS // layout.dim)
+            few = max(FEWEST_LOCAL, min(num_particles // 2, enough))
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local

@@ -31,6 +31,7 @@ from numpyro_kscore._util.precision import full_precision
 __all__ = [
     "cholesky",
     "eigh",
+    "factorize",
     "inverse_root",
     "invert_lower",
     "log_abs_det",
@@ -165,6 +166,23 @@ def _log_abs_det_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]
 def slogdet_and_inverse(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sign and logarithm of ``det a``, and the inverse of a matrix (d, d): see log_abs_det."""
     return on_cpu_or(_eliminate, lambda a: (*jnp.linalg.slogdet(a), jnp.linalg.inv(a)), a)
+
+
+@full_precision
+def factorize(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sign and logarithm of ``det a``, and the inverse of a single matrix (d, d) of any size."""
+    factors, _, order = _lu(a)
+    diagonal = jnp.diagonal(factors)
+    exchanges = jnp.sum(jnp.triu(order[:, None] > order[None, :]))
+    sign = jnp.prod(jnp.sign(diagonal)) * (1 - 2 * (exchanges % 2))
+    lower = jnp.tril(factors, -1) + jnp.eye(len(a), dtype=a.dtype)
+    rows = invert_lower(jnp.triu(factors).T).T @ invert_lower(lower)
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal))), rows[:, jnp.argsort(order)]
+
+
+@_looped_on_cpu
+def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return lax.linalg.lu(a)
 
 
 @full_precision

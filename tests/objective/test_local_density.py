@@ -1,5 +1,6 @@
 """Local log densities: their share of the gradient, the loss they give, and those of guides."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -16,7 +17,8 @@ from scipy import stats
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore._guides import autoguide
-from numpyro_kscore._guides.residual import local_density
+from numpyro_kscore._guides.perceptron import Perceptron
+from numpyro_kscore._guides.residual import local_density, push_residual
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
@@ -120,6 +122,41 @@ def test_behind_a_fold_there_is_no_score():
     np.testing.assert_allclose(before.score, [-0.3, (-2 + 0.3) / 2, 0.2], rtol=1e-6)
     assert np.all(np.isnan(behind.score))
     np.testing.assert_allclose(behind.log_density, before.log_density, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dim", "num_labels", "flipped"), [(4, 0, False), (9, 2, True), (20, 1, False)]
+)
+def test_a_narrow_layer_gives_the_density_of_the_whole_derivative(dim, num_labels, flipped):
+    """Of a map whose scales or mixing change orientation, and of draws behind folds."""
+    generator = np.random.default_rng(dim)
+    widths = (dim + num_labels, 6, 3, 2 * dim)
+    size = sum((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths))
+    loc, log_scale = generator.normal(size=(2, dim))
+    mixing = np.eye(dim) + 0.5 * generator.normal(size=(dim, dim)) / dim**0.5
+    scale = np.exp(0.3 * log_scale)
+    if flipped:
+        scale[1], mixing = -scale[1], mixing[[1, 0, *range(2, dim)]]
+    labels = tuple(generator.normal(size=(num_labels, 1)))
+
+    with jax.enable_x64(True):
+        network = Perceptron(jnp.asarray(0.6 * generator.normal(size=size)), widths)
+        affine = tuple(jnp.asarray(a) for a in (loc, scale, mixing))
+
+        def push(noise):
+            return push_residual(noise, labels, network, affine, False)[0]
+
+        @quick_jit
+        @jax.vmap
+        def both(noise):
+            narrow = push_residual(noise, labels, network, affine, True)[1]
+            return narrow, local_density(push, noise)
+
+        narrow, whole = both(generator.normal(size=(200, dim)))
+    np.testing.assert_allclose(narrow.log_density, whole.log_density, rtol=1e-10)
+    np.testing.assert_allclose(narrow.score, whole.score, rtol=1e-7, atol=1e-9)
+    behind = np.isnan(whole.score).all(axis=1)
+    assert 10 < behind.sum() < 190
 
 
 def test_a_guide_that_starts_far_away_is_not_folded():

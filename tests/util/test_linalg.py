@@ -17,6 +17,7 @@ from numpyro_kscore._util.linalg import (
     BLOCK,
     cholesky,
     eigh,
+    factorize,
     invert_lower,
     log_abs_det,
     qr,
@@ -89,7 +90,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     """Threads of OpenBLAS spin after a call that used them: on two cores steps took twice as long.
 
     Where it divides: triangular solves for 1024 numbers, eigenproblems beyond 25, which it splits,
-    and Cholesky factors between 200 and 256.
+    Cholesky factors between 200 and 256, and LU factors from 200 on.
     """
 
     def model():
@@ -97,7 +98,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
 
     svi = SVI(model, AutoImplicit(model, warm_start=False), optax.sgd(0.1), ImplicitELBO())
     text = jax.jit(svi.update).lower(jax.eval_shape(svi.init, random.key(0))).as_text()
-    sizes = {"potrf": 0, "trsm": 0, "syevd": 0}
+    sizes = {"potrf": 0, "trsm": 0, "syevd": 0, "getrf": 0}
     for line in text.splitlines():
         if call := re.search(r"@(?:lapack|blas)_s(\w+?)_ffi", line):
             shapes = [
@@ -110,6 +111,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     assert sizes["syevd"] > 0, "expected LAPACK calls; the check below would be empty"
     assert sizes["syevd"] <= 25
     assert sizes["potrf"] <= 200
+    assert sizes["getrf"] < 200
     assert sizes["trsm"] < 1024
 
 
@@ -147,6 +149,23 @@ def test_sign_of_a_determinant(dim, is_cpu, monkeypatch):
     np.testing.assert_array_equal(sign, expected[0])
     np.testing.assert_allclose(value, expected[1], rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(inverse, np.linalg.inv(matrices), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 70])
+def test_factors_of_a_single_matrix(dim):
+    """Against NumPy in float64; mapped over matrices too, as over fits."""
+    matrices = np.random.default_rng(dim).standard_normal((6, dim, dim))
+    with jax.enable_x64(True):
+        sign, value, inverse = jax.jit(jax.vmap(factorize))(matrices)
+    expected = np.linalg.slogdet(matrices)
+    assert set(expected[0]) == {-1.0, 1.0}
+    np.testing.assert_array_equal(sign, expected[0])
+    np.testing.assert_allclose(value, expected[1], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(inverse, np.linalg.inv(matrices), rtol=1e-8, atol=1e-9)
+    text = jax.jit(jax.vmap(factorize)).lower(matrices.astype(np.float32)).as_text()
+    calls = [line for line in text.splitlines() if re.search(r"@\w*(lapack|blas)_", line)]
+    assert calls
+    assert not [c for c in calls if f"tensor<6x{dim}x{dim}x" in c]
 
 
 def test_a_mapped_fit_has_no_batched_lapack_call():

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.accuracy.harder import bent, fields, groups, modes, regressions, series
+from benchmarks.accuracy.harder import (
+    bent,
+    fields,
+    groups,
+    many_effects,
+    modes,
+    regressions,
+    series,
+)
 from benchmarks.accuracy.posterior import Posterior
 
 __all__ = ["HARDER"]
@@ -27,6 +35,8 @@ HARDER: dict[str, Callable[[], Posterior]] = {
     "binomial_groups": groups.binomial_groups,
     "nested_effects": groups.nested_effects,
     "sparse_regression": groups.sparse_regression,
+    "poll": many_effects.poll,
+    "sixty_lines": many_effects.sixty_lines,
     "predators": series.predators,
     "hidden_states": series.hidden_states,
     "autoregression5": series.autoregression5,
