@@ -24,6 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
 from numpyro.infer import ELBO, TraceMeanField_ELBO
 
@@ -56,6 +57,8 @@ CASE = (
     "variant",
 )  # differ between lines of the table
 HELD_OUT = 10_000
+# The learning rate that falls from there is that of the figure.
+PEAK = 1e-3
 # What a variant changes: the estimator with its base and bias correction, for a latent dimension,
 # or the divergence itself; then its weight, and the prior where it is not N(0, I).
 OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
@@ -194,6 +197,32 @@ def table(rows: Sequence[Row], rival: str = "default, weight 1") -> list[str]:
     return lines
 
 
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """NLL against the weight of the default's divergence: one line for each latent dimension.
+
+    Of runs whose learning rate falls; a dot is one seed, and a line goes through the means.
+    """
+    plt.switch_backend("agg")
+    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    chosen = [
+        (row["latent_dim"], VARIANTS[row["variant"]].weight, row["nll"])
+        for row in rows
+        if row["schedule"] == "cosine" and row["learning_rate"] == PEAK
+        and row["variant"].startswith("default") and VARIANTS[row["variant"]].prior == "normal"
+    ]  # fmt: skip
+    for number, dim in enumerate(sorted({dim for dim, *_ in chosen})):
+        each = [(weight, nll) for of, weight, nll in chosen if of == dim]
+        axes.plot(*zip(*each, strict=True), ".", color=f"C{number}", alpha=0.5)
+        weights = sorted({weight for weight, _ in each})
+        means = [np.mean([nll for of, nll in each if of == weight]) for weight in weights]
+        axes.plot(weights, means, color=f"C{number}", label=f"{dim} dimensions")
+    axes.set(xscale="log", xlabel="weight of the divergence", ylabel="NLL of images held out, nats")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fill the table and print it in Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -213,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--test", action="store_true", help="hold out nothing; use test images")
     parser.add_argument("--rival", choices=VARIANTS, metavar="NAME", default="default, weight 1",
                         help="whose likelihood others are compared with")  # fmt: skip
+    parser.add_argument("--figure", type=Path, help="picture to write, with --print")
     parser.add_argument("--print", action="store_true", help="print the table and do nothing else")
     parser.add_argument("--quick", action="store_true", help="one epoch on scikit-learn's digits")
     options = parser.parse_args(arguments)
@@ -220,7 +250,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "temperatures")  # fmt: skip
     schedule = "cosine" if options.decay else "constant"
     if options.print and options.csv:
-        print(*table(read(options.csv, (*settings, *COLUMNS)), options.rival), sep="\n")
+        rows = read(options.csv, (*settings, *COLUMNS))
+        print(*table(rows, options.rival), sep="\n")
+        if options.figure:
+            plot(rows, options.figure)
         return
     if options.quick:
         options.latent_dims, options.epochs, options.seeds = [2], [1], [0]

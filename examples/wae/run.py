@@ -2,6 +2,7 @@
 
     python -m examples.wae.run                          # scikit-learn's digits, no download
     python -m examples.wae.run --dataset mnist --data FOLDER --latent-dim 128 --epochs 100
+        --decay --learning-rate 1e-3 --weight 0.5   # the best of docs/wae_report
     python -m examples.wae.run --dataset FOLDER_OF_PICTURES --latent-dim 64
     python -m examples.wae.run --prior vamp             # or mixture, flow: a prior that is learned
 
@@ -62,6 +63,8 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--learning-rate", type=float,
                         help="default: 1e-3 for digits, otherwise 1e-4")  # fmt: skip
+    parser.add_argument("--decay", action="store_true",
+                        help="let the learning rate fall to zero over all epochs")  # fmt: skip
     parser.add_argument("--width", type=int, default=WIDTH, help="channels of convolutions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=output_file, help="file to write, and to resume from")
@@ -146,16 +149,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         images = load_images(options.dataset, options.data, options.limit)
         options = fill_in(options, images)
         settings = Settings(
-            options.estimator,
-            options.value,
-            options.latent_dim,
-            options.batch_size,
-            options.learning_rate,
-            options.cost,
-            options.seed,
-            options.width,
-            options.weight,
-            options.prior,
+            estimator=options.estimator,
+            value=options.value,
+            latent_dim=options.latent_dim,
+            batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+            decay_steps=options.decay * options.epochs * (len(images.train) // options.batch_size),
+            cost=options.cost,
+            seed=options.seed,
+            width=options.width,
+            weight=options.weight,
+            prior=options.prior,
         )
         autoencoder = make_autoencoder(settings, images.shape)
         trained = train(autoencoder, images, options.epochs, options.checkpoint)
