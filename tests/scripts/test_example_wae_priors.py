@@ -240,12 +240,17 @@ def test_variants_name_objective_weight_and_prior():
     assert {"default, weight 1", "KEF-CG, base prior, weight 0.5", "VAE, weight 1, vamp"} <= set(
         validation.VARIANTS
     )
-    settings = validation.make_settings(
-        {
-            "variant": "KEF-CG, base prior, weight 0.5, flow",
-            "latent_dim": 2,
-            "learning_rate": 1e-3,
-            "seed": 1,
-        }
-    )
+    cell = {
+        "variant": "KEF-CG, base prior, weight 0.5, flow",
+        "latent_dim": 2,
+        "epochs": 5,
+        "schedule": "constant",
+        "learning_rate": 1e-3,
+        "seed": 1,
+    }
+    images = load_images("digits", limit=200)
+    settings = validation.make_settings(cell, images)
     assert settings == Settings(latent_dim=2, learning_rate=1e-3, seed=1, weight=0.5, prior="flow")
+    # Three batches of 64 in each of five epochs.
+    falling = validation.make_settings(cell | {"schedule": "cosine"}, images)
+    assert falling == settings._replace(decay_steps=15)
