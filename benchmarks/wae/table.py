@@ -43,6 +43,7 @@ from examples.wae.objectives import ESTIMATORS
 from examples.wae.training import (
     Autoencoder,
     Settings,
+    batches_of,
     compile_epoch,
     reconstruction_cost,
 )
@@ -122,7 +123,7 @@ def measure_times(images: Images, estimators: Sequence[str], latent_dim: int) ->
         autoencoder = Autoencoder(Settings(name, latent_dim=latent_dim), images.shape)
         runs[name] = (autoencoder.make_epoch(images), autoencoder.init())
     least = dict.fromkeys(runs, np.inf)
-    steps = len(images.train) // 64
+    steps = batches_of(images, 64)
     # Alternately, so that other load on the machine affects all of them.
     for repetition in tqdm(range(6)):
         for name, (epoch, state) in runs.items():

@@ -43,19 +43,14 @@ from examples.wae.metrics import (
 from examples.wae.objectives import ROWS, make_objective
 from examples.wae.priors import PRIORS
 from examples.wae.together import train_together
-from examples.wae.training import Autoencoder, Settings, train
+from examples.wae.training import Autoencoder, Settings, batches_of, train
 from numpyro_kscore import ImplicitELBO, ScoreEstimator
 from numpyro_kscore.estimators import Median, kef_cg
 from numpyro_kscore.regularizers import NuMethod
 
 COLUMNS = ("nll", "information", "mean", "sd", "distance", "cost", "nll_of_each")
-CASE = (
-    "latent_dim",
-    "epochs",
-    "schedule",
-    "learning_rate",
-    "variant",
-)  # differ between lines of the table
+# What differs between lines of the table.
+CASE = ("latent_dim", "epochs", "schedule", "learning_rate", "variant")
 HELD_OUT = 10_000
 # The learning rate that falls from there is that of the figure.
 PEAK = 1e-3
@@ -123,7 +118,7 @@ def make_settings(cell: Row, images: Images) -> Settings:
     )
     if cell["schedule"] == "constant":
         return settings
-    steps = cell["epochs"] * (len(images.train) // settings.batch_size)
+    steps = cell["epochs"] * batches_of(images, settings.batch_size)
     return settings._replace(decay_steps=steps)
 
 

@@ -39,7 +39,7 @@ from examples.wae.networks import WIDTH
 from examples.wae.objectives import ESTIMATORS
 from examples.wae.priors import PRIORS
 from examples.wae.rivals import RIVALS, make_autoencoder
-from examples.wae.training import COSTS, Autoencoder, Settings, Trained, train
+from examples.wae.training import COSTS, Autoencoder, Settings, Trained, batches_of, train
 
 
 def make_parser() -> ArgumentParser:
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             latent_dim=options.latent_dim,
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
-            decay_steps=options.decay * options.epochs * (len(images.train) // options.batch_size),
+            decay_steps=options.decay * options.epochs * batches_of(images, options.batch_size),
             cost=options.cost,
             seed=options.seed,
             width=options.width,

@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +49,13 @@ def train_together(
             f"runs: expected settings that differ in seed and weight; got {len(alike)} kinds. "
             "Train each kind by itself"
         )
-    done = [len(first_state(autoencoder, images, path)[1]) for autoencoder, path in runs]
+    started = [_Run(*run, *first_state(run[0], images, run[1])) for run in runs]
+    started.sort(key=_Run.num_epochs)
     failed: list[Path] = []
     # Runs that are as far as each other are in one program.
-    order = sorted(range(len(runs)), key=done.__getitem__)
-    for epochs, group in itertools.groupby(order, key=done.__getitem__):
-        if epochs < num_epochs:
-            failed += _train([runs[k] for k in group], images, num_epochs, every)
+    for done, group in itertools.groupby(started, key=_Run.num_epochs):
+        if done < num_epochs:
+            failed += _train(list(group), images, num_epochs, every)
     if failed:
         raise FloatingPointError(
             f"training: expected finite losses; got others in {', '.join(map(str, failed))}. Take "
@@ -62,17 +63,28 @@ def train_together(
         )
 
 
-def _train(
-    runs: Sequence[tuple[Autoencoder, Path]], images: Images, num_epochs: int, every: int
-) -> list[Path]:
+class _Run(NamedTuple):
+    """A run as its checkpoint has it."""
+
+    autoencoder: Autoencoder
+    path: Path
+    state: Any
+    losses: np.ndarray
+    seconds: np.ndarray
+
+    def num_epochs(self) -> int:
+        return len(self.losses)
+
+
+def _train(runs: Sequence[_Run], images: Images, num_epochs: int, every: int) -> list[Path]:
     """Train runs that are equally far; the checkpoints of those that were not finite."""
-    first = runs[0][0]
-    starts = [first_state(autoencoder, images, path) for autoencoder, path in runs]
-    state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[start[0] for start in starts])
-    losses = np.stack([start[1] for start in starts])
-    seconds = np.stack([start[2] for start in starts])
-    keys = jnp.stack([random.fold_in(random.key(a.settings.seed), 1) for a, _ in runs])
-    weights = jnp.asarray([a.settings.weight for a, _ in runs])
+    first = runs[0].autoencoder
+    settings = [run.autoencoder.settings for run in runs]
+    state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[run.state for run in runs])
+    losses = np.stack([run.losses for run in runs])
+    seconds = np.stack([run.seconds for run in runs])
+    keys = jnp.stack([random.fold_in(random.key(each.seed), 1) for each in settings])
+    weights = jnp.asarray([each.weight for each in settings])
     one = make_pass(first.svi.update, images, first.settings.batch_size)
     each = jax.vmap(one, in_axes=(0, 0, None, 0))
     epoch = jax.jit(
@@ -91,8 +103,8 @@ def _train(
         seconds = np.column_stack([seconds, np.full(len(runs), share)])
         bar.set_postfix(loss=f"{np.nanmean(losses[:, -1]):.3f}")
         if number == num_epochs - 1 or (number + 1) % every == 0:
-            for k, (autoencoder, path) in enumerate(runs):
+            for k, run in enumerate(runs):
                 if np.isfinite(losses[k]).all():
                     own = jax.tree.map(lambda leaf: leaf[k], state)  # noqa: B023 (used at once)
-                    save_state(path, autoencoder.settings, images, own, losses[k], seconds[k])
-    return [path for k, (_, path) in enumerate(runs) if not np.isfinite(losses[k]).all()]
+                    save_state(run.path, settings[k], images, own, losses[k], seconds[k])
+    return [run.path for run, each in zip(runs, losses, strict=True) if not np.isfinite(each).all()]

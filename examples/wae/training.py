@@ -182,6 +182,11 @@ def compile_epoch(
     return lambda state, key: epoch(state, key, pixels)
 
 
+def batches_of(images: Images, batch_size: int) -> int:
+    """Steps of an epoch: an incomplete batch is left out."""
+    return len(images.train) // batch_size
+
+
 def make_pass(
     update: Callable[..., tuple[Any, Array]], images: Images, batch_size: int
 ) -> Callable[..., tuple[Any, Array]]:
@@ -195,7 +200,7 @@ def make_pass(
     Raises:
         ValueError: if there are fewer images than ``batch_size``.
     """
-    num_batches = len(images.train) // batch_size
+    num_batches = batches_of(images, batch_size)
     if num_batches == 0:
         raise ValueError(
             f"batch_size: expected at most the {len(images.train)} training images; got "

@@ -85,23 +85,18 @@ def low_rank_density(
     def features(noise: jax.Array) -> jax.Array:
         return network.features(jnp.concatenate([noise, *labels]))
 
-    def parts(noise: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def parts(noise: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
         log_gate = features(noise) @ of_gate + gate_bias
         gate = jnp.exp(log_gate)
         slopes = jax.jacrev(features)(noise) / gate
         across = of_gate * (noise * gate) + of_shift
         core = jnp.eye(len(across), dtype=noise.dtype) + across @ slopes.T
-        return core, log_gate, slopes, across
+        return (core, log_gate), (slopes, across)
 
-    core, log_gate, slopes, across = parts(noise)
+    (core, log_gate), transpose, (slopes, across) = jax.vjp(parts, noise, has_aux=True)
     orientation, log_volume, inverse = slogdet_and_inverse(core)
-
-    def first_order(noise: jax.Array) -> jax.Array:
-        core, log_gate, _, _ = parts(noise)
-        return jnp.sum(inverse.T * core) + jnp.sum(log_gate)
-
-    pull = noise + jax.grad(first_order)(noise)
-    pull = pull * jnp.exp(-log_gate)
+    (slope,) = transpose((inverse.T, jnp.ones_like(log_gate)))
+    pull = (noise + slope) * jnp.exp(-log_gate)
     pull = pull - slopes.T @ (inverse @ (across @ pull))
     scales = jnp.sum(jnp.log(jnp.abs(scale)))
     orientation = orientation * mixing_sign * jnp.prod(jnp.sign(scale))

@@ -90,7 +90,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     """Threads of OpenBLAS spin after a call that used them: on two cores steps took twice as long.
 
     Where it divides: triangular solves for 1024 numbers, eigenproblems beyond 25, which it splits,
-    Cholesky factors between 200 and 256, and LU factors from 200 on.
+    Cholesky factors between 200 and 256, and LU factors between 250 and 300.
     """
 
     def model():
@@ -135,6 +135,15 @@ def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
     np.testing.assert_allclose(single, values, rtol=1e-4, atol=1e-4)
 
 
+def assert_factors(matrices, sign, value, inverse):
+    """Those of NumPy in float64, of matrices with determinants of both signs."""
+    expected = np.linalg.slogdet(matrices)
+    assert set(expected[0]) == {-1.0, 1.0}
+    np.testing.assert_array_equal(sign, expected[0])
+    np.testing.assert_allclose(value, expected[1], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(inverse, np.linalg.inv(matrices), rtol=1e-8, atol=1e-9)
+
+
 @pytest.mark.parametrize("is_cpu", [True, False])
 @pytest.mark.parametrize("dim", [1, 2, 7])
 def test_sign_of_a_determinant(dim, is_cpu, monkeypatch):
@@ -143,12 +152,8 @@ def test_sign_of_a_determinant(dim, is_cpu, monkeypatch):
         elsewhere_than_on_a_cpu(monkeypatch)
     matrices = np.random.default_rng(dim).standard_normal((40, dim, dim))
     with jax.enable_x64(True):
-        sign, value, inverse = jax.jit(jax.vmap(slogdet_and_inverse))(matrices)
-    expected = np.linalg.slogdet(matrices)
-    assert set(expected[0]) == {-1.0, 1.0}
-    np.testing.assert_array_equal(sign, expected[0])
-    np.testing.assert_allclose(value, expected[1], rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(inverse, np.linalg.inv(matrices), rtol=1e-8, atol=1e-9)
+        found = jax.jit(jax.vmap(slogdet_and_inverse))(matrices)
+    assert_factors(matrices, *found)
 
 
 @pytest.mark.parametrize("dim", [1, 7, 70])
@@ -156,12 +161,8 @@ def test_factors_of_a_single_matrix(dim):
     """Against NumPy in float64; mapped over matrices too, as over fits."""
     matrices = np.random.default_rng(dim).standard_normal((6, dim, dim))
     with jax.enable_x64(True):
-        sign, value, inverse = jax.jit(jax.vmap(factorize))(matrices)
-    expected = np.linalg.slogdet(matrices)
-    assert set(expected[0]) == {-1.0, 1.0}
-    np.testing.assert_array_equal(sign, expected[0])
-    np.testing.assert_allclose(value, expected[1], rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(inverse, np.linalg.inv(matrices), rtol=1e-8, atol=1e-9)
+        found = jax.jit(jax.vmap(factorize))(matrices)
+    assert_factors(matrices, *found)
     text = jax.jit(jax.vmap(factorize)).lower(matrices.astype(np.float32)).as_text()
     calls = [line for line in text.splitlines() if re.search(r"@\w*(lapack|blas)_", line)]
     assert calls

@@ -5,18 +5,13 @@ They are centered, as they are first written down. NUTS runs on the non-centered
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
-from numpyro.handlers import reparam
-from numpyro.infer.reparam import LocScaleReparam
 
 from benchmarks.accuracy.posterior import Posterior
-from benchmarks.accuracy.targets import Draws, Target
+from benchmarks.accuracy.textbook.coordinates import NONCENTERED, in_coordinates, to_arrays
 
 __all__ = ["poll", "sixty_lines"]
 
@@ -62,9 +57,9 @@ def poll() -> Posterior:
         logits = logits + by_cell[5 * age + school]
         numpyro.sample("votes", dist.Bernoulli(logits=logits), obs=votes)
 
-    data = (state, age, school, woman, np.float32(income / 1e4), votes)
-    sites = ("state", "age", "school", "cell")
-    return _noncentered_reference("poll", model, data, sites)
+    data = to_arrays(state, age, school, woman, income / 1e4, votes)
+    effects = dict.fromkeys(("state", "age", "school", "cell"), NONCENTERED)
+    return Posterior(in_coordinates("poll", model, data, effects), float64=True)
 
 
 def sixty_lines() -> Posterior:
@@ -93,23 +88,6 @@ def sixty_lines() -> Posterior:
         mean = level[place] + trend[place] * (year - 2000) + slope[place] * income / 1e4
         numpyro.sample("measured", dist.Normal(mean, noise), obs=measured)
 
-    data = (place, np.float32(year), np.float32(income), np.float32(measured))
-    return _noncentered_reference("sixty_lines", model, data, ("level", "trend", "slope"))
-
-
-def _noncentered_reference(
-    name: str, model: Callable[..., None], data: tuple[np.ndarray, ...], sites: tuple[str, ...]
-) -> Posterior:
-    """The posterior of a model, with NUTS on the model whose effects are non-centered."""
-    nuts_model = reparam(model, config={site: LocScaleReparam(0.0) for site in sites})
-
-    def from_nuts(draws: Draws) -> Draws:
-        return {key: value for key, value in draws.items() if not key.endswith("_decentered")}
-
-    return Posterior(
-        Target(
-            name, model, tuple(jnp.asarray(a) for a in data),
-            nuts_model=nuts_model, from_nuts=from_nuts,
-        ),
-        float64=True,
-    )  # fmt: skip
+    data = to_arrays(place, year, income, measured)
+    effects = dict.fromkeys(("level", "trend", "slope"), NONCENTERED)
+    return Posterior(in_coordinates("sixty_lines", model, data, effects), float64=True)
