@@ -28,6 +28,7 @@ from numpyro_kscore._guides.checks import (
     is_concrete_call,
     warn_of_other_data,
 )
+from numpyro_kscore._guides.faded import push_faded
 from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.perceptron import Perceptron, apply_network, check_network, perceptron
@@ -328,7 +329,10 @@ class AutoImplicit(PosteriorDraws):
         x, local = self._push(noise, with_density)
         if local is not None:
             local = _in_latents(local, (self.start.gaussian,), 0)
-        return self._frozen("mean", mean) + self._frozen("factor", factor) @ x, local
+        coordinates = self._frozen("mean", mean) + self._frozen("factor", factor) @ x
+        if self.start.fading is None:
+            return coordinates, local
+        return push_faded(coordinates, local, self.start.fading, self._frozen)
 
     def _draw_mode(
         self, start: GaussianStart, noise: jax.Array, with_density: bool

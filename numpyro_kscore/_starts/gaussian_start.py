@@ -25,6 +25,7 @@ from numpyro_kscore._starts.candidates import (
     surely,
 )
 from numpyro_kscore._starts.couplings import Couplings, couple
+from numpyro_kscore._starts.fading import Fading, fade
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.paths import COLD_SCALE, all_paths, given_scales
 from numpyro_kscore._starts.refinement import match_mode, preferred, refine
@@ -50,6 +51,8 @@ class GaussianStart(NamedTuple):
             empty.
         couplings: how the sizes of latents vary with others in the coordinates of the Gaussian;
             None if they do not.
+        fading: another Gaussian, whose correlations change with scales: the Gaussian above is then
+            one of its noise, and ``modes`` alone are in the coordinates. None if there is none.
     """
 
     gaussian: Gaussian
@@ -60,6 +63,7 @@ class GaussianStart(NamedTuple):
     weights: np.ndarray
     parts: tuple[Gaussian, ...] = ()
     couplings: Couplings | None = None
+    fading: Fading | None = None
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -122,16 +126,59 @@ def find_gaussian(
     # Several modes are apart in the coordinates that they were found in.
     if not with_couplings or len(start.weights) > 1:
         return start
-    pairs = [
-        couple(model.in_form(finalist.centering), latents, finalist, rng, noise)
-        for finalist in finalists
-    ]
-    best = preferred([judged for judged, _ in pairs])
-    chosen = next(k for k, (judged, _) in enumerate(pairs) if judged is best)
-    if finalists[chosen] is not plain:
-        start = start_from(finalists[chosen])
-    couplings = pairs[chosen][1]
+    chosen = _in_other_forms(model, latents, finalists, rng, apart.spawn(1)[0], noise)
+    finalist = finalists[chosen.number]
+    if finalist is not plain:
+        start = start_from(finalist)
     start = start._replace(num_gradients=model.count)
-    if couplings is None or len(start.weights) > 1:
+    if chosen.judged is finalist or len(start.weights) > 1:
         return start
-    return start._replace(gaussian=best.gaussian, elbo=best.bound.value, couplings=couplings)
+    best = chosen.judged
+    return start._replace(
+        gaussian=best.gaussian,
+        elbo=best.bound.value,
+        couplings=chosen.couplings,
+        fading=chosen.fading,
+    )
+
+
+class _Found(NamedTuple):
+    """A Gaussian in coordinates with couplings, with correlations that fade, or with neither.
+
+    Attributes:
+        number: of the finalist that it comes from.
+        judged: the Gaussian.
+        couplings: of its coordinates.
+        fading: what its draws are pushed through.
+    """
+
+    number: int
+    judged: Judged
+    couplings: Couplings | None = None
+    fading: Fading | None = None
+
+
+def _in_other_forms(
+    model: CountedModel,
+    latents: Latents,
+    finalists: list[Judged],
+    rng: np.random.Generator,
+    apart: np.random.Generator,
+    noise: np.ndarray,
+) -> _Found:
+    """The best of some Gaussians, with couplings, with correlations that fade, or with neither."""
+    found = []
+    for number, finalist in enumerate(finalists):
+        evaluate = model.in_form(finalist.centering)
+        judged, couplings = couple(evaluate, latents, finalist, rng, noise)
+        found.append(_Found(number, judged, couplings))
+        if couplings is not None:
+            found.append(_Found(number, finalist))
+    for one in list(found):
+        judged, fading = fade(
+            model, one.judged, one.couplings, latents.is_hierarchical, apart, noise
+        )
+        if fading is not None:
+            found.append(one._replace(judged=judged, fading=fading))
+    best = preferred([one.judged for one in found])
+    return next(one for one in found if one.judged is best)

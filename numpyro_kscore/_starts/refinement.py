@@ -27,6 +27,7 @@ __all__ = [
     "LEAST_GAIN",
     "fitted",
     "in_suited_form",
+    "is_apart",
     "match_mode",
     "match_near",
     "preferred",
@@ -73,8 +74,8 @@ def refine(
     best = preferred(matches)
     is_far = surely(best) - max(map(surely, firsts)) > FAR
     best = _climbed(model, best, is_hierarchical, rng, noise, is_far)
-    apart = [match for match in matches if _is_apart(match)]
-    if not apart or _is_apart(best):
+    apart = [match for match in matches if is_apart(match)]
+    if not apart or is_apart(best):
         return [best]
     # Rounds in coordinates that suit a Gaussian too narrow in a scale keep it so.
     fixed = np.zeros_like(is_hierarchical)
@@ -113,12 +114,12 @@ def preferred(found: Sequence[Judged]) -> Judged:
     equal = [
         judged
         for judged in found
-        if surely(judged) > surely(best) - EQUAL_BOUNDS and _is_apart(judged)
+        if surely(judged) > surely(best) - EQUAL_BOUNDS and is_apart(judged)
     ]
     return max(equal, key=surely) if equal else best
 
 
-def _is_apart(judged: Judged) -> bool:
+def is_apart(judged: Judged) -> bool:
     """Whether coordinates are non-centered: with a degree of 0, and no partial one."""
     degrees = judged.centering.degrees
     return bool(np.all(np.isin(degrees, (0, 1))) and np.any(degrees == 0))

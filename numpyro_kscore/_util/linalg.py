@@ -37,6 +37,7 @@ __all__ = [
     "log_abs_det",
     "qr",
     "slogdet_and_inverse",
+    "solve_transposed",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -145,6 +146,12 @@ def _along_diagonal(matrix: jax.Array, size: int) -> jax.Array:
 @_looped_on_cpu
 def _invert_block(factor: jax.Array) -> jax.Array:
     return solve_triangular(factor, jnp.eye(factor.shape[0], dtype=factor.dtype), lower=True)
+
+
+@_looped_on_cpu
+def solve_transposed(factor: jax.Array, vector: jax.Array) -> jax.Array:
+    """x with ``factorᵀ x = vector`` (d,) for a lower triangle (d, d). Not differentiable."""
+    return solve_triangular(factor, vector, trans=1, lower=True)
 
 
 @jax.custom_jvp

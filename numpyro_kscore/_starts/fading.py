@@ -1,0 +1,246 @@
+"""Correlations that fade with the scales of priors.
+
+A Gaussian has the same correlations everywhere. Those of effects in a group, such as intercept and
+slope, do not: they come from the data, and where a slope's scale is small its prior decides alone.
+Let effects have normal priors of scales τ and a normal likelihood with precision J, and their
+coordinates the sizes D(τ) that take τ out, see ``_tracing.centering``. Given those before it, the
+mean of effect i then moves with value j by ``-J_ij`` times its variance, in proportion to D_i²: in
+coordinates by D_i D_j times what it is at the typical scales, where D is one. That is taken for
+effects in ascending order of their degrees of centering. What the prior decides comes first: what
+remains of the others, given those, is of the data, at any scale.
+
+The bound decides whether this is kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo
+from numpyro_kscore._starts.candidates import CountedModel, Judged, antithetic, factor
+from numpyro_kscore._starts.couplings import Couplings, coupled
+from numpyro_kscore._starts.recentering import LEAST_DEGREE
+from numpyro_kscore._starts.refinement import is_apart, match_near
+
+__all__ = ["Fading", "fade", "faded"]
+
+# Draws that tell scales of priors, for each latent they may depend on and at least.
+DRAWS_EACH, FEWEST_DRAWS = 4, 256
+# Most of the variance of a logarithm of a scale that may be left, and the least effect of a latent
+# on it that counts, in its standard deviations.
+MOST_REST, LEAST_EFFECT = 0.05, 0.05
+# Largest degree of centering, for a finite logarithm of what is left.
+MOST_DEGREE = 1 - 1e-6
+# Rounds of batch and match in the new coordinates.
+ROUNDS = 2
+
+
+class Fading(NamedTuple):
+    """A Gaussian whose correlations change with some of the latents, the drivers.
+
+    Attributes:
+        order: places of the latents in the order of the other attributes, drivers first, (d,).
+        gaussian: mean and factor; the coordinates have it where all sizes D are one.
+        rates: how the logarithms of scales of priors change with the k drivers, (d, k); 0 for
+            latents whose size does not change, drivers among them.
+        offsets: these logarithms at the mean, relative to typical scales, (d,).
+        degrees: degrees of centering, (d,).
+    """
+
+    order: np.ndarray
+    gaussian: Gaussian
+    rates: np.ndarray
+    offsets: np.ndarray
+    degrees: np.ndarray
+
+    @property
+    def place(self) -> np.ndarray:
+        """Where every latent is in the order, (d,)."""
+        return np.argsort(self.order)
+
+    def push(self, points: np.ndarray) -> np.ndarray:
+        """Coordinates (m, d) at standard normal points (m, d)."""
+        own, rest = self._parts()
+        sizes, _ = self._sizes(points)
+        found = self.gaussian.mean + own * points + sizes * ((sizes * points) @ rest.T)
+        return found[:, self.place]
+
+    def pull(self, points: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """Gradients by the coordinates, (m, d), as those by the points, (m, d)."""
+        own, rest = self._parts()
+        sizes, slopes = self._sizes(points)
+        gradients = gradients[:, self.order]
+        scaled = sizes * points
+        back = (sizes * gradients) @ rest
+        of_sizes = slopes * (sizes * gradients * (scaled @ rest.T) + scaled * back)
+        out = own * gradients + sizes * back
+        # Drivers have no size that changes, and depend on drivers alone.
+        count = self.rates.shape[1]
+        out[:, :count] += of_sizes @ self.rates @ self.gaussian.factor[:count, :count]
+        return out
+
+    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
+        own = np.diag(self.gaussian.factor)
+        return own, self.gaussian.factor - np.diag(own)
+
+    def _sizes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """D at points (m, d), and the derivatives of their logarithms by those of scales."""
+        count = self.rates.shape[1]
+        drivers = points[:, :count] @ self.gaussian.factor[:count, :count].T
+        log_sizes, slopes = _log_sizes(self.offsets + drivers @ self.rates.T, self.degrees)
+        return np.exp(log_sizes - _log_sizes(self.offsets, self.degrees)[0]), slopes
+
+
+def _log_sizes(moves: np.ndarray, degrees: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithm of r / √(1 - c + c r²) at log r, and its derivative."""
+    of_data, of_prior = np.log(degrees) + 2 * moves, np.log1p(-degrees)
+    total = np.logaddexp(of_data, of_prior)
+    return moves - 0.5 * total, np.exp(of_prior - total)
+
+
+def fade(
+    model: CountedModel,
+    known: Judged,
+    couplings: Couplings | None,
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+) -> tuple[Judged, Fading | None]:
+    """A Gaussian with correlations that fade; the known one and None if its bound is no higher.
+
+    Args:
+        model: the model.
+        known: the best Gaussian without.
+        couplings: how sizes vary with others in its coordinates.
+        is_hierarchical: which latents have a prior that is set by others, (d,).
+        rng: for draws.
+        noise: for bounds, (m, d), antithetic.
+
+    Cost: 256 gradients of the model or more, and two rounds of batch and match; O(d³).
+    """
+    if couplings is not None and couplings.basis is not None:
+        return known, None
+    changes = _of_priors(model, known, couplings, is_hierarchical, rng)
+    if couplings is not None:
+        changes = _of_couplings(couplings, known.gaussian.mean, changes)
+    if not np.any(changes.rates):
+        return known, None
+    fading = _faded(known.gaussian, changes)
+    evaluate = model.in_form(known.centering)
+    inside = faded(evaluate if couplings is None else coupled(evaluate, couplings), fading)
+    dim = len(known.gaussian.mean)
+    found, best = Gaussian(np.zeros(dim), np.eye(dim)), known
+    for count in range(ROUNDS + 1):
+        if count:
+            found = match_near(inside, found, rng, count - 1)
+        bound = elbo(found, noise, inside(found.push(noise))[0])
+        if bound.surely > best.bound.surely:
+            best = Judged(bound, found, known.centering)
+    return best, fading if best is not known else None
+
+
+def faded(evaluate: Evaluate, fading: Fading) -> Evaluate:
+    """Energies and gradients as functions of the points of a Gaussian with fading correlations."""
+
+    def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        energies, gradients = evaluate(fading.push(points))
+        # The volume is that of the triangle's diagonal, whatever the sizes.
+        return energies - fading.gaussian.log_volume, fading.pull(points, gradients)
+
+    return inside
+
+
+class _Changes(NamedTuple):
+    """How sizes change with coordinates.
+
+    Attributes:
+        rates: of the logarithms of scales of priors, (d, d).
+        offsets: these at the mean, relative to typical scales, (d,).
+        degrees: of centering, (d,).
+    """
+
+    rates: np.ndarray
+    offsets: np.ndarray
+    degrees: np.ndarray
+
+
+def _of_priors(
+    model: CountedModel,
+    known: Judged,
+    couplings: Couplings | None,
+    is_hierarchical: np.ndarray,
+    rng: np.random.Generator,
+) -> _Changes:
+    """The changes of latents in partially centered coordinates, by a linear regression."""
+    gaussian, centering = known.gaussian, known.centering
+    dim = len(gaussian.mean)
+    changes = _Changes(np.zeros((dim, dim)), np.zeros(dim), centering.degrees.copy())
+    # In non-centered coordinates degrees are no shares of the data.
+    may_change = is_hierarchical & (centering.degrees < 1) & (not is_apart(known))
+    may_drive = ~may_change
+    if couplings is not None:
+        may_drive &= ~np.any(couplings.rates != 0, axis=1)
+    may_change, may_drive = np.flatnonzero(may_change), np.flatnonzero(may_drive)
+    if not len(may_change) or not len(may_drive):
+        return changes
+    count = max(FEWEST_DRAWS, 2 * (DRAWS_EACH * len(may_drive) // 2))
+    draws = gaussian.push(antithetic(rng, count, dim))
+    latents = draws if couplings is None else couplings.latents(draws)
+    log_scales = model.at(latents, centering, centering).log_scales
+    finite = np.all(np.isfinite(log_scales), axis=1)
+    if np.sum(finite) < count // 2:
+        return changes
+    relative = (draws - gaussian.mean)[finite][:, may_drive]
+    spread = relative.std(0)
+    features = np.concatenate([np.ones((len(relative), 1)), relative / spread], axis=1)
+    targets = log_scales[finite][:, may_change]
+    coefficients = np.linalg.lstsq(features, targets, rcond=None)[0]
+    varies = np.var(targets, axis=0)
+    is_linear = np.var(targets - features @ coefficients, axis=0) < MOST_REST * varies
+    effects = np.where(is_linear, coefficients[1:], 0.0)
+    effects[np.abs(effects) < LEAST_EFFECT * np.sqrt(varies)] = 0.0
+    changes.rates[np.ix_(may_change, may_drive)] = (effects / spread[:, None]).T
+    # Where the data say nothing no scale is typical.
+    changes.offsets[may_change] = np.where(
+        centering.degrees[may_change] > 0, coefficients[0] - centering.log_scales[may_change], 0.0
+    )
+    return changes
+
+
+def _of_couplings(couplings: Couplings, mean: np.ndarray, known: _Changes) -> _Changes:
+    """The changes where sizes of non-centered latents fall as scales grow, and the known ones.
+
+    A latent in units of its prior's scale has a size that falls with it at the rate c: its value is
+    a centered one, whose size is that times the scale. Other sizes are in units of their own.
+    """
+    falls = np.any(couplings.rates > 0, axis=1) & np.all(couplings.rates >= 0, axis=1)
+    rates = couplings.rates / couplings.shares[:, None]
+    is_driver = np.any(rates[falls] != 0, axis=0)
+    offsets = rates @ (mean - couplings.center)
+    out = [
+        np.where(falls, of_these, of_known)
+        for of_these, of_known in ((offsets, known.offsets), (couplings.shares, known.degrees))
+    ]
+    rates = np.where(falls[:, None], rates, known.rates)
+    # What others change with has no size of its own.
+    rates[is_driver] = 0.0
+    return _Changes(rates, *out)
+
+
+def _faded(gaussian: Gaussian, changes: _Changes) -> Fading:
+    """The Gaussian with the correlations that it has at its mean."""
+    dim = len(gaussian.mean)
+    drivers, driven = (np.flatnonzero(np.any(changes.rates != 0, axis=axis)) for axis in (0, 1))
+    others = np.setdiff1d(np.arange(dim), np.concatenate([drivers, driven]))
+    by_degree = driven[np.argsort(changes.degrees[driven], kind="stable")]
+    order = np.concatenate([drivers, by_degree, others])
+    covariance = (gaussian.factor @ gaussian.factor.T)[np.ix_(order, order)]
+    return Fading(
+        order,
+        Gaussian(gaussian.mean[order], factor(covariance)),
+        changes.rates[np.ix_(order, drivers)],
+        np.where(np.isin(order, driven), changes.offsets[order], 0.0),
+        np.clip(changes.degrees[order], LEAST_DEGREE, MOST_DEGREE),
+    )
