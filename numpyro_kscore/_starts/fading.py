@@ -22,7 +22,8 @@ from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo
 from numpyro_kscore._starts.candidates import CountedModel, Judged, antithetic, factor
 from numpyro_kscore._starts.couplings import Couplings, coupled
 from numpyro_kscore._starts.recentering import LEAST_DEGREE
-from numpyro_kscore._starts.refinement import is_apart, match_near
+from numpyro_kscore._starts.refinement import fitted, is_apart, match_near
+from numpyro_kscore._starts.whole import telling_draws
 
 __all__ = ["Fading", "fade", "faded"]
 
@@ -31,6 +32,8 @@ DRAWS_EACH, FEWEST_DRAWS = 4, 256
 # Most of the variance of a logarithm of a scale that may be left, and the least effect of a latent
 # on it that counts, in its standard deviations.
 MOST_REST, LEAST_EFFECT = 0.05, 0.05
+# Standard deviation of a logarithm of a scale below which it does not change.
+LEAST_CHANGE = 0.01
 # Largest degree of centering, for a finite logarithm of what is left.
 MOST_DEGREE = 1 - 1e-6
 # Rounds of batch and match in the new coordinates.
@@ -107,8 +110,8 @@ def fade(
     is_hierarchical: np.ndarray,
     rng: np.random.Generator,
     noise: np.ndarray,
-) -> tuple[Judged, Fading | None]:
-    """A Gaussian with correlations that fade; the known one and None if its bound is no higher.
+) -> tuple[Judged, Couplings | None, Fading] | None:
+    """A Gaussian with correlations that fade, and its couplings; None if its bound is no higher.
 
     Args:
         model: the model.
@@ -120,16 +123,19 @@ def fade(
 
     Cost: 256 gradients of the model or more, and two rounds of batch and match; O(d³).
     """
-    if couplings is not None and couplings.basis is not None:
-        return known, None
-    changes = _of_priors(model, known, couplings, is_hierarchical, rng)
+    evaluate, start = model.in_form(known.centering), known
     if couplings is not None:
-        changes = _of_couplings(couplings, known.gaussian.mean, changes)
+        if couplings.basis is not None:
+            return None
+        couplings, gaussian = _of_one_sign(couplings, known.gaussian, rng)
+        evaluate, start = coupled(evaluate, couplings), known._replace(gaussian=gaussian)
+    changes = _of_priors(model, start, couplings, is_hierarchical, rng)
+    if couplings is not None:
+        changes = _of_couplings(couplings, start.gaussian.mean, changes)
     if not np.any(changes.rates):
-        return known, None
-    fading = _faded(known.gaussian, changes)
-    evaluate = model.in_form(known.centering)
-    inside = faded(evaluate if couplings is None else coupled(evaluate, couplings), fading)
+        return None
+    fading = _faded(start.gaussian, changes)
+    inside = faded(evaluate, fading)
     dim = len(known.gaussian.mean)
     found, best = Gaussian(np.zeros(dim), np.eye(dim)), known
     for count in range(ROUNDS + 1):
@@ -138,7 +144,7 @@ def fade(
         bound = elbo(found, noise, inside(found.push(noise))[0])
         if bound.surely > best.bound.surely:
             best = Judged(bound, found, known.centering)
-    return best, fading if best is not known else None
+    return None if best is known else (best, couplings, fading)
 
 
 def faded(evaluate: Evaluate, fading: Fading) -> Evaluate:
@@ -150,6 +156,23 @@ def faded(evaluate: Evaluate, fading: Fading) -> Evaluate:
         return energies - fading.gaussian.log_volume, fading.pull(points, gradients)
 
     return inside
+
+
+def _of_one_sign(
+    couplings: Couplings, gaussian: Gaussian, rng: np.random.Generator
+) -> tuple[Couplings, Gaussian]:
+    """Couplings without negative rates of latents that have positive ones too.
+
+    Those stand for correlations that fade: what depends on a latent that narrows narrows itself.
+    """
+    falls = np.any(couplings.rates > 0, axis=1)
+    rates = np.where(falls[:, None], np.maximum(couplings.rates, 0.0), couplings.rates)
+    if np.array_equal(rates, couplings.rates):
+        return couplings, gaussian
+    draws = telling_draws(gaussian, rng)
+    latents, fewer = couplings.latents(draws), couplings._replace(rates=rates)
+    # Latents with rates do not change the sizes of others.
+    return fewer, fitted(latents * np.exp(-fewer.log_sizes(latents)))
 
 
 class _Changes(NamedTuple):
@@ -199,6 +222,7 @@ def _of_priors(
     coefficients = np.linalg.lstsq(features, targets, rcond=None)[0]
     varies = np.var(targets, axis=0)
     is_linear = np.var(targets - features @ coefficients, axis=0) < MOST_REST * varies
+    is_linear &= varies > LEAST_CHANGE**2
     effects = np.where(is_linear, coefficients[1:], 0.0)
     effects[np.abs(effects) < LEAST_EFFECT * np.sqrt(varies)] = 0.0
     changes.rates[np.ix_(may_change, may_drive)] = (effects / spread[:, None]).T
@@ -215,7 +239,7 @@ def _of_couplings(couplings: Couplings, mean: np.ndarray, known: _Changes) -> _C
     A latent in units of its prior's scale has a size that falls with it at the rate c: its value is
     a centered one, whose size is that times the scale. Other sizes are in units of their own.
     """
-    falls = np.any(couplings.rates > 0, axis=1) & np.all(couplings.rates >= 0, axis=1)
+    falls = np.any(couplings.rates > 0, axis=1)
     rates = couplings.rates / couplings.shares[:, None]
     is_driver = np.any(rates[falls] != 0, axis=0)
     offsets = rates @ (mean - couplings.center)

@@ -175,10 +175,8 @@ def _in_other_forms(
         if couplings is not None:
             found.append(_Found(number, finalist))
     for one in list(found):
-        judged, fading = fade(
-            model, one.judged, one.couplings, latents.is_hierarchical, apart, noise
-        )
-        if fading is not None:
-            found.append(one._replace(judged=judged, fading=fading))
+        faded = fade(model, one.judged, one.couplings, latents.is_hierarchical, apart, noise)
+        if faded is not None:
+            found.append(_Found(one.number, *faded))
     best = preferred([one.judged for one in found])
     return next(one for one in found if one.judged is best)

@@ -104,9 +104,9 @@ def initial_gaussian(
 ) -> InitialGaussian:
     """Find a Gaussian near the posterior of a model.
 
-    Four quasi-Newton paths lead to modes; of the Gaussians along them, with the inverse Hessians
-    of BFGS as covariances, the one with the highest evidence lower bound is moved on by batch and
-    match, in rounds of 20 steps in closed form (docs/start).
+    Quasi-Newton paths from several starts lead to modes; of the Gaussians along them, with the
+    inverse Hessians of BFGS as covariances, the one with the highest evidence lower bound is moved
+    on by batch and match, in rounds of 20 steps in closed form (docs/start).
     :class:`~numpyro_kscore.AutoImplicit` does this by itself, in hierarchical coordinates.
 
     Args:

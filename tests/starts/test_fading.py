@@ -12,7 +12,8 @@ from numpyro_kscore import AutoImplicit
 from numpyro_kscore._guides.faded import push_faded
 from numpyro_kscore._guides.residual import LocalDensity
 from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.fading import Fading, faded
+from numpyro_kscore._starts.couplings import Couplings
+from numpyro_kscore._starts.fading import Fading, _of_one_sign, faded
 from support.compiling import quick_jit
 
 DIM, DRIVERS = 7, 2
@@ -104,6 +105,22 @@ def test_correlations_of_two_effects_are_those_given_the_scale(scale):
     sizes = np.array([r / np.sqrt(1 - degree + degree * r**2), 1.0])
     effects = fading.push(points)[:, 1:] * sizes
     np.testing.assert_allclose(effects.T @ effects, exact_covariance(scale), rtol=1e-9)
+
+
+def test_only_latents_with_rates_of_both_signs_lose_some():
+    """And what they are stays the same Gaussian, but for how its sizes change."""
+    rates = np.zeros((4, 4))
+    rates[2:, :2] = [[0.8, -0.4], [0.0, -0.6]]
+    couplings = Couplings(rates, np.array([0.2, -0.1, 0.0, 0.0]))
+    gaussian = Gaussian(np.array([0.2, -0.1, 1.0, 2.0]), np.diag([0.2, 0.2, 0.5, 0.5]))
+    fewer, found = _of_one_sign(couplings, gaussian, np.random.default_rng(0))
+    np.testing.assert_array_equal(fewer.rates[2:, :2], [[0.8, 0.0], [0.0, -0.6]])
+    # Means and deviations of 256 antithetic draws, whose sizes change by some percent.
+    np.testing.assert_allclose(found.mean, gaussian.mean, atol=0.05)
+    np.testing.assert_allclose(np.diag(found.factor), np.diag(gaussian.factor), rtol=0.2)
+    same, found = _of_one_sign(fewer, gaussian, np.random.default_rng(0))
+    assert same is fewer
+    assert found is gaussian
 
 
 GROUPS, NOISE = 6, 5.0
