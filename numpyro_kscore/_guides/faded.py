@@ -35,8 +35,9 @@ def push_faded(
         frozen(f"fading_{name}", value)
         for name, value in zip(fading.gaussian._fields, fading.gaussian, strict=True)
     )
-    rates, offsets, degrees = (
-        frozen(f"fading_{name}", getattr(fading, name)) for name in ("rates", "offsets", "degrees")
+    rates, offsets, degrees, shifts = (
+        frozen(f"fading_{name}", getattr(fading, name))
+        for name in ("rates", "offsets", "degrees", "shifts")
     )
     own = jnp.diagonal(factor)
     rest = factor - jnp.diag(own)
@@ -52,8 +53,8 @@ def push_faded(
 
     def push(drivers: jax.Array) -> jax.Array:
         sizes = sizes_at(drivers)
-        all_points = jnp.concatenate([drivers, points[count:]])
-        return mean + own * all_points + sizes * (rest @ (sizes * all_points))
+        moved = jnp.concatenate([drivers, points[count:]]) + sizes * shifts
+        return mean + own * moved + sizes * (rest @ (sizes * moved))
 
     coordinates = push(points[:count])[fading.place]
     if local is None:

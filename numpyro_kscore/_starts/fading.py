@@ -36,6 +36,8 @@ MOST_REST, LEAST_EFFECT = 0.05, 0.05
 LEAST_CHANGE = 0.01
 # Largest degree of centering, for a finite logarithm of what is left.
 MOST_DEGREE = 1 - 1e-6
+# Step of central differences of means, in standard deviations.
+STEP = 1e-4
 # Rounds of batch and match in the new coordinates.
 ROUNDS = 2
 
@@ -45,11 +47,13 @@ class Fading(NamedTuple):
 
     Attributes:
         order: places of the latents in the order of the other attributes, drivers first, (d,).
-        gaussian: mean and factor; the coordinates have it where all sizes D are one.
+        gaussian: mean, less what shifts make of it, and factor, where all sizes D are one.
         rates: how the logarithms of scales of priors change with the k drivers, (d, k); 0 for
             latents whose size does not change, drivers among them.
         offsets: these logarithms at the mean, relative to typical scales, (d,).
         degrees: degrees of centering, (d,).
+        shifts: what is added to the points in proportion to D, (d,); 0 for latents whose size does
+            not change.
     """
 
     order: np.ndarray
@@ -57,6 +61,7 @@ class Fading(NamedTuple):
     rates: np.ndarray
     offsets: np.ndarray
     degrees: np.ndarray
+    shifts: np.ndarray
 
     @property
     def place(self) -> np.ndarray:
@@ -67,7 +72,8 @@ class Fading(NamedTuple):
         """Coordinates (m, d) at standard normal points (m, d)."""
         own, rest = self._parts()
         sizes, _ = self._sizes(points)
-        found = self.gaussian.mean + own * points + sizes * ((sizes * points) @ rest.T)
+        moved = points + sizes * self.shifts
+        found = self.gaussian.mean + own * moved + sizes * ((sizes * moved) @ rest.T)
         return found[:, self.place]
 
     def pull(self, points: np.ndarray, gradients: np.ndarray) -> np.ndarray:
@@ -75,10 +81,14 @@ class Fading(NamedTuple):
         own, rest = self._parts()
         sizes, slopes = self._sizes(points)
         gradients = gradients[:, self.order]
-        scaled = sizes * points
+        shifts = sizes * self.shifts
+        scaled = sizes * (points + shifts)
         back = (sizes * gradients) @ rest
-        of_sizes = slopes * (sizes * gradients * (scaled @ rest.T) + scaled * back)
-        out = own * gradients + sizes * back
+        of_points = own * gradients + sizes * back
+        of_sizes = slopes * (
+            sizes * gradients * (scaled @ rest.T) + scaled * back + shifts * of_points
+        )
+        out = of_points.copy()
         # Drivers have no size that changes, and depend on drivers alone.
         count = self.rates.shape[1]
         out[:, :count] += of_sizes @ self.rates @ self.gaussian.factor[:count, :count]
@@ -182,11 +192,13 @@ class _Changes(NamedTuple):
         rates: of the logarithms of scales of priors, (d, d).
         offsets: these at the mean, relative to typical scales, (d,).
         degrees: of centering, (d,).
+        in_units: whether a latent is in units of the scale, (d,).
     """
 
     rates: np.ndarray
     offsets: np.ndarray
     degrees: np.ndarray
+    in_units: np.ndarray
 
 
 def _of_priors(
@@ -199,7 +211,9 @@ def _of_priors(
     """The changes of latents in partially centered coordinates, by a linear regression."""
     gaussian, centering = known.gaussian, known.centering
     dim = len(gaussian.mean)
-    changes = _Changes(np.zeros((dim, dim)), np.zeros(dim), centering.degrees.copy())
+    changes = _Changes(
+        np.zeros((dim, dim)), np.zeros(dim), centering.degrees.copy(), np.zeros(dim, bool)
+    )
     # In non-centered coordinates degrees are no shares of the data.
     may_change = is_hierarchical & (centering.degrees < 1) & (not is_apart(known))
     may_drive = ~may_change
@@ -243,14 +257,15 @@ def _of_couplings(couplings: Couplings, mean: np.ndarray, known: _Changes) -> _C
     rates = couplings.rates / couplings.shares[:, None]
     is_driver = np.any(rates[falls] != 0, axis=0)
     offsets = rates @ (mean - couplings.center)
-    out = [
-        np.where(falls, of_these, of_known)
-        for of_these, of_known in ((offsets, known.offsets), (couplings.shares, known.degrees))
-    ]
     rates = np.where(falls[:, None], rates, known.rates)
     # What others change with has no size of its own.
     rates[is_driver] = 0.0
-    return _Changes(rates, *out)
+    return _Changes(
+        rates=rates,
+        offsets=np.where(falls, offsets, known.offsets),
+        degrees=np.where(falls, couplings.shares, known.degrees),
+        in_units=falls,
+    )
 
 
 def _faded(gaussian: Gaussian, changes: _Changes) -> Fading:
@@ -261,10 +276,35 @@ def _faded(gaussian: Gaussian, changes: _Changes) -> Fading:
     by_degree = driven[np.argsort(changes.degrees[driven], kind="stable")]
     order = np.concatenate([drivers, by_degree, others])
     covariance = (gaussian.factor @ gaussian.factor.T)[np.ix_(order, order)]
-    return Fading(
+    fading = Fading(
         order,
         Gaussian(gaussian.mean[order], factor(covariance)),
         changes.rates[np.ix_(order, drivers)],
         np.where(np.isin(order, driven), changes.offsets[order], 0.0),
         np.clip(changes.degrees[order], LEAST_DEGREE, MOST_DEGREE),
+        np.zeros(dim),
+    )
+    return _shifted(fading, np.isin(order, driven) & changes.in_units[order])
+
+
+def _shifted(fading: Fading, in_units: np.ndarray) -> Fading:
+    """The same where means change too, of latents that are in units of their prior's scale.
+
+    Their values have a mean in proportion to D², and their coordinates one in proportion to D. The
+    factor has the part of this that is linear in the drivers, which it then must not have twice.
+    """
+    if not np.any(in_units):
+        return fading
+    mean, triangle = fading.gaussian
+    count = fading.rates.shape[1]
+    shifts = np.zeros_like(mean)
+    shifts[in_units] = np.linalg.solve(triangle[np.ix_(in_units, in_units)], mean[in_units])
+    moved = fading._replace(gaussian=Gaussian(mean - triangle @ shifts, triangle), shifts=shifts)
+    ends = STEP * np.eye(len(mean))[:count]
+    own = triangle[:, :count].T
+    slopes = (moved.push(ends) - moved.push(-ends))[:, fading.order] / (2 * STEP) - own
+    return moved._replace(
+        gaussian=Gaussian(
+            moved.gaussian.mean, triangle - np.pad(slopes.T, ((0, 0), (0, len(mean) - count)))
+        )
     )

@@ -13,7 +13,7 @@ from numpyro_kscore._guides.faded import push_faded
 from numpyro_kscore._guides.residual import LocalDensity
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.couplings import Couplings
-from numpyro_kscore._starts.fading import Fading, _of_one_sign, faded
+from numpyro_kscore._starts.fading import Fading, _of_one_sign, _shifted, faded
 from support.compiling import quick_jit
 
 DIM, DRIVERS = 7, 2
@@ -28,7 +28,8 @@ def fading():
     rates, offsets = np.zeros((DIM, DRIVERS)), np.zeros(DIM)
     rates[4:], offsets[4:] = rng.normal(size=(3, DRIVERS)), 0.3
     gaussian = Gaussian(rng.normal(size=DIM), factor)
-    return Fading(rng.permutation(DIM), gaussian, rates, offsets, np.linspace(0.1, 0.9, DIM))
+    degrees, shifts = np.linspace(0.1, 0.9, DIM), np.where(rates[:, 0] != 0, 0.7, 0.0)
+    return Fading(rng.permutation(DIM), gaussian, rates, offsets, degrees, shifts)
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +99,52 @@ def test_correlations_of_two_effects_are_those_given_the_scale(scale):
     gaussian = Gaussian(np.zeros(3), np.linalg.cholesky(joint))
     rates = np.array([[0.0], [1.0], [0.0]])
     degrees = np.array([0.5, degree, 0.5])
-    fading = Fading(np.arange(3), gaussian, rates, np.zeros(3), degrees)
+    fading = Fading(np.arange(3), gaussian, rates, np.zeros(3), degrees, np.zeros(3))
     driver = np.log(scale / typical)
     points = np.array([[driver, *noise] for noise in np.eye(2)])
     r = scale / typical
     sizes = np.array([r / np.sqrt(1 - degree + degree * r**2), 1.0])
     effects = fading.push(points)[:, 1:] * sizes
     np.testing.assert_allclose(effects.T @ effects, exact_covariance(scale), rtol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.3, 4.0])
+def test_means_in_units_of_a_scale_are_those_given_the_scale(scale):
+    """The slope is in units of its scale: its posterior mean and the intercept's, exact as well."""
+    typical, of_slope = 0.6, 0.8
+    covariance = exact_covariance(typical)
+    degree = 1 - covariance[0, 0] / typical**2
+    # The intercept follows the slope by this much.
+    follows = covariance[1, 0] / covariance[0, 0]
+    # In units; changes with log scale are those of D for the slope, of D² for the other.
+    mean = np.array([of_slope / typical, 2.0])
+    change = (1 - degree) * np.array([mean[0], 2 * follows * of_slope])
+    units = np.diag([1 / typical, 1.0])
+    joint = np.eye(3)
+    joint[0, 1:] = joint[1:, 0] = change
+    joint[1:, 1:] = units @ covariance @ units + np.outer(change, change)
+    rates = np.array([[0.0], [1.0], [0.0]])
+    plain = Fading(
+        np.arange(3),
+        Gaussian(np.array([0.0, *mean]), np.linalg.cholesky(joint)),
+        rates,
+        np.zeros(3),
+        np.array([0.5, degree, 0.5]),
+        np.zeros(3),
+    )
+    fading = _shifted(plain, np.array([False, True, False]))
+    r = scale / typical
+    sizes = np.array([typical * r / np.sqrt(1 - degree + degree * r**2), 1.0])
+    driver = np.log(r)
+    ends = np.array([[driver, 0, 0], [driver, 1, 0], [driver, 0, 1]])
+    center, *effects = fading.push(ends)[:, 1:] * sizes
+    effects = np.array(effects) - center
+    exact = exact_covariance(scale)
+    np.testing.assert_allclose(effects.T @ effects, exact, rtol=1e-6)
+    # Given the scale the slope's mean is its variance times what the data say of it.
+    slope = of_slope * exact[0, 0] / covariance[0, 0]
+    expected = [slope, mean[1] + follows * (slope - of_slope)]
+    np.testing.assert_allclose(center, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_only_latents_with_rates_of_both_signs_lose_some():
