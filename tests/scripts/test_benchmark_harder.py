@@ -93,6 +93,7 @@ def check_parametrizations(target):
     [
         *("poisson_trend", "poisson_trend_noncentered"),
         *("reaction_times", "reaction_times_noncentered"),
+        *("twelve_lines", "twelve_lines_noncentered"),
         *("item_response", "binomial_groups", "nested_effects", "sparse_regression"),
         *("volatility", "local_level", "survival", "smooth_counts", "smooth_map"),
     ],

@@ -31,6 +31,8 @@ HARDER: dict[str, Callable[[], Posterior]] = {
     "poisson_trend_noncentered": partial(groups.poisson_trend, centered=False),
     "reaction_times": partial(groups.reaction_times, centered=True),
     "reaction_times_noncentered": partial(groups.reaction_times, centered=False),
+    "twelve_lines": partial(groups.twelve_lines, centered=True),
+    "twelve_lines_noncentered": partial(groups.twelve_lines, centered=False),
     "item_response": groups.item_response,
     "binomial_groups": groups.binomial_groups,
     "nested_effects": groups.nested_effects,

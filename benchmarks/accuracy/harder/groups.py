@@ -21,6 +21,7 @@ __all__ = [
     "poisson_trend",
     "reaction_times",
     "sparse_regression",
+    "twelve_lines",
 ]
 
 
@@ -90,6 +91,53 @@ def reaction_times(centered: bool) -> Posterior:
         Target(
             name, model,
             (jnp.asarray(people), jnp.asarray(days, jnp.float32), jnp.asarray(times, jnp.float32)),
+            nuts_model=lambda *data: model(*data, centered=False),
+            from_nuts=from_nuts,
+        ),
+        float64=True,
+    )  # fmt: skip
+
+
+def twelve_lines(centered: bool) -> Posterior:
+    """90 points of 12 places, a line with a level and a trend of its own for each: d = 29."""
+    rng = np.random.default_rng(22)
+    place, weeks = rng.integers(0, 12, 90), rng.uniform(0, 30, 90)
+    levels, trends = 60 + rng.normal(0, 8, 12), -0.5 + rng.normal(0, 0.15, 12)
+    points = levels[place] + trends[place] * weeks + rng.normal(0, 6, 90)
+
+    def model(place: Array, weeks: Array, points: Array, centered: bool = centered) -> None:
+        level = numpyro.sample("level", dist.Normal(50, 50))
+        trend = numpyro.sample("trend", dist.Normal(0, 5))
+        level_scale = numpyro.sample("level_scale", dist.HalfCauchy(10))
+        trend_scale = numpyro.sample("trend_scale", dist.HalfCauchy(1))
+        noise = numpyro.sample("noise", dist.HalfCauchy(10))
+        standard = dist.Normal(0, 1)
+        with numpyro.plate("places", 12):
+            levels, trends = (
+                numpyro.sample(name, dist.Normal(average, scale) if centered else standard)
+                for name, average, scale in (
+                    ("levels", level, level_scale),
+                    ("trends", trend, trend_scale),
+                )
+            )
+        if not centered:
+            levels, trends = level + level_scale * levels, trend + trend_scale * trends
+        mean = levels[place] + trends[place] * weeks
+        numpyro.sample("points", dist.Normal(mean, noise), obs=points)
+
+    def from_nuts(draws: Draws) -> Draws:
+        if not centered:
+            return draws
+        return draws | {
+            f"{name}s": draws[name][:, None] + draws[f"{name}_scale"][:, None] * draws[f"{name}s"]
+            for name in ("level", "trend")
+        }
+
+    name = "twelve_lines" if centered else "twelve_lines_noncentered"
+    return Posterior(
+        Target(
+            name, model,
+            (jnp.asarray(place), *(jnp.asarray(a, jnp.float32) for a in (weeks, points))),
             nuts_model=lambda *data: model(*data, centered=False),
             from_nuts=from_nuts,
         ),
