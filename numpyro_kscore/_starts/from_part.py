@@ -22,7 +22,8 @@ import numpy as np
 
 from numpyro_kscore._starts.batch_match import Bound, Evaluate, Gaussian, elbo
 from numpyro_kscore._starts.candidates import CountedModel, Judged, Latents, surely
-from numpyro_kscore._starts.couplings import Couplings, couple, coupled
+from numpyro_kscore._starts.couple import couple
+from numpyro_kscore._starts.couplings import Couplings, coupled
 from numpyro_kscore._starts.data import Part, Quadratic, Whole, corrected
 from numpyro_kscore._starts.gaussian_start import GaussianStart, find_gaussian
 from numpyro_kscore._starts.modes import LEAST_MASS, distinct, spanning

@@ -24,7 +24,8 @@ from numpyro_kscore._starts.candidates import (
     of_degrees,
     surely,
 )
-from numpyro_kscore._starts.couplings import Couplings, couple
+from numpyro_kscore._starts.couple import couple
+from numpyro_kscore._starts.couplings import Couplings
 from numpyro_kscore._starts.fading import Fading, fade
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.paths import COLD_SCALE, all_paths, given_scales

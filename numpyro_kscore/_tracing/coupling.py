@@ -11,7 +11,7 @@ scale and data and prior are normal, this is the posterior width of an effect gi
 share of the data in its precision. For negative rates the effects are centered ones. Where a prior
 is not independent, as for a smooth curve, no element of θ has such a size, but combinations of them
 do: then ``θ = B v √(...)⁻¹`` with a matrix B of determinant 1, whose columns they are. Rates and
-matrix are found from the model's scores (``_starts.couplings``), not read off its code: it does not
+matrix are found from the model's scores (``_starts.couple``), not read off its code: it does not
 matter how the model is written.
 """
 

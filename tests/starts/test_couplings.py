@@ -17,7 +17,8 @@ from numpyro_kscore import AutoImplicit, initial_gaussian
 from numpyro_kscore._starts.bases import find_basis
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.candidates import Latents
-from numpyro_kscore._starts.couplings import Couplings, coupled, rates_by_regression
+from numpyro_kscore._starts.couple import rates_by_regression
+from numpyro_kscore._starts.couplings import Couplings, coupled
 from support.compiling import quick_jit
 
 DIM = 6
