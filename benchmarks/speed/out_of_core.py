@@ -8,7 +8,7 @@ there, or into a temporary one. Each fit runs in a process of its own, in batche
 mapped from the file one by one; the peak is of the resident memory of that process, the base what
 it was before the fit. The reference is the Gaussian at the mode with the inverse Hessian there, by
 Newton's method in double precision over the file: from 1e5 rows on the posterior differs from it by
-less than one per cent.
+less than one percent.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ __all__ = ["couple", "rates_by_regression"]
 # Draws for the regression, for each dimension and at least; most dimensions it is done in.
 DRAWS_PER_DIM, FEWEST_DRAWS, MOST_DIMS = 8, 256, 256
 # Rates count beyond four standard errors and where a standard deviation of the other latent changes
-# the size by five per cent; another latent counts if the squares of its effects add up to this.
+# the size by five percent; another latent counts if the squares of its effects add up to this.
 LEAST_RATIO, LEAST_EFFECT, LEAST_STRENGTH = 4.0, 0.05, 0.05
 # Largest change of a logarithm of size by a standard deviation of the other latent.
 MOST_EFFECT = 2.0

@@ -93,7 +93,7 @@ def test_gradient_with_the_exact_score_is_the_closed_form():
     exact_value, exact = quick_jit(jax.value_and_grad(exact_negative_elbo))(PARAMS)
     for name, values in gradients.items():
         standard_error = np.std(values, axis=0) / np.sqrt(500)
-        # Five standard errors, which are small enough to show an error of a few per cent.
+        # Five standard errors, which are small enough to show an error of a few percent.
         assert np.all(np.abs(np.mean(values, axis=0) - exact[name]) < 5 * standard_error), name
         assert np.linalg.norm(standard_error) < 0.02 * np.linalg.norm(exact[name]), name
     # The reported loss is nearly right too: its entropy estimate is unbiased for Gaussians.
