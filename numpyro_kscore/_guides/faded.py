@@ -11,6 +11,7 @@ from jax import lax
 
 from numpyro_kscore._guides.residual import LocalDensity
 from numpyro_kscore._starts.fading import Fading
+from numpyro_kscore._tracing.centering import share_and_log_size
 from numpyro_kscore._util.linalg import solve_transposed
 
 __all__ = ["push_faded"]
@@ -44,8 +45,7 @@ def push_faded(
     count = rates.shape[1]
 
     def log_sizes(moves: jax.Array) -> jax.Array:
-        of_data = jnp.log(degrees) + 2 * moves
-        return moves - 0.5 * jnp.logaddexp(of_data, jnp.log1p(-degrees))
+        return share_and_log_size(moves, degrees)[1]
 
     def sizes_at(drivers: jax.Array) -> jax.Array:
         moves = rates @ (factor[:count, :count] @ drivers)

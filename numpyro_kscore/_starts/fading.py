@@ -82,11 +82,10 @@ class Fading(NamedTuple):
         of_sizes = slopes * (
             sizes * gradients * (scaled @ rest.T) + scaled * back + shifts * of_points
         )
-        out = of_points.copy()
         # Drivers have no size that changes, and depend on drivers alone.
         count = self.rates.shape[1]
-        out[:, :count] += of_sizes @ self.rates @ self.gaussian.factor[:count, :count]
-        return out
+        of_points[:, :count] += of_sizes @ self.rates @ self.gaussian.factor[:count, :count]
+        return of_points
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         own = np.diag(self.gaussian.factor)

@@ -28,7 +28,13 @@ from numpyro.distributions import biject_to, transforms
 from numpyro_kscore._tracing.coupling import Centering
 from numpyro_kscore._tracing.dependencies import layers
 
-__all__ = ["LocationScale", "from_centered", "location_and_scale", "to_centered"]
+__all__ = [
+    "LocationScale",
+    "from_centered",
+    "location_and_scale",
+    "share_and_log_size",
+    "to_centered",
+]
 
 # Families u = loc + scale * noise.
 LOCATION_SCALE = (
@@ -144,10 +150,15 @@ def to_centered(
 def _given_prior(prior: LocationScale, centering: Centering) -> tuple[jax.Array, jax.Array]:
     """The mean of unconstrained values given their prior, and the logarithm of their size."""
     move = jnp.log(prior.diagonal) - centering.log_scales
-    of_data = jnp.log(centering.degrees) + 2 * move
-    total = jnp.logaddexp(of_data, jnp.log1p(-centering.degrees))
-    share = jnp.exp(of_data - total)
-    return (1 - share) * prior.loc + share * centering.locs, move - 0.5 * total
+    share, log_size = share_and_log_size(move, centering.degrees)
+    return (1 - share) * prior.loc + share * centering.locs, log_size
+
+
+def share_and_log_size(move: jax.Array, degrees: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """k, and the logarithm of r / √(1 - c + c r²), at ``move = log r`` and degrees c."""
+    of_data = jnp.log(degrees) + 2 * move
+    total = jnp.logaddexp(of_data, jnp.log1p(-degrees))
+    return jnp.exp(of_data - total), move - 0.5 * total
 
 
 def _blended(prior: LocationScale, centering: Centering) -> jax.Array:

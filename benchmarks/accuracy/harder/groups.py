@@ -13,6 +13,7 @@ from jax import Array
 
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.targets import Draws, Target
+from benchmarks.accuracy.textbook.coordinates import NONCENTERED, in_coordinates, to_arrays
 
 __all__ = [
     "binomial_groups",
@@ -105,44 +106,26 @@ def twelve_lines(centered: bool) -> Posterior:
     levels, trends = 60 + rng.normal(0, 8, 12), -0.5 + rng.normal(0, 0.15, 12)
     points = levels[place] + trends[place] * weeks + rng.normal(0, 6, 90)
 
-    def model(place: Array, weeks: Array, points: Array, centered: bool = centered) -> None:
+    def model(place: Array, weeks: Array, points: Array) -> None:
         level = numpyro.sample("level", dist.Normal(50, 50))
         trend = numpyro.sample("trend", dist.Normal(0, 5))
         level_scale = numpyro.sample("level_scale", dist.HalfCauchy(10))
         trend_scale = numpyro.sample("trend_scale", dist.HalfCauchy(1))
         noise = numpyro.sample("noise", dist.HalfCauchy(10))
+        of_levels, of_trends = dist.Normal(level, level_scale), dist.Normal(trend, trend_scale)
         standard = dist.Normal(0, 1)
         with numpyro.plate("places", 12):
-            levels, trends = (
-                numpyro.sample(name, dist.Normal(average, scale) if centered else standard)
-                for name, average, scale in (
-                    ("levels", level, level_scale),
-                    ("trends", trend, trend_scale),
-                )
-            )
+            levels = numpyro.sample("levels", of_levels if centered else standard)
+            trends = numpyro.sample("trends", of_trends if centered else standard)
         if not centered:
             levels, trends = level + level_scale * levels, trend + trend_scale * trends
         mean = levels[place] + trends[place] * weeks
         numpyro.sample("points", dist.Normal(mean, noise), obs=points)
 
-    def from_nuts(draws: Draws) -> Draws:
-        if not centered:
-            return draws
-        return draws | {
-            f"{name}s": draws[name][:, None] + draws[f"{name}_scale"][:, None] * draws[f"{name}s"]
-            for name in ("level", "trend")
-        }
-
     name = "twelve_lines" if centered else "twelve_lines_noncentered"
-    return Posterior(
-        Target(
-            name, model,
-            (jnp.asarray(place), *(jnp.asarray(a, jnp.float32) for a in (weeks, points))),
-            nuts_model=lambda *data: model(*data, centered=False),
-            from_nuts=from_nuts,
-        ),
-        float64=True,
-    )  # fmt: skip
+    effects = dict.fromkeys(("levels", "trends") if centered else (), NONCENTERED)
+    target = in_coordinates(name, model, to_arrays(place, weeks, points), effects)
+    return Posterior(target, float64=True)
 
 
 def item_response() -> Posterior:
