@@ -10,6 +10,8 @@ VENV ?= .venv
 ARGS ?=
 
 BIN := $(VENV)/bin
+# Which tests run, where a target does not say it: those of pyproject.toml.
+MARKS :=
 
 # An interpreter the caller names is used or refused; the default may be replaced
 # by a newer one, since `python3` is too old on some systems.
@@ -20,28 +22,30 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types docs bench clean
+.PHONY: help demo test test-all lint format types docs bench clean
 # Two installs into one environment at the same time would corrupt it.
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    run examples.start.quickstart"
-	@echo "make test    run the tests (ARGS=\"-k pattern\" is passed to pytest)"
-	@echo "make lint    check style and formatting with ruff"
-	@echo "make format  apply ruff's fixes and formatting"
-	@echo "make types   check types with mypy"
-	@echo "make docs    build the documentation into docs/_build/html"
-	@echo "make bench   measure speed and scale, of a GPU if JAX finds one: into benchmark_results"
-	@echo "make clean   remove the environment and everything built"
+	@echo "make demo      run examples.start.quickstart"
+	@echo "make test      run the tests (ARGS=\"-k pattern\" is passed to pytest)"
+	@echo "make test-all  run also tests that take more than two seconds each"
+	@echo "make lint      check style and formatting with ruff"
+	@echo "make format    apply ruff's fixes and formatting"
+	@echo "make types     check types with mypy"
+	@echo "make docs      build the documentation into docs/_build/html"
+	@echo "make bench     measure speed and scale, of a GPU if JAX finds one: into benchmark_results"
+	@echo "make clean     remove the environment and everything built"
 
 demo: $(VENV)/.stamp-examples
 	$(BIN)/python -m examples.start.quickstart $(ARGS)
 
 # Bytecode of what is imported is kept, in the environment, whatever the caller's settings: both
 # processes of a run, and those that tests start, would else compile every module themselves.
-test: $(VENV)/.stamp-test
+test-all: MARKS := -m "not slow"
+test test-all: $(VENV)/.stamp-test
 	PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX="$(abspath $(VENV))/bytecode" \
-		$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+		$(BIN)/python -m pytest -n 2 --dist loadfile $(MARKS) $(ARGS)
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/python -m ruff check .

@@ -168,7 +168,9 @@ def run_tests(folder: str, files: Sequence[str], found: Connection, is_mutant: b
         sys.stdout = sys.stderr = Path(os.devnull).open("w")
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT))
     watch = Watch()
-    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *files], plugins=[watch])
+    code = pytest.main(
+        ["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *files], plugins=[watch]
+    )
     found.send((watch.failed or f"exit {code}") if code else "")
     # Do not wait for threads of XLA.
     os._exit(0)

@@ -108,13 +108,16 @@ def _climbed(
     return best
 
 
-def preferred(found: Sequence[Judged]) -> Judged:
-    """The Gaussian of highest bound, or one in non-centered coordinates that is as good."""
+def preferred(found: Sequence[Judged], within: float = EQUAL_BOUNDS) -> Judged:
+    """The Gaussian of highest bound, or one in non-centered coordinates that is as good.
+
+    Args:
+        found: Gaussians, in any coordinates.
+        within: bounds that differ by less, in nats, are equal.
+    """
     best = max(found, key=surely)
     equal = [
-        judged
-        for judged in found
-        if surely(judged) > surely(best) - EQUAL_BOUNDS and is_apart(judged)
+        judged for judged in found if surely(judged) > surely(best) - within and is_apart(judged)
     ]
     return max(equal, key=surely) if equal else best
 

@@ -47,6 +47,14 @@ class FittedStudent(NamedTuple):
     inverse_degrees: jax.Array
 
 
+class _Weighted(NamedTuple):
+    """Samples with the deviations of a round's weights, and its inverse degrees and mean."""
+
+    samples: jax.Array
+    inverse: jax.Array
+    mean: jax.Array
+
+
 @quick_jit
 @full_precision
 def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedStudent:
@@ -65,12 +73,9 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedS
         n, counted = jnp.maximum(jnp.sum(members), 2.0), members
     tried = jnp.asarray(INVERSE_DEGREES, samples.dtype)
 
-    def refit(weighted: jax.Array) -> tuple[Coordinates, jax.Array]:
-        gaussian = fit_gaussian(weighted, members)
-        return gaussian.coordinates, gaussian.held_out
-
-    def step(weighted: jax.Array, _: None) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        coordinates, held_out = refit(weighted)
+    def step(carry: _Weighted, _: None) -> tuple[_Weighted, Any]:
+        gaussian = fit_gaussian(carry.samples, members)
+        coordinates, held_out = gaussian.coordinates, gaussian.held_out
         z = coordinates.to_kernel(samples)
         squared = jnp.sum(z * z, axis=1)
         # Seen from the other samples a sample is further out than from all.
@@ -85,11 +90,15 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedS
         mean = (counted * weights) @ samples / jnp.sum(counted * weights)
         weighted = mean + jnp.sqrt(weights)[:, None] * (samples - mean)
         # To the last bit: with weights of one only rounding would be left.
-        return jnp.where(inverse > 0, weighted, samples), (inverse, mean)
+        weighted = jnp.where(inverse > 0, weighted, samples)
+        fitted = FittedStudent(coordinates, held_out, carry.inverse)
+        return _Weighted(weighted, inverse, mean), (fitted, carry.mean)
 
-    weighted, (inverse, mean) = lax.scan(step, samples, None, length=ROUNDS)
-    inverse, mean = inverse[-1], mean[-1]
-    coordinates, held_out = refit(weighted)
+    start = _Weighted(samples, tried[0], samples[0])
+    # The scatter is that of the last weights, so there is one round more, whose own weights are
+    # not used: outside of the loop it would be a second copy of its program.
+    rounds = lax.scan(step, start, None, length=ROUNDS + 1)[1]
+    (coordinates, held_out, inverse), mean = jax.tree.map(lambda a: a[-1], rounds)
     mean = jnp.where(inverse > 0, mean, coordinates.mean)
     coordinates = dataclasses.replace(coordinates, mean=mean)
     squared = jnp.sum(jnp.square(coordinates.to_kernel(samples)), axis=1)

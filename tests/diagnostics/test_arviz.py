@@ -113,6 +113,7 @@ def groups(tree):
     return set(tree.groups()) if IS_OLD else {name.strip("/") for name in tree.groups} - {""}
 
 
+@pytest.mark.thorough
 def test_groups_names_and_dimensions(tree):
     assert groups(tree) == {
         "posterior", "sample_stats", "log_likelihood", "posterior_predictive", "prior",
@@ -265,6 +266,7 @@ def test_plots_work_on_it(az, tree, name):
     plt.close("all")
 
 
+@pytest.mark.thorough
 def test_explicit_guide_has_its_own_density():
     from scipy import stats
 
@@ -299,6 +301,7 @@ def test_wrong_use_is_named(monkeypatch):
         to_arviz(svi, result, SIGMA, y=Y)
 
 
+@pytest.mark.thorough
 def test_arviz_is_not_imported_with_the_package():
     import subprocess
 

@@ -49,6 +49,7 @@ def noise(n=4_000):
         ((1.0, 1.0), 0.3, "bad", ("mean off",)),
     ],
 )
+@pytest.mark.thorough
 def test_a_gaussian_guide_of_a_stiff_valley(scale, shift, verdict, codes):
     """What is reported is within four standard errors of what was done to the guide."""
     z = noise() * np.asarray(scale)
@@ -90,6 +91,7 @@ def test_one_of_two_equal_modes():
     assert both.verdict == "cannot tell"
 
 
+@pytest.mark.thorough
 def test_a_mode_counts_by_the_density_itself():
     """Rows that stand for all do so near the draws, and what they say elsewhere may be wrong."""
 
@@ -169,6 +171,7 @@ def fitted(energy, **settings):
     ],
     ids=["custom rule", "loop"],
 )
+@pytest.mark.thorough
 def test_models_with_one_mode_of_differentiation(energy, settings, capsys):
     svi, result = fitted(energy, **settings)
     found = diagnose(svi, result, num_samples=4_000)

@@ -59,6 +59,7 @@ def test_discrepancy_is_its_definition(x64, dim):
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
+@pytest.mark.thorough
 def test_discrepancy_is_the_squared_shift_and_its_error_is_right(shift):
     """Draws of N(0, AAᵀ) against scores of a Gaussian shifted by so many sd in every coordinate."""
     mixing = jnp.array([[1.0, 0.0], [30.0, 2.0]])

@@ -47,6 +47,7 @@ def test_assignments_are_drawn_from_their_conditional_distribution():
     np.testing.assert_array_equal(drawn["mean"], MEANS.astype(np.float32)[drawn["kind"]])
 
 
+@pytest.mark.thorough
 def test_states_in_time_are_drawn_from_their_joint_distribution():
     model = partial(hmm, as_loop=True)
     samples = repeated({"means": MEANS, "sd": 1.5}, NUM)
@@ -171,6 +172,7 @@ def fitted():
     return svi, SVIRunResult(svi.get_params(state), state, np.zeros(0))
 
 
+@pytest.mark.thorough
 def test_to_arviz_has_discrete_latents_and_likelihoods_on_request(fitted):
     options = {"infer_discrete": True, "log_likelihood": True, "khat": False}
     tree = to_arviz(*fitted, DATA, num_samples=20, **options)
@@ -188,6 +190,7 @@ def test_to_arviz_has_discrete_latents_and_likelihoods_on_request(fitted):
     np.testing.assert_allclose(tree["sample_stats"]["lp"], prior + expected.sum(-1), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_only_models_with_discrete_latents_have_a_posterior_of_them():
     def model(y):
         numpyro.sample("y", dist.Normal(numpyro.sample("share", dist.Beta(2.0, 2.0))), obs=y)

@@ -85,6 +85,7 @@ def test_sliced_wasserstein_is_a_distance():
     assert distance(x + 1e4, y + 1e4) == pytest.approx(distance(x, y), rel=2e-2)
 
 
+@pytest.mark.thorough
 def test_sampling_floor_falls_as_stated():
     floors = [
         np.mean([
@@ -162,6 +163,7 @@ def test_mmd_over_several_blocks(x64):
     np.testing.assert_allclose(mmd_squared(x, y, 1.0), expected, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_default_bandwidth_is_the_median_distance():
     x, y = normal(17, 30, 2), normal(18, 25, 2) + 1
     pooled = np.concatenate([x, y])

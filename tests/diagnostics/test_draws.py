@@ -45,6 +45,7 @@ def fitted(guide, scale=SD, loss=None):
     return svi, SVIRunResult(params, SVIState(None, None, KEY), jnp.array([2.0, 1.0]))
 
 
+@pytest.mark.thorough
 def test_evaluated_guide_against_closed_form():
     svi, result = fitted(implicit_guide)
     found = evaluate_guide(svi, result, DATA, num_samples=300)
@@ -60,6 +61,7 @@ def test_evaluated_guide_against_closed_form():
     assert found.num_lost == 0
 
 
+@pytest.mark.thorough
 def test_explicit_guide_has_exact_weights():
     """Its k̂ is NumPyro's, up to the noise of other draws: a scale of .6 has shape 1 - .36."""
     svi, result = fitted(explicit_guide, scale=0.6 * SD, loss=Trace_ELBO())

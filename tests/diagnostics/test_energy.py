@@ -15,6 +15,7 @@ FAMILY = {family.name: family for family in FAMILIES}
 
 
 @pytest.mark.parametrize("name", ["Gaussian", "tempered model"])
+@pytest.mark.thorough
 def test_energy_of_a_gaussian_guide_is_its_log_density(x64, name):
     """Scale, shift and correlation are within these families: the rest is sampling error."""
     dim, n = 4, 4_000

@@ -26,6 +26,7 @@ def hidden():
     return draws, khat(draws._replace(log_q=None), num_bootstrap=20, num_repeats=2)
 
 
+@pytest.mark.thorough
 def test_khat_agrees_with_the_exact_one_where_the_density_is_hidden(hidden):
     draws, found = hidden
     exact = khat(draws, num_bootstrap=20)
@@ -51,6 +52,7 @@ def narrow_in_one_direction(sd, dim, n):
 
 
 @pytest.mark.usefixtures("closed_forms")
+@pytest.mark.thorough
 def test_one_direction_in_many_dimensions():
     """A full quadratic form would be noise here: 300 numbers from 450 draws."""
     draws = narrow_in_one_direction(0.4, dim=24, n=600)
@@ -64,6 +66,7 @@ def test_one_direction_in_many_dimensions():
 
 
 @pytest.mark.usefixtures("closed_forms")
+@pytest.mark.thorough
 def test_a_right_guide_in_many_dimensions_has_equal_weights():
     draws = gaussian_draws(1.0, dim=24, n=600)._replace(log_q=None)
     found = khat(draws, num_bootstrap=20, num_repeats=2)
@@ -72,6 +75,7 @@ def test_a_right_guide_in_many_dimensions_has_equal_weights():
 
 
 @pytest.mark.usefixtures("closed_forms")
+@pytest.mark.thorough
 def test_other_energies_whose_weights_hardly_vary_do_not_raise_the_interval(monkeypatch):
     """The guide is 5 % too wide. The tail of an energy's noise has any shape, here 1.75."""
     draws = gaussian_draws(1.05, dim=1, n=1_000)._replace(log_q=None)
@@ -101,6 +105,7 @@ def with_wide_tails(seed, share=0.01, sd=5.0):
 
 
 @pytest.mark.usefixtures("closed_forms")
+@pytest.mark.thorough
 def test_heavy_tails_are_flagged_however_little_weights_vary():
     """Exactly k̂ is 1 - 1/5² = .96, where weights vary by 1 to 6 %; for a narrow guide 1 - .3²."""
     exact = khat(with_wide_tails(0), num_bootstrap=20)
@@ -114,6 +119,7 @@ def test_heavy_tails_are_flagged_however_little_weights_vary():
     assert khat(narrow, num_bootstrap=20, num_repeats=2).verdict != "good"
 
 
+@pytest.mark.thorough
 def test_few_draws_cannot_tell():
     draws = gaussian_draws(0.9, dim=20, n=160)._replace(log_q=None, laplacian=None)
     found = khat(draws, num_bootstrap=20, num_repeats=2)

@@ -57,6 +57,7 @@ DRAWS = np.random.default_rng(0).normal(size=(400, 2)) * [1.0, 3.0]
 DRAWS = DRAWS.astype(np.float32)
 
 
+@pytest.mark.thorough
 def test_pairs():
     figure = plots.plot_pairs(DRAWS, ["first", "second"], reference=DRAWS + 1)
     upper_right, lower_left = figure.axes[1], figure.axes[2]
@@ -69,6 +70,7 @@ def test_pairs():
     np.testing.assert_allclose(np.abs(outline).max(0) / [1, 3], 3.0, rtol=0.25)
 
 
+@pytest.mark.thorough
 def test_score_field():
     figure = plots.plot_score_field(DRAWS, -DRAWS / [1.0, 9.0])
     guide, model_arrows = (
@@ -120,6 +122,7 @@ def test_misuse(arguments, message):
         plots.plot_pairs(*arguments)
 
 
+@pytest.mark.thorough
 def test_diagnose(capsys):
     """The posterior itself is good, in print too; other guides are in ``test_diagnose``."""
     params = {"loc": MEAN, "scale": SD * jnp.ones(2)}
@@ -130,6 +133,7 @@ def test_diagnose(capsys):
     assert found.verdict == "good", found
 
 
+@pytest.mark.thorough
 def test_vsbc_of_a_conjugate_model():
     svi = SVI(model, explicit_guide, optax.adam(3e-2), Trace_ELBO(8))
     found = vsbc(
@@ -143,6 +147,7 @@ def test_vsbc_of_a_conjugate_model():
         vsbc(svi, 0, observed_sites=["y"])
 
 
+@pytest.mark.thorough
 def test_vsbc_looks_for_a_start_in_every_data_set():
     """Posteriors are a hundredth of the prior wide: no fit gets from the start of another to them.
 

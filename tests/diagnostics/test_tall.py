@@ -58,6 +58,7 @@ def fitted():
     return svi, SVIRunResult(params, SVIState(None, None, KEY), jnp.zeros(1))
 
 
+@pytest.mark.thorough
 def test_rows_of_a_minibatch_stand_for_all():
     svi, result = fitted()
     data = jnp.asarray(GROUPS), jnp.asarray(COUNTS)
@@ -76,6 +77,7 @@ def test_rows_of_a_minibatch_stand_for_all():
     np.testing.assert_allclose(few_scores * sd, scores * sd, atol=0.02)
 
 
+@pytest.mark.thorough
 def test_all_rows_are_taken_where_there_are_not_many():
     svi, result = fitted()
     some = np.r_[0:50, 12_000:12_050, 19_000:19_050, 19_995:20_000]

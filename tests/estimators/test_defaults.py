@@ -69,6 +69,7 @@ def test_narrower_bandwidths_have_to_be_better_by_two_standard_errors():
         ({"regularizer": NuMethod(5)}, None),
     ],
 )
+@pytest.mark.thorough
 def test_bandwidths_that_are_tried_without_a_rule(options, candidates):
     """Three for an automatic strength of a kernel, the median alone otherwise."""
 
@@ -100,6 +101,7 @@ SCORES = quick_jit(
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "share"), [("far modes", 0.75), ("student", 0.2)])
 def test_far_modes_and_heavy_tails_cost_less_than_with_gaussian_coordinates(name, share):
     """Squared errors at 400 samples in eight dimensions, over those with Gaussian ones.

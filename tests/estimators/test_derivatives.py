@@ -119,6 +119,7 @@ SLOW = {"recursion", "diagonal kernel"}
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
+@pytest.mark.thorough
 def test_derivatives_in_the_samples(name, x64):
     estimator, filt, samples, base = CASES[name]
 
@@ -173,6 +174,7 @@ DEGENERATE = {
         ),
     ],
 )
+@pytest.mark.thorough
 def test_derivatives_of_degenerate_fits_are_finite(estimator):
     @quick_jit
     def derivative(samples, points):

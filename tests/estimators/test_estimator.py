@@ -204,6 +204,7 @@ def test_every_solver_equals_the_reference(curl_free):
 
 
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+@pytest.mark.thorough
 def test_every_profile_equals_the_reference(curl_free):
     """Each profile alone, and three of them mixed with lengthscales of their own."""
     cases = {"nu-krylov": CASES["nu-krylov"]}
@@ -260,6 +261,7 @@ def test_an_unconverged_krylov_space_is_reported():
 
 # Without standardization: test_landmarks, for some of the samples.
 @pytest.mark.parametrize("standardize", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.thorough
 def test_more_dimensions_than_samples(standardize, x64):
     """n < d: the problem is reduced to fewer dimensions, which must be exact."""
     samples, points = make_data(5, 9, 4, seed=2)
@@ -295,6 +297,7 @@ def test_more_dimensions_than_samples(standardize, x64):
         pytest.param(CurlFree(), Recursion(), None, id="recursion", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough
 def test_without_stored_pairs(kernel, solver, base, x64, monkeypatch):
     """Pairs are recomputed tile by tile above a size; here always, in many small tiles."""
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 0)

@@ -61,6 +61,7 @@ def test_jackknife_equals_its_definition(size, x64):
     assert bool(estimate.info.finite)
 
 
+@pytest.mark.thorough
 def test_estimates_at_the_samples_only(x64):
     estimator = ScoreEstimator(CurlFree(), Tikhonov(1e-2), Dense(), base=None)
 

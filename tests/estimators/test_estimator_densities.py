@@ -27,6 +27,7 @@ from support.samples import base_function
 
 
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+@pytest.mark.thorough
 def test_residual_potentials_and_divergences_equal_the_reference(curl_free, x64):
     kernel_class = CurlFree if curl_free else Diagonal
     # The default, and one whose third derivative is singular where a pair coincides.
@@ -68,6 +69,7 @@ def test_residual_potentials_and_divergences_equal_the_reference(curl_free, x64)
 @pytest.mark.parametrize(
     "name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("none", "gaussian")), "student-t"]
 )
+@pytest.mark.thorough
 def test_scores_differentiate_their_log_density(name, x64):
     points = jnp.asarray(POINTS)
     base = bases_with_density()[name]
@@ -121,6 +123,7 @@ class Around:
         return self.center - x
 
 
+@pytest.mark.thorough
 def test_a_base_is_told_from_others_without_comparing_arrays():
     """The same kinds of bases with other numbers: scores, which are pytrees, and others."""
     samples, points = np.float32(SAMPLES), np.float32(POINTS)

@@ -64,6 +64,7 @@ def degenerate_sets():
     ],
     ids=["nu-krylov", "cg", "truncated", "ssge", "landweber", "nu-recursion"],
 )
+@pytest.mark.thorough
 def test_degenerate_samples_are_finite(kernel, regularizer, solver, standardize, normalize, base):
     estimator = ScoreEstimator(
         kernel, regularizer, solver, standardize=standardize, normalize=normalize, base=base
@@ -170,6 +171,7 @@ def test_capabilities_are_checked_while_tracing():
         )
 
 
+@pytest.mark.thorough
 def test_values_that_go_bad_under_jit_are_reported_as_data():
     estimator = ScoreEstimator(base=None, regularizer=NuMethod(50), standardize="none")
     score = default_jit(estimator.at_samples)(with_entry(np.nan))

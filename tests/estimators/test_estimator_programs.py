@@ -28,6 +28,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.thorough
 def test_a_second_call_compiles_nothing(name, caplog):
     estimator = ESTIMATORS[name]
     score = estimator.fit(SAMPLES)
@@ -39,6 +40,7 @@ def test_a_second_call_compiles_nothing(name, caplog):
     assert not [r.getMessage() for r in caplog.records if "XLA compilation" in r.getMessage()]
 
 
+@pytest.mark.thorough
 def test_functions_of_one_shape_share_a_program(caplog):
     first = GIVEN.fit(SAMPLES)
     first(POINTS)

@@ -38,6 +38,7 @@ from support.samples import base_function
     "num_steps",
     [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
 )
+@pytest.mark.thorough
 def test_compiled_first_steps_equal_the_reference(num_steps):
     """The compiler may fuse a product with a zero start into garbage; the first steps show it.
 
@@ -71,6 +72,7 @@ def test_compiled_first_steps_equal_the_reference(num_steps):
 @pytest.mark.parametrize(
     "solver", [Krylov(FULL), Dense(), ConjugateGradient(200, 1e-13)], ids=lambda s: type(s).__name__
 )
+@pytest.mark.thorough
 def test_lam_is_a_leaf(solver, x64):
     """vmap and gradients over lam, and one trace for many values of it."""
     estimator = ScoreEstimator(CurlFree(), Tikhonov(1e-2), solver, standardize="full", base=None)

@@ -53,6 +53,7 @@ def everything(estimator, samples, where):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.thorough
 def test_every_value_is_that_of_the_definition(name, x64):
     estimator = ESTIMATORS[name]
     found = everything(estimator, SAMPLES, WHERE)

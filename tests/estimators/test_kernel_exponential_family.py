@@ -91,6 +91,7 @@ def test_gradient_and_differences_are_those_of_the_definition(x64):
     assert oracle.relative_error(values - values[0], expected - expected[0]) < 1e-9
 
 
+@pytest.mark.thorough
 def test_gradient_is_the_score_in_float32():
     """The derivative of the potential would miss it by 4e-5 of the largest score here."""
     rng = np.random.default_rng(5)
@@ -270,6 +271,7 @@ def test_pytree_jit_vmap_and_one_trace():
     np.testing.assert_allclose(mapped, single, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_dtypes_follow_the_samples(x64):
     def evaluate(samples):
         density = KernelExponentialFamily(samples)

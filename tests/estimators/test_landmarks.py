@@ -116,6 +116,7 @@ def nystrom_errors(curl_free, rows, names, *, float_type=np.float64):
     return errors
 
 
+@pytest.mark.thorough
 def test_landmarks_equal_the_projected_estimator(x64):
     """Solvers that iterate: the dense one has tests below, of tiles and of all points."""
     errors = nystrom_errors(True, ROWS, ("nkef-krylov", "nkef-cg", "landweber-recursion"))
@@ -130,6 +131,7 @@ def test_all_filters_and_solvers_equal_the_projected_estimator(curl_free, x64):
 
 
 @KERNELS
+@pytest.mark.thorough
 def test_landmarks_without_stored_pairs(curl_free, x64, monkeypatch):
     """Samples in tiles of a size that does not divide their number."""
     monkeypatch.setattr(pairwise, "CACHED_PAIRS", 25)

@@ -46,6 +46,7 @@ def two_groups(distance, dim=2, seed=0):
 
 
 @pytest.mark.parametrize("fit", [fit_gaussian, fit_student])
+@pytest.mark.thorough
 def test_samples_that_do_not_count_do_not_matter(fit, x64):
     """Few enough for shrinkage, and with heavy tails."""
     rng = np.random.default_rng(2)
@@ -77,6 +78,7 @@ def found(name, dim, n, seeds=4):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("dim", [2, 8])
+@pytest.mark.thorough
 def test_modes_are_found_and_nothing_else(dim):
     """Two normals, and no groups in one normal, a curved ridge, heavy and long tails."""
     assert np.all(found("far modes", dim, 200) == 2)
@@ -85,6 +87,7 @@ def test_modes_are_found_and_nothing_else(dim):
 
 
 @pytest.mark.optimized
+@pytest.mark.thorough
 def test_groups_are_those_of_the_samples():
     """Whatever the units and axes, in either precision, under jit and vmap."""
     x = two_groups(8.0)
@@ -115,6 +118,7 @@ def mixture():
         return quick_jit(lambda x: make_base("auto", x, None))(jnp.asarray(two_groups(7.0)))
 
 
+@pytest.mark.thorough
 def test_score_and_divergence_are_derivatives_of_the_mixture(x64):
     base = mixture()
     assert isinstance(base, MixtureBase)
@@ -138,12 +142,14 @@ def test_score_and_divergence_are_derivatives_of_the_mixture(x64):
     assert np.all(np.isneginf(base.log_weights[2:]))
 
 
+@pytest.mark.thorough
 def test_squares_that_overflow():
     samples = jnp.asarray(two_groups(7.0), jnp.float32)
     base = quick_jit(lambda x: make_base("auto", x, None))(samples)
     assert np.all(np.isfinite(base.score(jnp.array([[1e25, -1e25], [1e19, 0.0]]))))
 
 
+@pytest.mark.thorough
 def test_draws_have_the_weights_and_the_moments_of_the_components(x64):
     base, count = mixture(), 4000
     x = quick_jit(lambda base: base.draw(random.key(0), count))(base)
@@ -159,6 +165,7 @@ def test_draws_have_the_weights_and_the_moments_of_the_components(x64):
 KERNEL = CurlFree(Gaussian())
 
 
+@pytest.mark.thorough
 def test_far_apart_it_is_the_estimate_of_each_group(x64):
     """By the definition in each group's samples alone, in double precision.
 
@@ -204,6 +211,7 @@ def touching():
         return quick_jit(estimator.fit)(jnp.asarray(x)), points
 
 
+@pytest.mark.thorough
 def test_score_and_divergence_are_derivatives_of_the_log_density(x64):
     score, points = touching()
     assert score.base.number == 2
@@ -229,6 +237,7 @@ def test_score_and_divergence_are_derivatives_of_the_log_density(x64):
 
 
 @pytest.mark.optimized
+@pytest.mark.thorough
 def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
     x = two_groups(7.0)
     # The shrinkage of a group's covariance depends on the axes, and on the ratio of their units.
@@ -246,6 +255,7 @@ def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
     assert oracle.relative_error(unit * double[1], double[0]) < 1e-6
 
 
+@pytest.mark.thorough
 def test_one_group_is_the_default():
     """To rounding, at samples and elsewhere."""
     rng = np.random.default_rng(3)
@@ -272,6 +282,7 @@ def trapezoid(log_density, x):
     return left, total[-1] - left
 
 
+@pytest.mark.thorough
 def test_the_density_has_the_shares_of_the_samples(x64):
     """In one dimension, by quadrature: to four standard errors of the constants."""
     rng = np.random.default_rng(5)
@@ -318,6 +329,7 @@ def test_weights_of_distant_modes(name):
 # ------------------------------------------------------------------------------------ with the rest
 
 
+@pytest.mark.thorough
 def test_a_density_of_two_groups_is_normalized():
     x = jnp.asarray(two_groups(9.0), jnp.float32)
     estimator = ScoreEstimator(regularizer=NuMethod(20), base="auto")
@@ -334,6 +346,7 @@ def test_a_density_of_two_groups_is_normalized():
     assert abs(constant.log_constant) < 4 * 2**0.5 * max(constant.standard_error, 0.02)
 
 
+@pytest.mark.thorough
 def test_a_subset_has_values_at_all_samples():
     """Those of each sample's own group, which is all there is where groups are far apart."""
     x = jnp.asarray(two_groups(1e3), jnp.float32)
@@ -343,6 +356,7 @@ def test_a_subset_has_values_at_all_samples():
     assert oracle.relative_error(np.asarray(score.at_samples), np.asarray(values)) < 1e-3
 
 
+@pytest.mark.thorough
 def test_a_stream_has_one_base():
     """Later samples are not dealt into groups."""
     batch = jnp.asarray(two_groups(7.0), jnp.float32)
@@ -355,6 +369,7 @@ def test_a_mixture_that_was_not_fitted():
         MixtureBase().number  # noqa: B018
 
 
+@pytest.mark.thorough
 def test_the_fit_is_differentiable():
     """Groups and the number of them are not differentiated; what is fitted to them is."""
     x = jnp.asarray(two_groups(7.0), jnp.float32)
@@ -367,6 +382,7 @@ def test_the_fit_is_differentiable():
     assert np.any(gradient != 0)
 
 
+@pytest.mark.thorough
 def test_outside_of_jit_the_program_is_that_of_what_is_found():
     one = jnp.asarray(two_groups(0.0), jnp.float32)
     two = jnp.asarray(two_groups(9.0), jnp.float32)
@@ -379,6 +395,7 @@ def test_outside_of_jit_the_program_is_that_of_what_is_found():
     assert isinstance(jax.eval_shape(lambda x: make_base("auto", x, None), two[:16]), MixtureBase)
 
 
+@pytest.mark.thorough
 def test_groups_that_touch_are_no_truncated_ones():
     """Score matching sees no boundary: fields toward one looked good, with an error of .50 here."""
     target = TARGETS["mixture"](2)

@@ -27,6 +27,7 @@ def normalized(samples):
     return KernelExponentialFamily(samples, estimator).normalize(KEY, 4000)
 
 
+@pytest.mark.thorough
 def test_the_constant_is_that_of_quadrature(x64):
     density = normalized(SAMPLES)
     side = jnp.linspace(-20.0, 20.0, 201)
@@ -39,6 +40,7 @@ def test_the_constant_is_that_of_quadrature(x64):
     density.normalization.raise_if_failed()
 
 
+@pytest.mark.thorough
 def test_it_moves_log_prob_only():
     samples = np.float32(SAMPLES)
     density = normalized(samples)
@@ -90,6 +92,7 @@ def test_the_proposal_is_half_the_base_and_half_a_kernel_density(x64):
     np.testing.assert_allclose(second.std(axis=0), spread, rtol=4 / 2000**0.5)
 
 
+@pytest.mark.thorough
 def test_too_few_effective_draws_are_reported():
     density = normalized(np.float32(SAMPLES))
     few = density.normalize(KEY, 10)

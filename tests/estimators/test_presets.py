@@ -127,11 +127,13 @@ def slow_beyond(quick):
 
 
 @pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.thorough
 def test_presets_keep_the_protocol(name):
     check_protocol(name, True, tuple(PRESETS))
 
 
 @pytest.mark.parametrize("name", slow_beyond(QUICK))
+@pytest.mark.thorough
 def test_presets_keep_the_protocol_in_float32(name):
     check_protocol(name, False, QUICK if name in QUICK else tuple(PRESETS))
 

@@ -56,6 +56,7 @@ def fields_of(score):
     return oracle.FeatureFields(omega, float(features.amplitude))
 
 
+@pytest.mark.thorough
 def test_features_equal_their_definition(x64, monkeypatch):
     """Rows in tiles of a size that does not divide their number; base scores alternate."""
     monkeypatch.setattr(feature_module, "TILE_ROWS", 4)
@@ -130,6 +131,7 @@ def reference_selection(fields, filters, x, base, left_out):
     return values
 
 
+@pytest.mark.thorough
 def test_the_choice_is_by_held_out_loss(x64):
     """Whitened, with the Gaussian base and two bandwidths; all samples are among "a few"."""
     n = 60
@@ -184,6 +186,7 @@ PROFILES = {
 }
 
 
+@pytest.mark.thorough
 def test_frequencies_have_the_spectral_measure_of_the_profile():
     """``mean u uᵀ cos(ω·r)`` is the kernel over its trace, and exact at r = 0.
 

@@ -137,6 +137,7 @@ SLOW = {"tikhonov", "landweber", "diagonal-nu"}
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.slow) if c in SLOW else c for c in CASES]
 )
+@pytest.mark.thorough
 def test_the_choice_equals_its_definition(case, x64):
     kernel, regularizer, base, normalize, strengths, make_filter = CASES[case]
     estimator = ScoreEstimator(
@@ -281,6 +282,7 @@ def test_a_chosen_fit_on_landmarks_is_the_fit_with_that_number(x64):
         assert oracle.relative_error(value, expected) < 1e-9
 
 
+@pytest.mark.thorough
 def test_a_choice_is_not_differentiated(x64):
     """Derivatives are those of the fit with the selected number, in samples and bandwidth."""
     estimator = ScoreEstimator(
@@ -319,6 +321,7 @@ def test_a_choice_is_not_differentiated(x64):
     assert jax.eval_shape(jax.grad(total), SAMPLES).shape == (N, D)
 
 
+@pytest.mark.thorough
 def test_a_base_that_cannot_be_improved_is_left_alone():
     """Normal draws: the Gaussian base is the whole score."""
     samples = np.random.default_rng(0).normal(size=(64, 3))

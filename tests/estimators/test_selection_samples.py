@@ -28,6 +28,7 @@ def hard_samples():
     }
 
 
+@pytest.mark.thorough
 def test_hard_samples():
     """One program for all: finite, and the same in any units."""
     estimator = ScoreEstimator(bandwidth="auto")

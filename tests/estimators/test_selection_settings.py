@@ -23,6 +23,7 @@ SAMPLES = make_scaled(13, D)
 BANDWIDTHS = "bandwidth: expected 'median', 'auto' or a positive finite number, or a rule.*best"
 
 
+@pytest.mark.thorough
 def test_batches_and_one_trace():
     """Under vmap each data set has its selection; new data compile nothing."""
     traces = 0

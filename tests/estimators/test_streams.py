@@ -34,6 +34,7 @@ def run(estimator, *batches):
     return state, estimator.finish(state)
 
 
+@pytest.mark.thorough
 def test_batches_are_one_fit(x64, monkeypatch):
     """Odd and even sizes in tiles that divide neither; the choice of λ is that of one fit, too.
 
@@ -64,6 +65,7 @@ def test_batches_are_one_fit(x64, monkeypatch):
         _ = stream.at_samples
 
 
+@pytest.mark.thorough
 def test_a_stream_traces_once_and_does_not_grow():
     """Whitened by the first batch, with its Gaussian; the operator stops after its samples."""
     estimator = ScoreEstimator(

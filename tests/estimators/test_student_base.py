@@ -40,6 +40,7 @@ SAMPLES = student_samples(3, N, 3)
 @pytest.mark.parametrize(
     ("n", "d"), [(64, 1), (5, 8), *(pytest.param(64, d, marks=pytest.mark.slow) for d in (2, 8))]
 )
+@pytest.mark.thorough
 def test_gaussian_samples_have_the_gaussian_base_to_the_last_bit(n, d):
     """Off the origin; one in a hundred sets would be taken for draws of a t distribution."""
     rng = np.random.default_rng(1)
@@ -79,6 +80,7 @@ def whole_and_left_out():
     return jax.device_get(evaluate(jnp.asarray(SAMPLES)))
 
 
+@pytest.mark.thorough
 def test_a_left_out_student_by_leaving_out(x64):
     """By fits to the others, where these have the same degrees of freedom: right to O(1/n)."""
     whole, expected, inverse_degrees = whole_and_left_out()
@@ -154,6 +156,7 @@ def test_draws_have_the_distribution(x64):
         assert np.all(np.abs(units.T @ units / count - np.eye(3) / 3) < 4 / (3 * count) ** 0.5)
 
 
+@pytest.mark.thorough
 def test_an_exponential_family_with_the_tails_of_a_student():
     """Far away the density falls as ``|x|^-(ν+1)``, and it integrates to one."""
     samples = np.float32(student_samples(6, 200, 1))

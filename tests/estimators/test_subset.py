@@ -56,6 +56,7 @@ class Reference:
     ],
     ids=["curl-free-base", "diagonal-no-base", "curl-free-no-base", "diagonal-base"],
 )
+@pytest.mark.thorough
 def test_subset_equals_its_definition(curl_free, with_base, x64):
     kernel = oracle.Kernel(curl_free, oracle.imq(), BANDWIDTH).normalized(D)
     base = BASE if with_base else None

@@ -45,6 +45,7 @@ def same(a, b):
     assert repr(a.info) == repr(b.info)
 
 
+@pytest.mark.thorough
 def test_nothing_piles_up_over_the_chunks():
     """No array of a chunk outlives it, its losses included, which are kept."""
     alive = []
@@ -59,6 +60,7 @@ def test_nothing_piles_up_over_the_chunks():
     assert max(alive[10:]) <= min(alive[:10]) + one_state
 
 
+@pytest.mark.thorough
 def test_a_chunk_moves_nothing_between_host_and_device(monkeypatch):
     """Steps and look are one program on the device; its step sizes are sent before."""
     take_chunks, count = loop.run_chunks, 0
@@ -94,6 +96,7 @@ def test_fit_stops_early_at_the_posterior(whole):
     info.raise_if_failed()
 
 
+@pytest.mark.thorough
 def test_old_style_keys_are_taken(whole):
     """Most NumPyro programs have keys that are arrays of words."""
     result = fit(make_svi(), random.PRNGKey(0), DATA, **QUICK)
@@ -157,6 +160,7 @@ def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole
         assert json.loads(kept["header"].tobytes())["record"]["progress"]["phase"] == "done"
 
 
+@pytest.mark.thorough
 def test_minibatches_go_on_to_the_last_bit(monkeypatch, tmp_path):
     """Between the second and the fourth chunk they live on an expansion made after the second."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(300, 2)), jnp.float32)
@@ -221,6 +225,7 @@ def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion
 @pytest.mark.parametrize(
     ("num_latents", "batch", "is_quiet"), [(4, None, True), (3, None, False), (4, 1, False)]
 )
+@pytest.mark.thorough
 def test_gradients_have_little_noise_with_local_scores_and_all_rows(
     monkeypatch, num_latents, batch, is_quiet
 ):
@@ -295,6 +300,7 @@ def test_parameters_are_found_in_any_optimizer(optimizer):
         assert leaves[slot] is value
 
 
+@pytest.mark.thorough
 def test_constraints_that_the_model_computes():
     """The start of an automatic guide is compiled, and must leave values in the SVI."""
 
@@ -309,6 +315,7 @@ def test_constraints_that_the_model_computes():
     np.testing.assert_allclose(result.params["shift"], 1.0, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_start_is_that_of_svi_init():
     def made():
         return SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO(8))

@@ -69,6 +69,7 @@ def test_values_outside_a_support_are_named():
         fit(svi, KEY, jnp.ones(3), **QUICK)
 
 
+@pytest.mark.thorough
 def test_values_that_are_sometimes_outside_are_named():
     """The first draw may be inside: then no step is finite, and more draws tell why."""
 
@@ -93,6 +94,7 @@ def test_classes_in_place_of_instances():
 
 
 @pytest.mark.filterwarnings("ignore:.*Out-of-support values:UserWarning")
+@pytest.mark.thorough
 def test_observed_values_that_are_missing_are_named():
     svi = SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO())
     with pytest.raises(RuntimeError, match=r"Observed values of \['y'\] are not finite"):

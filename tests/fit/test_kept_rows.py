@@ -57,6 +57,7 @@ def value_of(x, label):
 
 
 @pytest.mark.parametrize("count", [2, 5, 8, 400])
+@pytest.mark.thorough
 def test_the_mean_over_the_batches_is_the_sum_over_all_rows(count):
     """Whichever rows are kept, in an epoch whose order is another than that of the pass."""
     data = table()
@@ -129,6 +130,7 @@ def expanded(model):
     return svi, state, layout, expander
 
 
+@pytest.mark.thorough
 def test_a_group_of_three_rows_is_in_every_step():
     """Third orders of its likelihood matter, and one batch in 67 has one of its rows."""
     svi, state, layout, expander = expanded(model)
@@ -187,6 +189,7 @@ def with_a_latent_of_each_row(groups, counts):
 
 
 @pytest.mark.parametrize("other", [scaled_by_hand, of_one_size, with_a_latent_of_each_row])
+@pytest.mark.thorough
 def test_models_whose_rows_cannot_be_more_keep_none(other):
     _, state, _, expander = expanded(other)
     assert expander.expand(state).kept is None

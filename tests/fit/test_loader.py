@@ -66,6 +66,7 @@ def same(a, b):
     assert repr(a.info) == repr(b.info)
 
 
+@pytest.mark.thorough
 def test_a_fit_is_at_the_posterior_of_all_data(monkeypatch):
     """Of 2000 rows in batches of 50, with a start that looks closely at 200 to 400 of them."""
     monkeypatch.setattr(batches_module, "SAMPLE_ROWS", 200)
@@ -102,6 +103,7 @@ def test_a_fit_is_at_the_posterior_of_all_data(monkeypatch):
 
 
 @pytest.mark.parametrize("of", [model, scaled_model])
+@pytest.mark.thorough
 def test_expansions_are_of_all_data(of):
     svi, batches = plain_svi(of), Batches(LOADER, (), {})
     given = batches.arguments(batches.first)
@@ -133,6 +135,7 @@ def whole():
     return quiet_fit(plain_svi(), KEY, loader=LOADER, **SHORT)
 
 
+@pytest.mark.thorough
 def test_a_fit_that_was_killed_goes_on_to_the_last_bit(tmp_path, whole):
     """The loader breaks in the fourth chunk, which lives on an expansion made before the third."""
     path, reads = tmp_path / "fit.npz", []
@@ -165,6 +168,7 @@ def test_a_fit_that_was_killed_goes_on_to_the_last_bit(tmp_path, whole):
     same(resumed, whole)
 
 
+@pytest.mark.thorough
 def test_a_callback_sees_the_fit_and_ends_it(tmp_path, whole):
     seen, path = [], tmp_path / "fit.npz"
 
@@ -265,6 +269,7 @@ def test_numbers_that_are_not_finite_are_named_with_their_batch():
         fit(plain_svi(), KEY, loader=broken, **SHORT)
 
 
+@pytest.mark.thorough
 def test_numbers_that_the_model_masks_do_no_harm():
     def with_gaps(x, y):
         weights = numpyro.sample("weights", dist.Normal(jnp.zeros(2), 1.0).to_event(1))

@@ -68,6 +68,7 @@ def test_one_draw_has_the_shape_of_the_site(path):
     assert load_guide(path).sample_posterior(KEY)["place"].shape == (3,)
 
 
+@pytest.mark.thorough
 def test_a_process_without_the_model_draws_the_same(path):
     program = (
         "import sys, jax; from numpyro_kscore import load_guide; "

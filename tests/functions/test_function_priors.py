@@ -27,6 +27,7 @@ def sample_function(key, points):
 # --------------------------------------------------------------------------------- sampled priors
 
 
+@pytest.mark.thorough
 def test_score_of_a_sampled_prior_is_near_the_exact_one():
     """Draws from a Gaussian process, used as any draws; the gradient of a whole model is known."""
     points = X[:5]
@@ -90,6 +91,7 @@ def log_density_of_one_step(f):
     return jax.nn.logsumexp(each + jnp.log(gaps))
 
 
+@pytest.mark.thorough
 def test_learned_prior_of_steps():
     """Far better than the Gaussian of the same covariance, which has no jumps."""
     small = {"hidden_dims": (32, 32), "num_steps": 600, "batch_size": 128}

@@ -48,6 +48,7 @@ def sets(seeds, batch_size, num_points):
             points.clear()
 
 
+@pytest.mark.thorough
 def test_one_set_for_all_particles_and_another_for_every_step():
     drawn = []
     for seen in sets((0, 1), 4, 3):

@@ -73,6 +73,7 @@ def marginal_density(model, args, noise=None):
     return density
 
 
+@pytest.mark.thorough
 def test_rows_are_integrated_out_exactly_where_their_posteriors_are_normal():
     """Whatever the noise: the network starts as no change of the posterior of a row."""
     u = jnp.array([0.3, -0.4])
@@ -93,6 +94,7 @@ def test_rows_are_integrated_out_exactly_where_their_posteriors_are_normal():
     np.testing.assert_allclose(found_curvature, curvature, rtol=2e-3, atol=2e-2)
 
 
+@pytest.mark.thorough
 def test_observations_may_belong_to_rows_by_an_index():
     u = jnp.array([-0.2, 0.1])
     found = jax.jit(marginal_density(long, (SEEN.ravel(), GROUP), normal_noise))(u)
@@ -215,6 +217,7 @@ def fitted():
     return guide, svi, state, svi.get_params(state)
 
 
+@pytest.mark.thorough
 def test_a_guide_draws_the_rows_of_a_minibatch_and_all_rows(fitted):
     guide, _, _, params = fitted
     scales = []
@@ -238,6 +241,7 @@ def test_a_guide_draws_the_rows_of_a_minibatch_and_all_rows(fitted):
     np.testing.assert_allclose(draws["double"], 2 * draws["effect"])
 
 
+@pytest.mark.thorough
 def test_new_rows_are_drawn_from_their_posterior(fitted):
     """Given the global latents that of an effect is normal."""
     guide, _, _, params = fitted
@@ -262,6 +266,7 @@ def test_new_data_that_are_no_call_of_the_model_are_an_error(fitted):
         guide.sample_posterior(KEY, params, batch=4)
 
 
+@pytest.mark.thorough
 def test_median_is_in_the_middle(fitted):
     guide, _, _, params = fitted
     middle = guide.median(params)
@@ -272,6 +277,7 @@ def test_median_is_in_the_middle(fitted):
         assert np.all(np.abs(middle[name] - np.median(draws[name], axis=0)) < error), name
 
 
+@pytest.mark.thorough
 def test_a_step_moves_the_parameters_of_rows_and_globals(fitted):
     _, svi, state, params = fitted
     state, loss = quick_jit(lambda state: svi.update(state, SEEN, 4))(state)
@@ -293,6 +299,7 @@ def vector_rows(seen, batch=None):
             numpyro.sample("y", dist.StudentT(4.0, loc, SIGMA), obs=seen[rows])
 
 
+@pytest.mark.thorough
 def test_a_row_may_have_several_latents_and_plates_within():
     """By importance weights of rows: log p / q has the mean log p(data | level) of each."""
     amortized = Amortized(vector_rows, ("rows",), "auto")
@@ -401,6 +408,7 @@ def nested(seen):
         (observations_drawn, "rows", r"amortize: expected all data of a row.*\['seen'\]"),
     ],
 )
+@pytest.mark.thorough
 def test_what_cannot_be_amortized_is_an_error(model, amortize, message):
     long = dict.fromkeys([observations_drawn, long_in_batches], SEEN.ravel())
     flat = long | dict.fromkeys([dense, crossed, nested], SEEN)
@@ -420,6 +428,7 @@ def test_settings():
         AutoImplicit(dense, warm_start=False).set_up(KEY, SEEN, 4)
 
 
+@pytest.mark.thorough
 def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
     """At narrow particles, so that what is left is small; the parameters of rows go with it."""
     guide, svi, _, params = fitted

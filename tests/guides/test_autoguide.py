@@ -92,6 +92,7 @@ def test_sample_posterior_under_jit(mixed):
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_median_and_quantiles(mixed):
     guide, params = mixed
     levels = [0.1, 0.5, 0.9]
@@ -176,6 +177,7 @@ def test_pickling_before_use():
     assert restored.sample_posterior(KEY, params)["b"].shape == (2,)
 
 
+@pytest.mark.thorough
 def test_pickling_after_a_step():
     guide, svi, state, params = initialized(normal_model, compiled=False)
     jax.eval_shape(svi.update, state)

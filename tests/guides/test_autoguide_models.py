@@ -67,6 +67,7 @@ def test_plates():
     assert np.all(draws["cells"] > 0)
 
 
+@pytest.mark.thorough
 def test_sample_shape_sites():
     """NumPyro's own guides take a site drawn with ``sample_shape``."""
 
@@ -90,6 +91,7 @@ def test_local_latents_are_refused():
         initialized(model)
 
 
+@pytest.mark.thorough
 def test_improper_priors():
     """A site with an improper prior, which cannot be drawn from, starts where NumPyro starts it."""
 
@@ -106,6 +108,7 @@ def test_improper_priors():
     assert abs(np.mean(draws["width"]) - 2.0) < 0.2
 
 
+@pytest.mark.thorough
 def test_discrete_latents_are_summed_out():
     def model():
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
@@ -178,6 +181,7 @@ def test_models_with_loops_are_initialized_in_forward_mode():
 @pytest.mark.parametrize(
     "kind", [AutoImplicit, pytest.param(AutoSemiImplicit, marks=pytest.mark.slow)]
 )
+@pytest.mark.thorough
 def test_state_space_models(kind):
     """NumPyro's `scan` replays every value of a guide, its parameters too."""
 
@@ -199,6 +203,7 @@ def test_state_space_models(kind):
     assert shapes_of(draws) == {"start": (3,), "x": (3, 5)}
 
 
+@pytest.mark.thorough
 def test_blocked_models_in_a_list_of_guides():
     guide = AutoGuideList(normal_model)
     guide.append(AutoImplicit(handlers.block(normal_model, hide=["b"]), warm_start=False))

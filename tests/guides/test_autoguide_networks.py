@@ -61,6 +61,7 @@ def test_starts_as_the_stated_gaussian(options):
         (init_to_uniform(radius=0.5), -0.5, 0.5),
     ],
 )
+@pytest.mark.thorough
 def test_initial_values_follow_the_strategy(init_loc_fn, low, high):
     guide, _, _, params = initialized(normal_model, init_loc_fn=init_loc_fn, init_scale=1e-4)
     draw = guide.sample_posterior(KEY, params)
@@ -71,6 +72,7 @@ def test_initial_values_follow_the_strategy(init_loc_fn, low, high):
 
 @pytest.mark.parametrize("with_network", [False, True])
 @pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+@pytest.mark.thorough
 def test_a_guide_that_is_used_again_starts_from_the_same_weights(kind, with_network):
     guide = kind(normal_model, network=Linen() if with_network else None)
     svi = SVI(normal_model, guide, optax.adam(1e-2), ImplicitELBO(4))
@@ -101,6 +103,7 @@ def own_network(noise):
 @pytest.mark.parametrize(
     ("network", "num_arrays"), [(own_network, 2), (Linen(), 4)], ids=["callable", "linen"]
 )
+@pytest.mark.thorough
 def test_networks_of_the_user_are_trained(network, num_arrays):
     guide, svi, state, before = initialized(normal_model, network=network, noise_dim=2)
     assert len(jax.tree.leaves(before)) == num_arrays

@@ -25,6 +25,7 @@ def model(y):
 @pytest.mark.parametrize(
     "warm_start", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["warm", "cold"]
 )
+@pytest.mark.thorough
 def test_fits_of_many_data_sets_are_those_of_each(warm_start):
     """From initial parameters to draws; a warm start is that of the data set seen before."""
     data = 10 * random.normal(random.key(1), (NUMBER, 3))

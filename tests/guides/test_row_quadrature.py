@@ -71,6 +71,7 @@ def exact_log_density(level):
     return rows.sum() - 0.5 * (level / 2) ** 2 - 0.5 * np.log(8 * np.pi)
 
 
+@pytest.mark.thorough
 def test_the_density_of_globals_needs_no_network_and_the_network_still_learns():
     """Value, score and curvature are exact at any parameters of the guide of rows."""
     marginal = Marginal(Amortized(poisson, ("rows",), "auto"), normal_noise)

@@ -58,6 +58,7 @@ def test_mixtures_start_as_the_narrow_gaussian():
     assert np.all(np.abs(correlations) < 4 / np.sqrt(4000))
 
 
+@pytest.mark.thorough
 def test_networks_of_the_user_in_a_mixture():
     def network(noise):
         weight = numpyro.param("weight", jnp.ones((3, 5)))

@@ -85,6 +85,7 @@ def interpreted(kernel, x, c, y, a, tiling=TILING):
 
 @pytest.mark.parametrize("dim", [1, 3, 17])
 @pytest.mark.parametrize("curl_free", [True, False], ids=["curl-free", "diagonal"])
+@pytest.mark.thorough
 def test_kernel_equals_the_definition(curl_free, dim):
     kernel = CurlFree() if curl_free else Diagonal()
     x, c, y, a = problem(130, 75, dim)
@@ -105,12 +106,14 @@ def test_kernel_equals_the_definition(curl_free, dim):
     ],
     ids=lambda kernel: type(kernel.profile).__name__,
 )
+@pytest.mark.thorough
 def test_any_profile(kernel):
     x, c, y, a = problem(70, 40, 5)
     value = interpreted(kernel, x, c, y, a)
     assert relative(value, in_float64(kernel, x, c, y, a)) < TOLERANCE
 
 
+@pytest.mark.thorough
 def test_parts_of_a_field():
     """Coefficients alone, and ζ alone; one program for all points."""
     x, c, y, a = problem(70, 40, 4)
@@ -227,6 +230,7 @@ def estimator(**options):
     return ScoreEstimator(regularizer=NuMethod(20), solver=Recursion(), **options)
 
 
+@pytest.mark.thorough
 def test_without_a_gpu_nothing_is_imported(monkeypatch):
     if jax.default_backend() == "gpu":
         pytest.skip("there is a GPU")
@@ -240,6 +244,7 @@ def test_without_a_gpu_nothing_is_imported(monkeypatch):
     forget_programs()
 
 
+@pytest.mark.thorough
 def test_a_fit_on_the_chip_is_that_in_tiles(interpreting, monkeypatch):
     x, _, y, _ = problem(100, 31, 5)
 
@@ -257,6 +262,7 @@ def test_a_fit_on_the_chip_is_that_in_tiles(interpreting, monkeypatch):
         assert relative(value, expected) < 1e-4  # 20 ν-steps amplify roundings
 
 
+@pytest.mark.thorough
 def test_derivatives_are_those_of_tiles(interpreting, monkeypatch):
     x, c, y, a = problem(64, 32, 5)
 
@@ -350,6 +356,7 @@ def test_what_the_kernel_is_not_for(interpreting):
     assert not _device.suits_kernel(CurlFree(Rates(jnp.asarray([0.5, 2.0]))), expansion, y)
 
 
+@pytest.mark.thorough
 def test_paths_are_reported():
     x = problem(64, 2, 3)[0]
     assert estimator().fit(x).info.path_name == "matrix"

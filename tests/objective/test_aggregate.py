@@ -56,6 +56,7 @@ def objective(params, data=DATA):
 
 
 @pytest.mark.parametrize("size", [PICKED, pytest.param(ROWS, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_gradient_of_the_aggregate_objective(size, x64):
     params = {name: jnp.asarray(v) for name, v in {"slope": 0.5, "spread": 0.3}.items()}
     params["weight"] = jnp.asarray(0.8)
@@ -92,6 +93,7 @@ class FullGaussianScore(GaussianScore):
         return found._replace(scores=scores, residual=residual)
 
 
+@pytest.mark.thorough
 def test_codes_of_a_row_have_one_aggregate(x64):
     """Two codes with noise of their own, correlated over the rows: KL is that of the pair."""
     slopes, spread = jnp.array([0.9, -0.7]), 0.5

@@ -149,6 +149,7 @@ def test_expected_gradient_is_the_closed_form(kind, rows, x64):
     assert abs(np.mean(losses) - value) < 4 * standard_error
 
 
+@pytest.mark.thorough
 def test_gradient_of_a_shared_parameter_is_not_counted_twice(x64):
     """At the optimum it vanishes: only terms with mean zero are left out."""
     params = {name: jnp.array(value) for name, value in PARAMS.items()}
@@ -186,6 +187,7 @@ def constrained_guide():
     numpyro.sample("share", on_simplex(numpyro.param("share_loc", jnp.zeros(2)), 0.6))
 
 
+@pytest.mark.thorough
 def test_explicit_guides_have_the_gradient_of_the_closed_form(x64):
     """All densities known, in constrained supports: nothing is estimated."""
     params = {"rate_loc": jnp.asarray(0.2), "share_loc": jnp.array([0.7, -0.4])}
@@ -211,6 +213,7 @@ def test_explicit_guides_have_the_gradient_of_the_closed_form(x64):
 
 
 @pytest.mark.parametrize("event_dims", [(1, 0), (0, 1)], ids=["model", "guide"])
+@pytest.mark.thorough
 def test_events_of_one_may_be_batches_of_the_other(event_dims):
     """One Jacobian for each coordinate: the KL of two log-normals is that of their normals."""
     scale = 0.3
@@ -362,6 +365,7 @@ def test_conditional_estimates_equal_their_definition(x64):
 @pytest.mark.parametrize(
     ("kernel", "largest"), [(CurlFree(), 0.3), (Diagonal(), 0.15)], ids=["curl-free", "diagonal"]
 )
+@pytest.mark.thorough
 def test_conditional_scores_of_a_gaussian(kernel, largest):
     """With a correlation of .9 with the context, marginal scores are five times too small."""
     estimator = ScoreEstimator(kernel, NuMethod(6), bandwidth=Median(0.8), base=None)
@@ -385,6 +389,7 @@ def test_conditional_scores_of_a_gaussian(kernel, largest):
     assert found < largest
 
 
+@pytest.mark.thorough
 def test_conditional_estimates_are_equivariant(x64):
     """Affine maps of samples and context, and shears of the samples along the context."""
     rng = np.random.default_rng(1)
@@ -410,6 +415,7 @@ def test_what_a_regression_leaves():
     assert np.all(np.abs(few) > 0)
 
 
+@pytest.mark.thorough
 def test_misuse_of_contexts():
     x = jnp.zeros((8, 2)) + jnp.arange(8.0)[:, None]
     estimator = ScoreEstimator(regularizer=NuMethod(5), base=None)

@@ -58,6 +58,7 @@ def both_gradients(loc, sd):
     return compiled_gradients(np.full(DIM, loc, np.float32), np.full(DIM, sd, np.float32))
 
 
+@pytest.mark.thorough
 def test_a_long_direction_is_shortened_to_the_limit():
     distance = 1e4
     (_, clipped), (_, free) = both_gradients(distance, 1.0)
@@ -69,6 +70,7 @@ def test_a_long_direction_is_shortened_to_the_limit():
     np.testing.assert_allclose(clipped["sd"], free["sd"] * factor, rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_short_direction_is_left_alone():
     (clipped_loss, clipped), (loss, free) = both_gradients(1.0, 1.0)
     assert clipped_loss == loss

@@ -134,6 +134,7 @@ def test_jackknife_reduces_the_bias(relative_bias):
     assert corrected < 0.6 * plain
 
 
+@pytest.mark.thorough
 def test_forward_and_reverse_mode_agree():
     elbo = ImplicitELBO(FEW, estimator=GaussianScore(), debias=None)
 
@@ -234,6 +235,7 @@ def slow(*values):
         slow("model", None, ScoreEstimator(standardize="none", normalize=False)),
     ],
 )
+@pytest.mark.thorough
 def test_every_base_and_estimator(base, debias, estimator):
     elbo = ImplicitELBO(FEW, base=base, debias=debias, estimator=estimator)
     loss, gradient = quick_loss_and_gradient(standard_model(), affine_guide(), AFFINE, elbo)

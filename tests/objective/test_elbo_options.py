@@ -163,6 +163,7 @@ def test_sharded_particles_are_evaluated_at_once():
             ImplicitELBO(sharding=sharding, vectorize_particles=vectorize)
 
 
+@pytest.mark.thorough
 def test_moments_need_more_draws_than_dimensions():
     """Only estimated dimensions count: two, or one if the other's density is known."""
     message = "num_particles: expected at least 4 with base='moments'.*2 numbers.*got 3"
@@ -409,6 +410,7 @@ def test_mutable_values_of_particles():
     [("b", "model"), ("", "model"), pytest.param("b", None, marks=pytest.mark.slow)],
     ids=str,
 )
+@pytest.mark.thorough
 def test_known_densities_are_differentiated_and_others_estimated(implicit, base):
     """For every draw, with the exact score instead of an estimate."""
     loss, gradient, walks = recorded(

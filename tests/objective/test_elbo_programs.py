@@ -29,6 +29,7 @@ from support.doubles import GaussianScore
 
 
 @pytest.mark.parametrize("vectorize", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_one_value_and_gradient_of_the_model_a_step(vectorize):
     """The likelihood's two products with the data, forward and backward, appear once each."""
     rows = 37  # no other dimension of the program is a multiple of it

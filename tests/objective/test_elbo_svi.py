@@ -47,6 +47,7 @@ def test_svi_run(progress_bar, capsys):
     assert ("100%" in capsys.readouterr().err) == progress_bar
 
 
+@pytest.mark.thorough
 def test_local_coordinates_in_a_fit():
     """Sixteen particles in two dimensions, moved by next to nothing: the loss is the divergence.
 

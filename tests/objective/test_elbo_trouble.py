@@ -47,6 +47,7 @@ steps_with_trouble = quick_jit(partial(steps_of, breaking_model, affine_guide())
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", [0.5, -np.inf], ids=["some", "all"])
+@pytest.mark.thorough
 def test_bad_densities_leave_parameters_finite(value, where):
     (before, updated, stable), losses = steps_with_trouble(value, where)
     assert np.all(np.isnan(losses))
@@ -54,6 +55,7 @@ def test_bad_densities_leave_parameters_finite(value, where):
     assert_close(stable, before, rtol=0, atol=0)
 
 
+@pytest.mark.thorough
 def test_a_step_outside_of_jit_is_the_compiled_one():
     """One operation after another, as users take it when they look for what is wrong."""
     (_, expected, _), _ = steps_with_trouble(np.nan, 0.5)
@@ -103,6 +105,7 @@ def test_infinite_draws_leave_parameters_finite():
     assert_close(stable, before, rtol=0, atol=0)
 
 
+@pytest.mark.thorough
 def test_collapsed_guides_and_duplicates_are_finite():
     collapsed = {"loc": jnp.full(1, 0.5), "sd": jnp.zeros(1)}
     loss, gradient = quick_loss_and_gradient(

@@ -163,6 +163,7 @@ def test_it_is_not_differentiated(x64):
     np.testing.assert_array_equal(gradient, 0.0)
 
 
+@pytest.mark.thorough
 def test_the_fit_hands_over_what_the_estimate_needs():
     samples = jnp.asarray(np.random.default_rng(0).normal(size=(32, 3)), jnp.float32)
     for standardize in ("full", "local"):
@@ -172,6 +173,7 @@ def test_the_fit_hands_over_what_the_estimate_needs():
         np.testing.assert_allclose(value, compiled(samples, standardize), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_correction_where_only_some_draws_are_looked_at():
     """With too many draws for all pairs, coordinates come from all and neighbors from 1000."""
     n, dim = 3000, 200

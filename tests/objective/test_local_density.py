@@ -104,6 +104,7 @@ def test_scores_at_folds_are_bounded(score):
 
 
 @pytest.mark.parametrize(("behind", "trust"), [(0.0, 1.0), (0.03, 0.52), (0.1, 0.0)])
+@pytest.mark.thorough
 def test_local_densities_count_less_the_more_draws_are_behind_folds(behind, trust):
     guide = partial(normal_guide, np.nan, lambda noise: noise[0] > stats.norm.isf(behind))
     loc = np.full(DIM, 0.3)
@@ -127,6 +128,7 @@ def test_behind_a_fold_there_is_no_score():
 @pytest.mark.parametrize(
     ("dim", "num_labels", "flipped"), [(4, 0, False), (9, 2, True), (20, 1, False)]
 )
+@pytest.mark.thorough
 def test_a_narrow_layer_gives_the_density_of_the_whole_derivative(dim, num_labels, flipped):
     """Of a map whose scales or mixing change orientation, and of draws behind folds."""
     generator = np.random.default_rng(dim)
@@ -159,6 +161,7 @@ def test_a_narrow_layer_gives_the_density_of_the_whole_derivative(dim, num_label
     assert 10 < behind.sum() < 190
 
 
+@pytest.mark.thorough
 def test_a_guide_that_starts_far_away_is_not_folded():
     """Thirty deviations. By local densities of folded draws the loss rose to 100 and more."""
 
@@ -272,6 +275,7 @@ def four_latents():
     numpyro.sample("c", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
 
 
+@pytest.mark.thorough
 def test_automatic_guides_have_theirs(x64):
     """Against the determinant of differences."""
     guide = AutoImplicit(four_latents, hidden_dims=(4,))
@@ -317,6 +321,7 @@ def test_few_dimensions_are_left_to_the_kernel():
     assert found == [None]
 
 
+@pytest.mark.thorough
 def test_separate_modes_have_a_gaussian_each(monkeypatch):
     """The guide starts as the mixture itself, whose density the local one is."""
     # In two dimensions the paths find the Gaussians themselves.

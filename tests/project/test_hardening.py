@@ -43,8 +43,12 @@ ESTIMATORS = {
 }
 # What is chosen for a subset is chosen as for all samples; both ways are in the list above.
 IN_UNITS = [
-    pytest.param(name, MANY, marks=pytest.mark.slow) if "chosen" in name else (name, MANY)
-    for name in ESTIMATORS
+    pytest.param(name, shape, marks=pytest.mark.slow if "chosen" in name else pytest.mark.thorough)
+    for name, shape in [
+        *((name, MANY) for name in ESTIMATORS if name not in ("nu_method", "ssge")),
+        ("default", FEW),
+        ("default", (3, 5)),
+    ]
 ]
 # In single precision: with a choice of the strength, and with what the paper prescribes.
 IN_SINGLE_PRECISION = [
@@ -88,7 +92,7 @@ def between(x):
     return np.stack([0.75 * x[0] + 0.25 * x[1], 0.5 * x[0] + 0.5 * x.mean(axis=0)])
 
 
-@pytest.mark.parametrize(("name", "shape"), [*IN_UNITS, ("default", FEW), ("default", (3, 5))])
+@pytest.mark.parametrize(("name", "shape"), [("nu_method", MANY), ("ssge", MANY), *IN_UNITS])
 def test_any_samples_in_any_units(name, shape, x64):
     """Finite, and the same when all units change by a power of two, 2^±27 = 1e±8.
 
@@ -120,6 +124,7 @@ def test_any_samples_in_any_units(name, shape, x64):
     holds()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
 def test_any_samples_in_single_precision(name):
     estimator = ESTIMATORS[name]
@@ -136,6 +141,7 @@ def test_any_samples_in_single_precision(name):
 
 
 @pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
+@pytest.mark.thorough
 def test_values_that_are_not_finite_are_never_hidden(name):
     estimator, shape = ESTIMATORS[name], MANY
 
@@ -174,6 +180,7 @@ def guide(scale):
     numpyro.sample("x", Implicit(scale * jnp.tanh(matrix @ noise), 1))
 
 
+@pytest.mark.thorough
 def test_the_objective_does_not_know_units():
     """Latents of size 1e-8 to 1e8: the same gradient, and a loss that differs by their logarithm.
 
@@ -218,6 +225,7 @@ def test_no_step_makes_a_nan_on_its_way():
             jnp.log(jnp.zeros(()))
 
 
+@pytest.mark.thorough
 def test_threads_do_not_see_each_other():
     """Four fits at once, each of other data, are the four one after another.
 
@@ -250,6 +258,7 @@ def test_threads_do_not_see_each_other():
 # ------------------------------------------------------------------------------ objects, files
 
 
+@pytest.mark.thorough
 def test_results_can_be_pickled_and_copied():
     x = np.random.default_rng(0).normal(size=MANY).astype(np.float32)
     # A program of tests above.

@@ -33,6 +33,7 @@ def relative(found, truth):
 
 @pytest.mark.parametrize("nu", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("steps", [1, 2, 45, 100, 512])
+@pytest.mark.thorough
 def test_the_filter_is_exact_to_rounding(steps, nu):
     """In float32 the recursion itself is off by 5e-6 after 100 steps and 1e-4 after 512."""
     g, g0, r = recursion(steps, nu, SIGMA)

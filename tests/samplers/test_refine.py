@@ -88,6 +88,7 @@ def refined():
     return refine(*poor_fit(), X, Y, num_chains=64, search_modes=False, verbose=False)
 
 
+@pytest.mark.thorough
 def test_a_poor_fit_becomes_exact(refined):
     check_regression(refined)
     correlation = np.corrcoef(*(refined.samples[name].ravel() for name in refined.names))[0, 1]
@@ -113,6 +114,7 @@ def test_chains_for_arviz(refined):
     assert stats.attrs["nested_rhat"] == pytest.approx(refined.rhat.max())
 
 
+@pytest.mark.thorough
 def test_double_precision():
     with jax.enable_x64(True):
         found = refine(*poor_fit(), X, Y, num_chains=64, search_modes=False, verbose=False)
@@ -127,6 +129,7 @@ def far_modes():
     numpyro.factor("density", jnp.logaddexp(-0.5 * (z - 6.0) ** 2, -0.5 * (z + 6.0) ** 2))
 
 
+@pytest.mark.thorough
 def test_a_mode_that_is_out_of_reach(capsys):
     svi, result = fitted(far_modes, {"z": 6.0}, {"z": 1.0})
     found = refine(svi, result, num_chains=64)

@@ -56,6 +56,7 @@ def start():
     return warm_start(*fitted(model, guide, {"nothing": jnp.zeros(())}), 3)
 
 
+@pytest.mark.thorough
 def test_the_metric_is_the_covariance_in_sorted_order(start):
     sds, covariance = exact_covariance()
     # 10000 draws: an entry has an error of 1 % of the product of the standard deviations.
@@ -71,6 +72,7 @@ def test_the_metric_is_the_covariance_in_sorted_order(start):
     assert len(np.unique(flat[:, 0])) == 3
 
 
+@pytest.mark.thorough
 def test_nuts_takes_few_steps_in_that_metric(start):
     """In the wrong order of coordinates it would take hundreds: scales differ by 100 000."""
     mcmc = MCMC(start.nuts(), num_warmup=30, num_samples=100, progress_bar=False)

@@ -64,6 +64,7 @@ def test_posterior_is_finite_and_its_draws_are_flattened(name):
         for n in SPLITS
     ],
 )
+@pytest.mark.thorough
 def test_exact_draws_are_of_the_posterior(name):
     """Stein's identities E s = 0 and E u sᵀ = -I, for s the gradient of the model's density."""
     target, num_draws = make_posterior(name).target, 100_000

@@ -113,6 +113,7 @@ def test_fixed_steps_solve_the_equations():
 
 
 @pytest.mark.parametrize("name", ["ring_in_ten", "banana_in_six"])
+@pytest.mark.thorough
 def test_exact_draws_have_the_score_of_the_model(name):
     """Stein's identity, E[x ∇ log p(x)ᵀ] = -I; the error of its mean over 40 000 draws is known."""
     target = HARDER[name]().target

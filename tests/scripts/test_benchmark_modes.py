@@ -23,6 +23,7 @@ def test_densities_integrate_to_one_with_three_tenths_on_the_left(name):
     assert np.sum(weights[points[:, 0] < 0]) == pytest.approx(modes.WEIGHT, abs=1e-4)
 
 
+@pytest.mark.thorough
 def test_two_modes_are_printed_and_written(tmp_path, capsys):
     path = tmp_path / "modes.csv"
     modes.main(["--quick", "--csv", str(path)])

@@ -35,6 +35,7 @@ def latents(model, *data):
 
 
 @pytest.mark.parametrize("name", TEXTBOOK)
+@pytest.mark.thorough
 def test_density_is_finite_where_nuts_starts(name):
     target = make_posterior(name).target
     assert target.name == name

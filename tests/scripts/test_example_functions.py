@@ -35,6 +35,7 @@ mpl.use("Agg")
 
 
 @pytest.mark.parametrize("kind", networks.KINDS)
+@pytest.mark.thorough
 def test_networks_are_random_functions(kind):
     """A draw is one function at all points, it depends on the key, and on every parameter."""
     function = networks.RandomFunction(kind, hidden=(8,), activation=jnp.tanh)
@@ -215,6 +216,7 @@ def test_importance_sampling_that_fails():
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
+@pytest.mark.thorough
 def test_programs_by_numbers_are_the_programs(name):
     """Moments of the values by inverse CDFs are those of the sampled sites."""
     program, points = programs.PROGRAMS[name], tasks.make_task(name).grid[::40]
@@ -300,6 +302,7 @@ def test_data_from_a_file(tmp_path):
         data.load(str(path))
 
 
+@pytest.mark.thorough
 def test_beliefs_are_exact_posteriors():
     """The Gaussian process against its formula, and weighted draws against their own average."""
     density, root = decisions.smooth_prior()

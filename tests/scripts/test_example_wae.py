@@ -150,6 +150,7 @@ def test_binary_pixels_have_the_probability_of_their_grey():
 
 
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in ("kef", "nkef-20")])
+@pytest.mark.thorough
 def test_every_estimator_takes_a_step(name):
     """A step keeps structure, shapes and dtypes of the state; it is traced, not run."""
     autoencoder = Autoencoder(Settings(name, latent_dim=2, batch_size=16), (2, 2, 1))
@@ -162,6 +163,7 @@ def test_every_estimator_takes_a_step(name):
 
 
 @pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.thorough
 def test_rivals_compare_codes_as_they_say(name):
     """With a decoder that ignores codes the reconstruction cost is known, and the rest is left."""
     settings = Settings(name, latent_dim=3, batch_size=16, weight=0.5)
@@ -367,6 +369,7 @@ def test_annealed_likelihood_of_a_linear_gaussian_decoder():
     assert np.all((found.acceptance > 0.6) & (found.acceptance < 0.95))
 
 
+@pytest.mark.thorough
 def test_bounds_of_a_bernoulli_decoder():
     """The truth is an integral over one coordinate, between the two bounds."""
     weight = jnp.linspace(-3.0, 3.0, 12)
@@ -420,6 +423,7 @@ def test_frechet_distance():
         frechet_distance(x, y[:, :2])
 
 
+@pytest.mark.thorough
 def test_codes_that_shrink_are_seen():
     codes = random.normal(random.key(9), (500, 4))
     prior = dist.Normal(jnp.zeros(4), 1.0).to_event(1)

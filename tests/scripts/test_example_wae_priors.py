@@ -61,6 +61,7 @@ def params_of(name):
 
 
 @pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.thorough
 def test_density_integrates_to_one_and_has_the_moments_of_draws(name):
     prior = Autoencoder(Settings(latent_dim=DIM, prior=name), SHAPE).prior(params_of(name)[1])
     assert prior.event_shape == (DIM,)
@@ -83,6 +84,7 @@ def test_first_flow_is_almost_standard_normal():
     np.testing.assert_allclose(prior.log_prob(z), norm.logpdf(z).sum(1), atol=0.3)
 
 
+@pytest.mark.thorough
 def test_pseudo_images_start_at_training_images():
     images = load_images("digits", limit=64)
     autoencoder = Autoencoder(Settings("stein", latent_dim=DIM, prior="vamp"), images.shape)
@@ -121,6 +123,7 @@ class FixedNoise(Autoencoder):
 
 
 @pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.thorough
 def test_gradients_are_those_of_the_divergence(name):
     """Prior: -E[∂ log p(z)]; encoder: E[(ŝ - ∇ log p)ᵀ ∂z], and with vamp both."""
     objective = ImplicitELBO(1, aggregate="rows", estimator=GaussianScore(), base=None, debias=None)
@@ -152,6 +155,7 @@ def test_gradients_are_those_of_the_divergence(name):
 
 
 @pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.thorough
 def test_a_vae_with_a_learned_prior_has_the_divergence_of_its_draws(name):
     settings = Settings("vae", latent_dim=DIM, batch_size=COUNT, prior=name)
     autoencoder = make_autoencoder(settings, SHAPE)
@@ -203,6 +207,7 @@ def two_components(sd):
 
 
 @pytest.mark.parametrize("sd", [0.5, 1e-3])
+@pytest.mark.thorough
 def test_annealed_likelihood_under_a_mixture(sd):
     """A linear Gaussian decoder: log Σ_k w_k N(x; W m_k, s² W Wᵀ + σ² I), known exactly."""
     prior, noise, size, count = two_components(sd), 1.5, 4, 100
@@ -227,6 +232,7 @@ def test_annealed_likelihood_under_a_mixture(sd):
     assert np.abs(error).max() < 1.5
 
 
+@pytest.mark.thorough
 def test_figures_are_those_of_draws_of_the_prior():
     prior = two_components(0.3)
     found = compare_with_prior(prior.sample(random.key(9), (1000,)), prior)

@@ -127,6 +127,7 @@ def test_recovers_the_score_of_a_gaussian():
     assert divergence.mean() == pytest.approx(-np.trace(precision), rel=0.1)
 
 
+@pytest.mark.thorough
 def test_recovers_the_score_of_a_banana_and_the_loss_falls():
     """Squared relative errors at fresh points: 0.12 and 0.16 with two keys, 0.92 at the start."""
     draws, _ = banana_draws(4000, 0)
@@ -207,6 +208,7 @@ def test_values_of_a_base_score():
         fitted.divergence(draws)
 
 
+@pytest.mark.thorough
 def test_jit_vmap_pytree_and_one_trace():
     draws = np.float32(banana_draws(30, 0)[0])
     batch, rates = np.stack([draws, 3 * draws]), np.float32([1e-2, 1e-3])

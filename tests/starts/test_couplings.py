@@ -119,6 +119,7 @@ def guide():
     return guide
 
 
+@pytest.mark.thorough
 def test_a_non_centered_model_with_informative_data_is_centered(guide):
     """z = effect / scale with a well-determined effect: its rate with log scale is nearly one."""
     rates = guide.start.couplings.rates
@@ -128,6 +129,7 @@ def test_a_non_centered_model_with_informative_data_is_centered(guide):
     assert not np.any(rates[0])
 
 
+@pytest.mark.thorough
 def test_a_start_for_other_guides_is_one_in_unconstrained_coordinates():
     """The same model: its Gaussian must be one of the latents themselves."""
     data = jnp.array([1.5, -1.0, 2.0, -0.3, 0.9, -1.8, 0.2, -0.6])
@@ -144,6 +146,7 @@ def test_a_start_for_other_guides_is_one_in_unconstrained_coordinates():
     np.testing.assert_allclose(-first_loss(random.key(1)), start.elbo, atol=0.5)
 
 
+@pytest.mark.thorough
 def test_draws_are_those_of_the_latents(guide):
     """Effects, scale times z, hardly depend on the scale; z does, and is not the coordinate."""
     params = {f"auto_{name}": jnp.asarray(value, jnp.float32) for name, value in (

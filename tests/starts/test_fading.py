@@ -213,6 +213,7 @@ def _correlation(covariance):
 
 
 @pytest.mark.parametrize("model", [lines, non_centered_lines])
+@pytest.mark.thorough
 def test_a_guide_starts_with_the_correlations_of_small_and_large_scales(model):
     rng = np.random.default_rng(2)
     slopes = rng.normal(0, 0.5, GROUPS)

@@ -105,6 +105,7 @@ def test_other_guides_start_from_the_mean(found):
 
 
 @pytest.mark.parametrize("kind", [AutoImplicit, AutoSemiImplicit])
+@pytest.mark.thorough
 def test_automatic_guides_start_as_the_gaussian(kind):
     guide = kind(regression, hidden_dims=(4,))
     svi = SVI(regression, guide, optax.adam(1e-2), CHEAP)
@@ -122,6 +123,7 @@ def test_automatic_guides_start_as_the_gaussian(kind):
     np.testing.assert_allclose(again["slope"], draws["slope"], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_step_leaves_the_start_as_it_is():
     guide = AutoImplicit(regression, hidden_dims=(4,))
     svi = SVI(regression, guide, optax.adam(1e-2), CHEAP)
@@ -240,6 +242,7 @@ def test_sizes_that_vary_make_up_for_the_non_centered_form():
     assert evidence - 0.1 < start.elbo < evidence + 0.03
 
 
+@pytest.mark.thorough
 def test_a_blocked_part_of_a_model_asks_nobody_around_for_keys():
     """NumPyro's block lets such requests pass; traced, they left a tracer in the guide's seed."""
 
@@ -255,6 +258,7 @@ def test_a_blocked_part_of_a_model_asks_nobody_around_for_keys():
     assert np.isfinite(draws["rate"]["value"])
 
 
+@pytest.mark.thorough
 def test_raw_units_do_not_send_paths_into_another_valley():
     """Effects far from 0 in units of their spread fit the data as well as a mean there would.
 
@@ -346,6 +350,7 @@ def test_a_first_call_in_a_compiled_program_says_that_it_starts_cold():
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.thorough
 def test_predictions_that_overflow_almost_everywhere_have_a_start(seed):
     """Incomes and years as they are: away from tiny effects counts are infinite, or all zero."""
     rng = np.random.default_rng(4)
@@ -382,6 +387,7 @@ def test_words_and_flags_among_the_arguments_are_no_reason_to_start_cold():
     np.testing.assert_allclose(guide.start.gaussian.mean, -500.0, atol=0.1)
 
 
+@pytest.mark.thorough
 def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
     data = np.where(np.arange(len(RESPONSE)) == 2, np.nan, RESPONSE)
 
@@ -426,6 +432,7 @@ def test_models_in_single_precision_are_searched_in_it():
     assert start.scales["x"] == pytest.approx(10 / np.sqrt(2), rel=0.02)
 
 
+@pytest.mark.thorough
 def test_arrays_that_another_program_saw_in_single_precision():
     """A model that closes over NumPy arrays, after a program that does so too, such as NUTS's.
 
@@ -457,6 +464,7 @@ def insistent(years):
     return model
 
 
+@pytest.mark.thorough
 def test_arrays_of_a_model_that_insists_on_single_precision():
     """The search in single precision is not given the arrays that double precision was tried on."""
     with pytest.raises(TypeError), jax.enable_x64(True):
@@ -500,6 +508,7 @@ def wandering():
     return flow, grid, density
 
 
+@pytest.mark.thorough
 def test_a_peak_without_probability_is_left_alone(wandering):
     flow, grid, density = wandering
     weights = np.exp(density - density.max())
@@ -510,6 +519,7 @@ def test_a_peak_without_probability_is_left_alone(wandering):
         assert abs(start.locs[name] - mean) < sd
 
 
+@pytest.mark.thorough
 def test_sizes_that_vary_in_a_basis(wandering):
     """No level by itself varies in size with the scale of the moves; combinations of them do."""
     flow, grid, density = wandering

@@ -97,6 +97,7 @@ def log_evidence(y):
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
+@pytest.mark.thorough
 def test_a_start_knows_where_all_data_place_the_effects(is_sound):
     """By surrogates, or by scores where the surrogates are no good."""
     with jax.enable_x64(True):
@@ -166,6 +167,7 @@ def evidence_by_group(y):
 
 
 @pytest.mark.parametrize("kind", ["plate", "loader"])
+@pytest.mark.thorough
 def test_groups_of_a_row_or_two_have_a_start(kind):
     """Rows that stand for six of their kind have no bound for the scale of a group of one."""
     y = noise_by_group()

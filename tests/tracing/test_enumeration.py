@@ -93,6 +93,7 @@ def guide(*args, **kwargs):
     numpyro.sample("means", Implicit(means, 1, **form))
 
 
+@pytest.mark.thorough
 def test_loss_of_minibatches_is_that_of_the_marginal_model(x64):
     elbo = ImplicitELBO(16, estimator=GaussianScore())
     params = {"loc": jnp.linspace(-0.4, 0.6, 6)}
@@ -260,6 +261,7 @@ def mixture_in_one_row():
     numpyro.sample("y", dist.Normal(kind + numpyro.sample("x", dist.Normal()), 1.0), obs=1.0)
 
 
+@pytest.mark.thorough
 def test_models_without_discrete_latents_do_not_import_funsor():
     program = """
 import sys

@@ -27,6 +27,7 @@ def _seen(model, *args, key=3):
     return find_prototype(random.key(key), model, args, {}, init_to_uniform, False)
 
 
+@pytest.mark.thorough
 def test_values_and_sites_are_those_of_numpyro():
     y = jnp.arange(3.0)
     ours = _seen(_model, y)
@@ -58,6 +59,7 @@ def test_one_program_is_compiled(caplog):
     assert len(finished) <= 5, finished
 
 
+@pytest.mark.thorough
 def test_values_without_a_finite_density_are_refused_with_what_numpyro_found():
     def model():
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
@@ -114,6 +116,7 @@ class _Forgetful(dist.Distribution):
         return -(value - self.low)
 
 
+@pytest.mark.thorough
 def test_distributions_that_forget_what_they_hold():
     def model():
         low = numpyro.sample("low", dist.Normal(0.0, 1.0))

@@ -102,6 +102,7 @@ def test_rows_are_spread_evenly(size, count):
     np.testing.assert_array_less(np.abs(seen - rows.size * share), 4 * error + 1e-9)
 
 
+@pytest.mark.thorough
 def test_many_rows_are_searched_in_part_and_then_all():
     """Of 40 000 rows the search sees 8192, whose mean is off by two standard deviations."""
     data = jnp.asarray(np.random.default_rng(1).normal(3.0, 1.0, 40_000).astype(np.float32))
@@ -125,6 +126,7 @@ def test_many_rows_are_searched_in_part_and_then_all():
     assert guide.start.num_gradients < 800
 
 
+@pytest.mark.thorough
 def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
     """With rows of equal curvature the loss of a batch is then that of all, wherever the guide."""
     guide = AutoImplicit(indexed)
@@ -148,6 +150,7 @@ def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
     np.testing.assert_allclose(*losses(params, moved), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_group_that_no_batch_has_keeps_its_width():
     """By expansions of first order its likelihood would be linear where it has no row."""
     rng = np.random.default_rng(5)
@@ -234,6 +237,7 @@ def _logistic(rng, count=400):
     return x, jnp.asarray(rng.random(count) < 1 / (1 + np.exp(-x[:, 0])), jnp.int32)
 
 
+@pytest.mark.thorough
 def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypatch):
     data = _logistic(np.random.default_rng(1))
     whole = _evaluated(slopes, 200, *data, None)
@@ -262,6 +266,7 @@ def test_a_pass_over_all_rows_must_be_affordable(monkeypatch):
     assert seen
 
 
+@pytest.mark.thorough
 def test_parameters_of_the_model_are_corrected_too():
     x, y = _logistic(np.random.default_rng(2))
 

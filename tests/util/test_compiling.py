@@ -152,6 +152,7 @@ def test_only_so_many_programs_are_kept(monkeypatch):
     assert len(compiling._kept) == 2
 
 
+@pytest.mark.thorough
 def test_programs_are_traced_again_once_they_are_forgotten():
     traced = []
 

@@ -38,6 +38,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.thorough
 def test_equals_the_plain_function_batched_and_differentiated(name):
     looped, plain, arguments = CASES[name]
 
@@ -70,6 +71,7 @@ def test_batches_are_loops_on_a_cpu_and_single_calls_on_a_gpu(name, monkeypatch)
 
 
 @pytest.mark.parametrize("dim", [1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, 150])
+@pytest.mark.thorough
 def test_a_triangle_is_inverted_by_blocks_as_exactly_as_its_condition_allows(dim):
     """Against float64; coordinates correlated by .999 have a factor of condition 30 √d."""
     factor = np.linalg.cholesky(0.999 * np.ones((dim, dim)) + 0.001 * np.eye(dim))
@@ -86,6 +88,7 @@ def test_a_triangle_is_inverted_by_blocks_as_exactly_as_its_condition_allows(dim
 @pytest.mark.parametrize(
     "dim", [*(pytest.param(d, marks=pytest.mark.slow) for d in (1, 10)), 40, 100]
 )
+@pytest.mark.thorough
 def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
     """Threads of OpenBLAS spin after a call that used them: on two cores steps took twice as long.
 
@@ -118,6 +121,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
 @pytest.mark.parametrize(
     ("dim", "is_cpu"), [(1, True), (2, True), (7, True), (30, True), (1, False), (7, False)]
 )
+@pytest.mark.thorough
 def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
     """Against NumPy in float64; the first pivot of the second matrix is zero."""
     if not is_cpu:

@@ -42,6 +42,7 @@ def traced(estimator, **options):
 
 @pytest.mark.parametrize("precision", COARSE)
 @pytest.mark.parametrize("subset", [None, Subset(16)], ids=["all", "subset"])
+@pytest.mark.thorough
 def test_only_products_of_the_krylov_space_are_coarse(precision, subset):
     """Three coarse products a step: one loop in the fit, one in the fit at the samples only."""
     estimator = ScoreEstimator(

@@ -66,6 +66,7 @@ def make_class():
     return Power
 
 
+@pytest.mark.thorough
 def test_one_program_for_each_class_and_no_more():
     """Many pairs of classes are tried, since a mix-up needs hashes that share some bits."""
     for _ in range(100):

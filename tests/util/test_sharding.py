@@ -55,6 +55,7 @@ def on_two_devices(question):
     return json.loads(out.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_two_devices_share_work_and_memory():
     shares = on_two_devices("shares")
     # Half of the products, and the work on columns that both devices do.
@@ -74,6 +75,7 @@ def test_two_devices_equal_one():
     assert max(differences.values()) < TOLERANCE, differences
 
 
+@pytest.mark.thorough
 def test_processes_give_the_numbers_of_one_and_end_with_the_other(tmp_path, x64):
     address = free_address()
     both = [start("process", str(index), address, str(tmp_path)) for index in range(2)]
