@@ -66,14 +66,17 @@ def couple(
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
         return known, None
-    best, couplings = _in_basis(evaluate, known, draws, scores, None, rng, noise)
+    anything = np.ones(dim, bool)
+    best, couplings = _in_basis(evaluate, known, draws, scores, None, anything, rng, noise)
     # With draws of its own: those that follow are the same with and without it.
     apart = rng.spawn(1)[0]
     # Without a basis where rounding leaves none.
     with suppress(np.linalg.LinAlgError):
         basis = find_basis(evaluate, gaussian, latents, apart)
         if basis is not None:
-            found = _in_basis(evaluate, known, draws, scores, basis, apart, noise)
+            # A basis is one for scales. A mean of effects that bend would drive sizes in it, and
+            # what drives cannot vary with a scale itself, as a mean does.
+            found = _in_basis(evaluate, known, draws, scores, basis, latents.is_scale, apart, noise)
             # Where all sizes vary alike any basis is as good as the coordinates themselves.
             if surely(found[0]) > surely(best) + LEAST_GAIN:
                 best, couplings = found
@@ -86,6 +89,7 @@ def _in_basis(
     draws: np.ndarray,
     scores: np.ndarray,
     basis: np.ndarray | None,
+    may_drive: np.ndarray,
     rng: np.random.Generator,
     noise: np.ndarray,
 ) -> tuple[Judged, Couplings | None]:
@@ -94,7 +98,7 @@ def _in_basis(
     if basis is not None:
         inverse = np.linalg.inv(basis)
         draws, scores, center = draws @ inverse.T, scores @ basis, inverse @ center
-    rates = rates_by_regression(draws, scores)
+    rates = rates_by_regression(draws, scores, may_drive)
     if not np.any(rates):
         return known, None
     couplings = Couplings(rates, center, basis)
@@ -111,7 +115,7 @@ def _in_basis(
     return best, couplings
 
 
-def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
+def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.ndarray) -> np.ndarray:
     """Rates that stand out from their errors, (d, d).
 
     Draws far out have large residuals, so errors are those that allow for residuals of any size
@@ -121,6 +125,7 @@ def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
     Args:
         draws: of a Gaussian near the posterior, (m, d) with m > 2 d + 1.
         scores: the model's there, (m, d).
+        may_drive: latents that sizes of others may vary with, (d,).
     """
     count, dim = draws.shape
     spread = draws.std(0)
@@ -153,6 +158,7 @@ def rates_by_regression(draws: np.ndarray, scores: np.ndarray) -> np.ndarray:
     effects = rates * spread
     clear &= np.abs(effects) > LEAST_EFFECT
     np.fill_diagonal(clear, False)
+    clear &= may_drive
     strength = np.sum(np.where(clear, effects, 0.0) ** 2, axis=0)
     out = np.zeros((dim, dim))
     is_driven = np.zeros(dim, bool)

@@ -22,6 +22,7 @@ from numpyro_kscore._starts.couplings import Couplings, coupled
 from support.compiling import quick_jit
 
 DIM = 6
+ANY = np.ones(DIM, bool)
 RATES = np.zeros((DIM, DIM))
 RATES[3:, 0] = [0.9, 0.5, -0.7]
 COUPLINGS = Couplings(RATES, np.linspace(-0.5, 0.5, DIM))
@@ -75,9 +76,13 @@ def test_rates_are_read_off_scores():
     errors = []
     for width in (0.8, 0.2):
         draws = COUPLINGS.center + width * rng.normal(size=(4000, DIM))
-        rates = rates_by_regression(draws, -funnel(draws)[1])
+        rates = rates_by_regression(draws, -funnel(draws)[1], ANY)
         assert not np.any(rates[RATES == 0])
         errors.append(np.max(np.abs(rates - RATES)))
+        # Of those that may not drive there are none, and the others' are the same.
+        one = np.flatnonzero(np.any(RATES != 0, axis=0))[0]
+        without = rates_by_regression(draws, -funnel(draws)[1], np.arange(DIM) != one)
+        np.testing.assert_array_equal(without, np.where(np.arange(DIM) == one, 0.0, rates))
     assert errors[0] < 0.5
     assert errors[1] < 0.5 * errors[0]
 
@@ -85,7 +90,7 @@ def test_rates_are_read_off_scores():
 def test_a_gaussian_has_no_couplings():
     rng = np.random.default_rng(2)
     draws = 0.4 + 0.7 * rng.normal(size=(500, DIM))
-    assert not np.any(rates_by_regression(draws, -gaussian_energy(draws)[1]))
+    assert not np.any(rates_by_regression(draws, -gaussian_energy(draws)[1], ANY))
 
 
 def test_residuals_that_vary_are_no_rates():
@@ -99,7 +104,7 @@ def test_residuals_that_vary_are_no_rates():
         draws = np.random.default_rng(seed).normal(size=(512, 3))
         x, y, z = draws.T
         scores = np.stack([-x, -y * (1 + x**2), -z], axis=1)
-        rates = rates_by_regression(draws, scores)
+        rates = rates_by_regression(draws, scores, np.ones(3, bool))
         found += np.count_nonzero(rates[[0, 2], [1, 1]])
     assert found == 0
 

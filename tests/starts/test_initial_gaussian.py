@@ -222,6 +222,8 @@ def test_non_centered_coordinates_have_rounds_of_their_own():
     assert is_same(apart.centering, NON_CENTERED)
     assert best.bound.surely > apart.bound.surely > colds[1].bound.surely
     assert preferred([best, apart]) is best
+    # In the last choice larger differences are none.
+    assert preferred([best, apart], within=1.0) is apart
 
 
 def test_sizes_that_vary_make_up_for_the_non_centered_form():
