@@ -54,8 +54,8 @@ def couple(
         noise: for bounds, (m, d), antithetic.
 
     Cost: 256 gradients of the model, or 8 for each dimension, and where there are couplings two
-    rounds of batch and match; for a basis as much again, 8 for each dimension and each of some
-    scales, and as many rounds as pay; O(d³).
+    rounds of batch and match, or four; for a basis as much again, 8 for each dimension and each of
+    some scales, and as many rounds as pay; O(d³).
     """
     gaussian, dim = known.gaussian, len(known.gaussian.mean)
     if not 2 <= dim <= MOST_DIMS:
@@ -66,21 +66,27 @@ def couple(
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
         return known, None
-    anything = np.ones(dim, bool)
-    best, couplings = _in_basis(evaluate, known, draws, scores, None, anything, rng, noise)
+    # Positive numbers may be scales. A mean of effects that bend seems to change their sizes, and
+    # what others' sizes vary with has no size that varies itself, as a mean has: so anything else
+    # counts only where the bound says so.
+    tried: list[tuple[np.ndarray | None, np.ndarray]] = [(None, latents.is_scale)]
+    if np.any(rates_by_regression(draws, scores, ~latents.is_scale)):
+        tried.append((None, np.ones(dim, bool)))
     # With draws of its own: those that follow are the same with and without it.
     apart = rng.spawn(1)[0]
     # Without a basis where rounding leaves none.
     with suppress(np.linalg.LinAlgError):
         basis = find_basis(evaluate, gaussian, latents, apart)
         if basis is not None:
-            # A basis is one for scales. A mean of effects that bend would drive sizes in it, and
-            # what drives cannot vary with a scale itself, as a mean does.
-            found = _in_basis(evaluate, known, draws, scores, basis, latents.is_scale, apart, noise)
-            # Where all sizes vary alike any basis is as good as the coordinates themselves.
-            if surely(found[0]) > surely(best) + LEAST_GAIN:
-                best, couplings = found
-    return (best, couplings) if surely(best) > surely(known) + LEAST_GAIN else (known, None)
+            tried.append((basis, latents.is_scale))
+    best, couplings = known, None
+    for number, (basis, may_drive) in enumerate(tried):
+        given = apart if number else rng
+        found = _in_basis(evaluate, known, draws, scores, basis, may_drive, given, noise)
+        # Where all sizes vary alike any basis is as good as the coordinates themselves.
+        if surely(found[0]) > surely(best) + LEAST_GAIN:
+            best, couplings = found
+    return best, couplings
 
 
 def _in_basis(

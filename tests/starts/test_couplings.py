@@ -124,6 +124,26 @@ def guide():
     return guide
 
 
+def counted(counts):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 3.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    with numpyro.plate("groups", len(counts)):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("counts", dist.Poisson(jnp.exp(mean + scale * z)), obs=counts)
+
+
+@pytest.mark.thorough
+def test_a_mean_of_effects_that_bend_is_no_cause_of_their_sizes():
+    """Effects of small counts are skewed, and move with their mean.
+
+    With any latents as causes the mean was one, and the bound .1 nats lower.
+    """
+    guide = AutoImplicit(counted)
+    guide.set_up(random.key(0), jnp.array([2, 0, 0, 0, 1, 4, 6, 5, 0, 0, 0, 1, 0, 0, 1, 0]))
+    causes = np.any(guide.start.couplings.rates != 0, axis=0)
+    np.testing.assert_array_equal(np.flatnonzero(causes), [1])
+
+
 @pytest.mark.thorough
 def test_a_non_centered_model_with_informative_data_is_centered(guide):
     """z = effect / scale with a well-determined effect: its rate with log scale is nearly one."""
