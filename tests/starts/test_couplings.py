@@ -79,10 +79,8 @@ def test_rates_are_read_off_scores():
         rates = rates_by_regression(draws, -funnel(draws)[1], ANY)
         assert not np.any(rates[RATES == 0])
         errors.append(np.max(np.abs(rates - RATES)))
-        # Of those that may not drive there are none, and the others' are the same.
-        one = np.flatnonzero(np.any(RATES != 0, axis=0))[0]
-        without = rates_by_regression(draws, -funnel(draws)[1], np.arange(DIM) != one)
-        np.testing.assert_array_equal(without, np.where(np.arange(DIM) == one, 0.0, rates))
+        # The first latent is the only one that sizes vary with.
+        assert not np.any(rates_by_regression(draws, -funnel(draws)[1], np.arange(DIM) > 0))
     assert errors[0] < 0.5
     assert errors[1] < 0.5 * errors[0]
 
