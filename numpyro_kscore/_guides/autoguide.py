@@ -46,8 +46,8 @@ from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.program import Split
 from numpyro_kscore._tracing.prototype import find_prototype
+from numpyro_kscore._tracing.wanted import are_local_densities_wanted
 from numpyro_kscore._util.batches import Batches
-from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.keys import check_key
 
 __all__ = ["AutoImplicit"]
@@ -271,7 +271,7 @@ class AutoImplicit(PosteriorDraws):
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
-        flat, local = self._draw(with_density=True)
+        flat, local = self._draw()
         coordinates = self._unpack_latent(flat)
         scores = {} if local is None else self._unpack_latent(local.score)
         forms = self._forms()
@@ -312,9 +312,9 @@ class AutoImplicit(PosteriorDraws):
         return lax.stop_gradient(numpyro.param(f"{self.prefix}_{name}", array))
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
-        return self._draw(with_density=False)[0]
+        return self._draw()[0]
 
-    def _draw(self, with_density: bool) -> tuple[jax.Array, LocalDensity | None]:
+    def _draw(self) -> tuple[jax.Array, LocalDensity | None]:
         """Flat coordinates of a draw, and their local log density if it is wanted and known."""
         noise = numpyro.sample(
             f"_{self.prefix}_noise",
@@ -322,11 +322,11 @@ class AutoImplicit(PosteriorDraws):
             infer={"is_auxiliary": True},
         )
         if self.start is None:
-            return self._push(noise, with_density)
+            return self._push(noise)
         if self.start.parts:
-            return self._draw_mode(self.start, noise, with_density)
+            return self._draw_mode(self.start, noise)
         mean, factor = self.start.gaussian
-        x, local = self._push(noise, with_density)
+        x, local = self._push(noise)
         if local is not None:
             local = _in_latents(local, (self.start.gaussian,), 0)
         coordinates = self._frozen("mean", mean) + self._frozen("factor", factor) @ x
@@ -335,7 +335,7 @@ class AutoImplicit(PosteriorDraws):
         return push_faded(coordinates, local, self.start.fading, self._frozen)
 
     def _draw_mode(
-        self, start: GaussianStart, noise: jax.Array, with_density: bool
+        self, start: GaussianStart, noise: jax.Array
     ) -> tuple[jax.Array, LocalDensity | None]:
         """A draw near one of several modes, which is drawn first, with fixed probabilities."""
         uniform = dist.Uniform(jnp.zeros(()), 1.0, validate_args=False)
@@ -343,7 +343,7 @@ class AutoImplicit(PosteriorDraws):
         weights = self._frozen("weights", start.weights)
         k = jnp.searchsorted(jnp.cumsum(weights)[:-1], where)
         label = jnp.zeros_like(weights).at[k].set(1.0)
-        x, local = self._push(noise, with_density, label)
+        x, local = self._push(noise, label)
         if local is not None:
             local = _in_latents(local, start.parts, k)
             local = local._replace(log_density=local.log_density + jnp.log(weights)[k])
@@ -351,14 +351,11 @@ class AutoImplicit(PosteriorDraws):
         factors = self._frozen("factor", np.stack([part.factor for part in start.parts]))
         return means[k] + factors[k] @ x, local
 
-    def _push(
-        self, noise: jax.Array, with_density: bool, *labels: jax.Array
-    ) -> tuple[jax.Array, LocalDensity | None]:
+    def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
         """Noise to x, latents relative to the start, and their local log density.
 
         Args:
             noise: standard normal, (noise_dim,).
-            with_density: whether the density is wanted.
             *labels: what else the default network sees, such as which mode the draw is at.
         """
         if self.network is not None:
@@ -368,11 +365,10 @@ class AutoImplicit(PosteriorDraws):
         mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
         network = self._perceptron(size, labels)
-        # Outside of a compiled step nobody asks for a density; it would be compiled for nothing.
         is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
         is_known = is_known and min(self.latent_dim, network.bottleneck) <= LARGEST_WIDTH
-        is_wanted = with_density and not is_concrete(noise)
-        return push_residual(noise, labels, network, (loc, scale, mixing), is_known and is_wanted)
+        is_given = is_known and are_local_densities_wanted()
+        return push_residual(noise, labels, network, (loc, scale, mixing), is_given)
 
     def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:
         """The default network from noise, followed by the labels, to (size,)."""

@@ -112,9 +112,9 @@ def local_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> L
     A map that starts from positive scales keeps its orientation until it is folded. Behind a fold
     other noise is pushed to the same place, of which the local log density knows nothing.
     """
-    jacobian = jax.jacfwd(push)
-    orientation, log_volume, inverse = slogdet_and_inverse(jacobian(noise))
-    slope = jax.grad(lambda noise: jnp.sum(inverse.T * jacobian(noise)))(noise)
+    jacobian, transpose = jax.vjp(jax.jacfwd(push), noise)
+    orientation, log_volume, inverse = slogdet_and_inverse(jacobian)
+    (slope,) = transpose(inverse.T)
     log_density = standard_normal(noise.shape[0]).log_prob(noise) - log_volume
     score = jnp.where(orientation > 0, -inverse.T @ (noise + slope), jnp.nan)
     return lax.stop_gradient(LocalDensity(log_density, score))

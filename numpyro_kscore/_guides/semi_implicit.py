@@ -61,9 +61,7 @@ class AutoSemiImplicit(AutoImplicit):
     def _has_loc(self) -> bool:
         return True
 
-    def _push(
-        self, noise: jax.Array, with_density: bool, *labels: jax.Array
-    ) -> tuple[jax.Array, None]:
+    def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, None]:
         dim = self.latent_dim
         unit = numpyro.sample(
             f"_{self.prefix}_spread",

@@ -25,6 +25,7 @@ from numpyro_kscore._tracing.program import (
     values_of,
 )
 from numpyro_kscore._tracing.site_density import site_log_density
+from numpyro_kscore._tracing.wanted import with_local_densities
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = [
@@ -44,7 +45,7 @@ def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
         return program
     # The keys of particles are split from the same one. What is shared has no derivative.
     fixed = program._replace(params=lax.stop_gradient(program.params))
-    trace = trace_both(key_apart(key, 0), fixed).guide
+    trace = _trace_guide(jax.random.split(key_apart(key, 0))[0], fixed)
     rows = values_of(trace, "plate")
     plates = {name: rows[name] for name in layout.shared_plates}
     forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}
@@ -59,7 +60,7 @@ def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[
     """
     if not layout.noise_sites:
         return jax.random.split(key, shape)
-    trace = handlers.trace(guide_of(key, program)).get_trace(*program.args, **program.kwargs)
+    trace = _trace_guide(key, program)
     # The first two are those of guide and model (trace_both).
     keys = jax.random.split(key, 2 + len(layout.noise_sites))[2:]
     return {
@@ -93,7 +94,8 @@ def at_source(
 
 def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     """Run the guide once and express its latents in unconstrained coordinates."""
-    traces = trace_both(key, program)
+    with with_local_densities(bool(layout.conditional_parts)):
+        traces = trace_both(key, program)
     latents = {
         name: unconstrain(site, traces.guide[name])
         for name, site in traces.model.items()
@@ -135,7 +137,8 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
 
     Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
     """
-    trace = trace_both(key, program).guide
+    with with_local_densities():
+        trace = _trace_guide(jax.random.split(key)[0], program)
     found = [local_log_density_of(trace, part.sites) for part in layout.local_parts]
     log_density = jnp.stack([value for value in found if value is not None])
     scores = jnp.zeros(layout.size, log_density.dtype)
@@ -144,6 +147,10 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
         if given is not None:
             scores = scores.at[part.columns[0]].set(given)
     return LocalDraw(log_density, scores)
+
+
+def _trace_guide(key: jax.Array, program: Program) -> dict[str, Any]:
+    return handlers.trace(guide_of(key, program)).get_trace(*program.args, **program.kwargs)
 
 
 def are_finite(*arrays: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ from numpyro_kscore._tracing.validation import (
     check_sites,
     num_rows,
 )
+from numpyro_kscore._tracing.wanted import with_local_densities
 
 __all__ = [
     "Program",
@@ -168,7 +169,8 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
     layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
-        traces = trace_both(key, program._replace(outline=None))
+        with with_local_densities():
+            traces = trace_both(key, program._replace(outline=None))
         check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
         params = {**program.params, **program.plates}

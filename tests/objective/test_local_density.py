@@ -19,6 +19,7 @@ from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore._guides import autoguide
 from numpyro_kscore._guides.perceptron import Perceptron
 from numpyro_kscore._guides.residual import local_density, push_residual
+from numpyro_kscore._tracing.wanted import with_local_densities
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
@@ -259,7 +260,9 @@ def density_at(guide, params):
     def run(noise, where=0.5):
         data = {**params, "_auto_noise": noise, "_auto_mode": where}
         seeded = handlers.seed(handlers.substitute(guide, data=data), KEY)
-        sites = [site["fn"] for site in handlers.trace(seeded).get_trace().values()]
+        with with_local_densities():
+            trace = handlers.trace(seeded).get_trace()
+        sites = [site["fn"] for site in trace.values()]
         sites = [fn for fn in sites if isinstance(fn, Implicit)]
         flat = jnp.concatenate([jnp.ravel(fn.unconstrained) for fn in sites])
         score = jnp.concatenate([jnp.ravel(fn.local_score) for fn in sites])
@@ -297,6 +300,26 @@ def test_automatic_guides_have_theirs(x64):
     np.testing.assert_allclose(np.array(columns) @ score, slopes, rtol=1e-6)
 
 
+def test_a_step_computes_them_once(monkeypatch):
+    """It traces the guide five times: unused densities were half of its program."""
+    asked = []
+
+    def push(*args):
+        asked.append(args[-1])
+        return push_residual(*args)
+
+    monkeypatch.setattr(autoguide, "push_residual", push)
+    guide = AutoImplicit(four_latents, hidden_dims=(4,), warm_start=False)
+    objective = ImplicitELBO(16, **CHEAP)
+    svi = SVI(four_latents, guide, optax.adam(1e-2), objective)
+    params = svi.get_params(quick_jit(svi.init)(KEY))
+    asked.clear()
+    jax.make_jaxpr(lambda key: objective.loss(key, params, four_latents, guide))(KEY)
+    # Once more for the layout, of which only shapes are wanted.
+    assert sum(asked) == 2
+    assert len(asked) > 3
+
+
 def test_few_dimensions_are_left_to_the_kernel():
     """A map that never folds would have to tear a ring open."""
 
@@ -313,7 +336,8 @@ def test_few_dimensions_are_left_to_the_kernel():
         seeded = handlers.seed(
             handlers.substitute(guide, data={**params, "_auto_noise": noise}), KEY
         )
-        fn = handlers.trace(seeded).get_trace()["x"]["fn"]
+        with with_local_densities():
+            fn = handlers.trace(seeded).get_trace()["x"]["fn"]
         found.append(fn.local_log_density)
         return fn.value
 
