@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from numpyro import handlers
 
+from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.layout import Layout
@@ -39,16 +40,33 @@ __all__ = [
 ]
 
 
-def with_shared(key: jax.Array, program: Program, layout: Layout) -> Program:
-    """The program with what all particles share: rows of plates, and forms of latents."""
+def with_shared(
+    key: jax.Array,
+    program: Program,
+    layout: Layout,
+    compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run,
+) -> Program:
+    """The program with what all particles share: rows of plates, and forms of latents.
+
+    Args:
+        key: the key that those of the particles are split from.
+        program: guide and model.
+        layout: the layout of a particle.
+        compiled: what compiles a function of arrays, outside of a program.
+    """
     if not layout.shared_plates and not layout.transformed:
         return program
-    # The keys of particles are split from the same one. What is shared has no derivative.
-    fixed = program._replace(params=lax.stop_gradient(program.params))
-    trace = _trace_guide(jax.random.split(key_apart(key, 0))[0], fixed)
-    rows = values_of(trace, "plate")
-    plates = {name: rows[name] for name in layout.shared_plates}
-    forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}
+
+    def shared(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, Form]]:
+        # What is shared has no derivative.
+        fixed = program._replace(params=lax.stop_gradient(program.params))
+        trace = _trace_guide(jax.random.split(key_apart(key, 0))[0], fixed)
+        rows = values_of(trace, "plate")
+        plates = {name: rows[name] for name in layout.shared_plates}
+        forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}
+        return plates, forms
+
+    plates, forms = compiled(shared)(key)
     return program._replace(plates=plates, forms=forms)
 
 

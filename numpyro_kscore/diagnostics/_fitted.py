@@ -87,7 +87,7 @@ def fitted_guide(
     forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
     layout = inspect_program(key, program)
     tall = tall_plate(svi.model, trace)
-    return FittedGuide(with_shared(key, program, layout), layout, forward, tall)
+    return FittedGuide(with_shared(key, program, layout, quick_jit), layout, forward, tall)
 
 
 def _trace_checked(program: Program) -> dict[str, Any]:
