@@ -16,8 +16,8 @@ from numpyro_kscore._starts.candidates import Latents, antithetic
 
 __all__ = ["find_basis"]
 
-# Scales that are looked at.
-MOST_SCALES = 4
+# Scales that are looked at, of which a latent may have four: more are those of single effects.
+MOST_SCALES, MOST_OF_LATENT = 6, 4
 # Points at which scores are compared, for each dimension and at least.
 POINTS_PER_DIM, FEWEST_POINTS = 4, 64
 # How far a scale is moved for that, in standard deviations, to both sides.
@@ -48,7 +48,8 @@ def find_basis(
     dim = len(gaussian.mean)
     ends = np.cumsum(latents.sizes)
     blocks = [np.arange(end - size, end) for end, size in zip(ends, latents.sizes, strict=True)]
-    scales = [block[0] for block in blocks if len(block) == 1 and latents.is_scale[block[0]]]
+    positive = [block for block in blocks if len(block) <= MOST_OF_LATENT]
+    scales = [j for block in positive for j in block if latents.is_scale[j]]
     count = max(FEWEST_POINTS, POINTS_PER_DIM * dim)
     points = gaussian.push(antithetic(rng, count, dim))
     spreads = np.linalg.norm(gaussian.factor, axis=1)

@@ -96,6 +96,7 @@ def check_parametrizations(target):
         *("twelve_lines", "twelve_lines_noncentered"),
         *("item_response", "binomial_groups", "nested_effects", "sparse_regression"),
         *("volatility", "local_level", "survival", "smooth_counts", "smooth_map"),
+        "moving_line",
     ],
 )
 def test_both_parametrizations_are_one_posterior(name):

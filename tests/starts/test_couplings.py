@@ -233,3 +233,23 @@ def test_a_basis_makes_prior_and_data_diagonal():
 def test_without_a_scale_there_is_no_basis(is_scale, share):
     rng = np.random.default_rng(0)
     assert find_basis(partial(walk, share=share), walk_gaussian(0.3), known(is_scale), rng) is None
+
+
+def test_a_scale_may_be_an_element_of_a_vector():
+    """A model's scales as one latent: the first has no effect here, the second is the walk's."""
+
+    def with_another(points):
+        energies, gradients = walk(points[:, 1:])
+        return energies + 0.5 * points[:, 0] ** 2, np.hstack([points[:, :1], gradients])
+
+    one = walk_gaussian(0.2)
+    factor = np.eye(LEVELS + 2)
+    factor[1:, 1:] = one.factor
+    gaussian = Gaussian(np.append(0.0, one.mean), factor)
+    is_scale = np.arange(LEVELS + 2) < 2
+    empty = np.zeros(LEVELS + 2)
+    latents = Latents(empty, empty[None, :][:0], is_scale & False, is_scale, (2, LEVELS))
+    basis = find_basis(with_another, gaussian, latents, np.random.default_rng(0))
+    assert np.array_equal(basis[:2], np.eye(LEVELS + 2)[:2])
+    turned = basis[2:, 2:].T @ WALK @ basis[2:, 2:]
+    assert np.max(np.abs(turned - np.diag(np.diag(turned)))) < 0.05 * np.max(turned)

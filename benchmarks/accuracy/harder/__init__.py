@@ -48,6 +48,7 @@ HARDER: dict[str, Callable[[], Posterior]] = {
     "local_level": series.local_level,
     "smooth_counts": fields.smooth_counts,
     "smooth_map": fields.smooth_map,
+    "moving_line": fields.moving_line,
     "symmetric_mixture": modes.symmetric_mixture,
     "unequal_modes": modes.unequal_modes,
     "ring_in_ten": bent.ring_in_ten,

@@ -1,4 +1,4 @@
-"""Curves and maps whose smoothness is unknown, written as a factor: no prior says what scales."""
+"""Curves and maps whose smoothness is unknown: no element by itself has a size that varies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import Array
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.targets import Draws, Target, flat_prior
 
-__all__ = ["smooth_counts", "smooth_map"]
+__all__ = ["moving_line", "smooth_counts", "smooth_map"]
 
 
 def _field(name: str, precision: np.ndarray, counts: np.ndarray, exposures: np.ndarray) -> Target:
@@ -74,3 +74,47 @@ def smooth_map() -> Posterior:
     exposures = rng.uniform(2, 30, 36).round(1)
     counts = rng.poisson(exposures * np.exp(-0.2 + risk))
     return Posterior(_field("smooth_map", precision, counts, exposures))
+
+
+def moving_line() -> Posterior:
+    """A line whose level and slope wander for 40 weeks, all scales in one vector: d = 85."""
+    rng = np.random.default_rng(403)
+    level = 50 + np.cumsum(rng.normal(0, 1.5, 40))
+    slope = 0.5 + np.cumsum(rng.normal(0, 0.08, 40))
+    x = rng.normal(0, 3, 40)
+    y = level + slope * x + rng.normal(0, 2, 40)
+
+    def priors() -> tuple[Array, Array, Array]:
+        scales = numpyro.sample("scales", dist.HalfNormal(3).expand([3]).to_event(1))
+        level = numpyro.sample("first_level", dist.Normal(50, 20))
+        return scales, level, numpyro.sample("first_slope", dist.Normal(0, 2))
+
+    def observe(x: Array, y: Array, level: Array, slope: Array, noise: Array) -> None:
+        numpyro.sample("y", dist.Normal(level + slope * x, noise), obs=y)
+
+    def model(x: Array, y: Array) -> None:
+        scales, level, slope = priors()
+        levels = numpyro.sample("levels", dist.GaussianRandomWalk(scales[0], num_steps=40))
+        slopes = numpyro.sample("slopes", dist.GaussianRandomWalk(0.1 * scales[1], num_steps=40))
+        observe(x, y, level + levels, slope + slopes, scales[2])
+
+    def moves(name: str) -> Array:
+        return numpyro.sample(name, dist.Normal(0, 1).expand([40]).to_event(1))
+
+    def walks(scales: Array, of_level: Array, of_slope: Array) -> tuple[Array, Array]:
+        sizes = scales[..., :2] * jnp.array([1.0, 0.1])
+        paths = jnp.cumsum(jnp.stack([of_level, of_slope], -2), -1) * sizes[..., None]
+        return paths[..., 0, :], paths[..., 1, :]
+
+    def nuts_model(x: Array, y: Array) -> None:
+        scales, level, slope = priors()
+        levels, slopes = walks(scales, moves("of_level"), moves("of_slope"))
+        observe(x, y, level + levels, slope + slopes, scales[2])
+
+    def from_nuts(draws: Draws) -> Draws:
+        levels, slopes = walks(draws["scales"], draws["of_level"], draws["of_slope"])
+        return draws | {"levels": levels, "slopes": slopes}
+
+    arguments = (jnp.asarray(x, jnp.float32), jnp.asarray(np.round(y, 2), jnp.float32))
+    target = Target("moving_line", model, arguments, nuts_model=nuts_model, from_nuts=from_nuts)
+    return Posterior(target, float64=True)
