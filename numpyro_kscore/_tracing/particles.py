@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from numpyro import handlers
 
 from numpyro_kscore._tracing.coupling import Form
 from numpyro_kscore._tracing.dependencies import is_latent
@@ -17,10 +16,10 @@ from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
     form_of,
-    guide_of,
     is_subsampled,
     local_log_density_of,
     local_scores_of,
+    run_guide,
     trace_both,
     unconstrain,
     values_of,
@@ -58,9 +57,9 @@ def with_shared(
         return program
 
     def shared(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, Form]]:
-        # What is shared has no derivative.
+        # The keys of particles are split from the same one. What is shared has no derivative.
         fixed = program._replace(params=lax.stop_gradient(program.params))
-        trace = _trace_guide(jax.random.split(key_apart(key, 0))[0], fixed)
+        trace = run_guide(key_apart(key, 0), fixed)
         rows = values_of(trace, "plate")
         plates = {name: rows[name] for name in layout.shared_plates}
         forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}
@@ -78,7 +77,7 @@ def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[
     """
     if not layout.noise_sites:
         return jax.random.split(key, shape)
-    trace = _trace_guide(key, program)
+    trace = run_guide(key, program)
     # The first two are those of guide and model (trace_both).
     keys = jax.random.split(key, 2 + len(layout.noise_sites))[2:]
     return {
@@ -156,7 +155,7 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
     Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
     """
     with with_local_densities():
-        trace = _trace_guide(jax.random.split(key)[0], program)
+        trace = run_guide(key, program)
     found = [local_log_density_of(trace, part.sites) for part in layout.local_parts]
     log_density = jnp.stack([value for value in found if value is not None])
     scores = jnp.zeros(layout.size, log_density.dtype)
@@ -165,10 +164,6 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
         if given is not None:
             scores = scores.at[part.columns[0]].set(given)
     return LocalDraw(log_density, scores)
-
-
-def _trace_guide(key: jax.Array, program: Program) -> dict[str, Any]:
-    return handlers.trace(guide_of(key, program)).get_trace(*program.args, **program.kwargs)
 
 
 def are_finite(*arrays: jax.Array) -> jax.Array:

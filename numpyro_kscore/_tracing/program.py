@@ -35,7 +35,7 @@ __all__ = [
     "Split",
     "Traces",
     "form_of",
-    "guide_of",
+    "run_guide",
     "inspect_program",
     "local_log_density_of",
     "local_scores_of",
@@ -127,10 +127,17 @@ class Split(NamedTuple):
     outline: Callable[..., Any]
 
 
-def guide_of(key: jax.Array, program: Program) -> Callable[..., Any]:
-    """The guide with a random key, its parameters, and what else is given."""
+def run_guide(key: jax.Array, program: Program) -> dict[str, Any]:
+    """The trace of the guide with its parameters, and what else is given.
+
+    Args:
+        key: random key, which is split into that of the guide and that of the model.
+        program: guide and model.
+    """
     data = {**_new(program.params), **program.plates, **program.noise}
-    return handlers.substitute(handlers.seed(program.guide, key), data=data)
+    seeded = handlers.seed(program.guide, jax.random.split(key)[0])
+    guide = handlers.substitute(seeded, data=data)
+    return handlers.trace(guide).get_trace(*program.args, **program.kwargs)
 
 
 def _new(params: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +148,8 @@ def _new(params: dict[str, Any]) -> dict[str, Any]:
 def trace_both(key: jax.Array, program: Program) -> Traces:
     """Run the guide, and the model at what it draws."""
     args, kwargs = program.args, program.kwargs
-    guide_key, model_key = jax.random.split(key)
-    guide_trace = handlers.trace(guide_of(guide_key, program)).get_trace(*args, **kwargs)
+    model_key = jax.random.split(key)[1]
+    guide_trace = run_guide(key, program)
     mutable = values_of(guide_trace, "mutable")
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}

@@ -246,9 +246,9 @@ def test_a_scale_may_be_an_element_of_a_vector():
     factor = np.eye(LEVELS + 2)
     factor[1:, 1:] = one.factor
     gaussian = Gaussian(np.append(0.0, one.mean), factor)
-    is_scale = np.arange(LEVELS + 2) < 2
-    empty = np.zeros(LEVELS + 2)
-    latents = Latents(empty, empty[None, :][:0], is_scale & False, is_scale, (2, LEVELS))
+    flags = np.zeros((2, LEVELS + 2), bool)
+    flags[1, :2] = True
+    latents = Latents(np.zeros(LEVELS + 2), np.zeros((0, LEVELS + 2)), *flags, (2, LEVELS))
     basis = find_basis(with_another, gaussian, latents, np.random.default_rng(0))
     assert np.array_equal(basis[:2], np.eye(LEVELS + 2)[:2])
     turned = basis[2:, 2:].T @ WALK @ basis[2:, 2:]
