@@ -142,16 +142,37 @@ def two_turns(dim: int) -> Target:
     return Target(spiral.draw, spiral.log_density)
 
 
+def ring(dim: int) -> Target:
+    """Normals of standard deviation .15 along a circle of unit radius."""
+    return _along(_circle(np.linspace(0, 2 * np.pi, 400, endpoint=False), dim), 0.15)
+
+
+def arc(dim: int) -> Target:
+    """Normals of standard deviation .1 along two thirds of a circle of unit radius."""
+    return _along(_circle(np.linspace(0, 4 / 3 * np.pi, 400), dim), 0.1)
+
+
 def curve(dim: int) -> Target:
     """Normals of standard deviation .1 along a closed curve of unit radius in d dimensions."""
     angles = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     waves = [f(k * angles) / k for k in range(1, dim // 2 + 1) for f in (np.cos, np.sin)]
-    centers = jnp.asarray(np.stack(waves, axis=1) / np.sqrt(2), jnp.float32)
-    sd = 0.1
+    return _along(np.stack(waves, axis=1) / np.sqrt(2), 0.1)
+
+
+def _circle(angles: np.ndarray, dim: int) -> np.ndarray:
+    """Points of a circle in the first two of so many coordinates."""
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return np.pad(points, ((0, 0), (0, dim - 2)))
+
+
+def _along(points: np.ndarray, sd: float) -> Target:
+    """Normals of one standard deviation at points (k, d), with equal weights."""
+    centers = jnp.asarray(points, jnp.float32)
 
     def draw(key: Array, n: int) -> Array:
         first, second = random.split(key)
-        return random.choice(first, centers, (n,)) + sd * random.normal(second, (n, dim))
+        noise = random.normal(second, (n, centers.shape[1]))
+        return random.choice(first, centers, (n,)) + sd * noise
 
     def log_density(x: Array) -> Array:
         return jax.nn.logsumexp(-0.5 * jnp.sum(((x - centers) / sd) ** 2, axis=1))
@@ -170,6 +191,8 @@ TARGETS: dict[str, Callable[[int], Target]] = {
     "log gamma": log_gamma,
     "funnel": funnel,
     "spiral": two_turns,
+    "ring": ring,
+    "arc": arc,
     "curve": curve,
 }
 
@@ -185,5 +208,7 @@ CELLS = {
     "log gamma": (2, 8, 32),
     "funnel": (2, 8),
     "spiral": (2,),
+    "ring": (2, 8),
+    "arc": (2, 8),
     "curve": (20,),
 }

@@ -6,8 +6,9 @@ large spread, so groups are found by splitting one of them along its longest axi
 Heavy tails keep outliers from becoming groups, and one shape keeps the likelihood bounded.
 
 A better fit by several components does not mean several modes: a curved ridge is fitted better by
-two. Groups count as separate only if they hardly overlap and if samples are seen to be rarer
-between any two of them than at both.
+two. Groups count as separate only if they hardly overlap, if samples are seen to be rarer between
+any two of them than at both, and if they are sparse where groups meet: around a ring that is cut in
+two they are as dense at the cuts as anywhere.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._coordinates import localized, whiten_samples
 from numpyro_kscore.estimators._tails import log_normalizer, log_tail, tail_weights
+from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
 _T = TypeVar("_T")
 
@@ -48,6 +50,12 @@ MOST_OVERLAP = 0.08
 # Standard errors by which samples must be rarer between two groups than at both, counted along the
 # line through their centers, each time over a quarter of its length.
 VALLEY = 2.0
+# Neighbors that tell the density at a sample, the fraction of samples that are nearest to where
+# groups meet, how much of the mixture's decline in log density must be seen there, and standard
+# errors by which less than that counts.
+NEIGHBORS, AT_BOUNDARY, LEAST_DECLINE, SURELY = 4, 0.1, 0.6, 2.0
+# Samples a dimension, below which neighbors are too far to tell a density.
+DENSE_EACH = 16
 # Fewest samples of a group: this many, and this many a dimension.
 FEWEST, FEWEST_EACH = 8, 1
 # Fraction of the shape, times d/n, that is replaced by a multiple of the identity.
@@ -235,7 +243,7 @@ def _criterion(mixture: _Mixture, posterior: _Posterior, dim: int) -> jax.Array:
 def _are_separate(
     mixture: _Mixture, posterior: _Posterior, z: jax.Array, fewest: float
 ) -> jax.Array:
-    """Whether all groups are large enough, hardly overlap and have a valley between any two."""
+    """Whether all groups are large enough, hardly overlap, and are rare and sparse between."""
     shares = jnp.exp(posterior.log_shares)
     used = mixture.log_weights > -jnp.inf
     own = jnp.argmax(shares, axis=1)[:, None] == jnp.arange(MOST_GROUPS)
@@ -244,7 +252,27 @@ def _are_separate(
     pairs = used[:, None] & used & ~jnp.eye(MOST_GROUPS, dtype=bool)
     depths = jnp.where(pairs, _valley_depths(mixture, z, own), jnp.inf)
     shallow = (jnp.max(overlaps) > MOST_OVERLAP) | (jnp.min(depths) < VALLEY)
-    return (jnp.min(sizes) >= fewest) & ~shallow
+    return (jnp.min(sizes) >= fewest) & ~shallow & _declines(mixture, posterior, z)
+
+
+def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Array:
+    """Whether samples (n, d) may be as sparse where groups meet as the mixture says.
+
+    By a part of it, since the density at a sample is that of its surroundings: from the distance to
+    a near neighbor, which levels valleys in many dimensions.
+    """
+    n, dim = z.shape
+    if n < DENSE_EACH * dim:
+        return jnp.asarray(True)
+    count = max(FEWEST, round(AT_BOUNDARY * n))
+    y = z @ invert_lower(mixture.factor).T
+    squared = squared_distances(y, y, cancels(y)) + jnp.diag(jnp.full(n, jnp.inf, y.dtype))
+    apart = -lax.top_k(-squared, min(NEIGHBORS, n - 1))[0][:, -1]
+    seen = -0.5 * dim * jnp.log(jnp.maximum(apart, jnp.finfo(y.dtype).tiny))
+    first, second = lax.top_k(posterior.log_shares, 2)[0].T
+    beyond = (seen - LEAST_DECLINE * posterior.log_density)[jnp.argsort(first - second)]
+    excess = jnp.mean(beyond[:count]) - jnp.median(beyond[count:])
+    return excess <= SURELY * jnp.std(beyond[:count]) / count**0.5
 
 
 def _valley_depths(mixture: _Mixture, z: jax.Array, own: jax.Array) -> jax.Array:

@@ -88,6 +88,21 @@ def test_modes_are_found_and_nothing_else(dim):
 
 @pytest.mark.optimized
 @pytest.mark.thorough
+def test_a_ring_that_is_cut_is_one_group():
+    """Two halves of a ring or an arc are as dense where they meet as anywhere; modes are not.
+
+    Of 24 sets of draws each the ring is taken for several groups in one (in 15 if it does not
+    count how dense samples are at the cuts), the arc in none (20), the modes for one in none.
+    """
+    assert np.all(found("ring", 2, 1000) == 1)
+    for dim in (2, 8):
+        assert np.all(found("arc", dim, 1000) == 1)
+    assert np.all(found("mixture", 2, 1000) == 2)
+    assert np.sum(found("mixture", 8, 1000) == 2) >= 3
+
+
+@pytest.mark.optimized
+@pytest.mark.thorough
 def test_groups_are_those_of_the_samples():
     """Whatever the units and axes, in either precision, under jit and vmap."""
     x = two_groups(8.0)
