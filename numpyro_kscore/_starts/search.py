@@ -151,7 +151,11 @@ def _prior_draws(
         parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in latents]
         return jnp.concatenate([jnp.ravel(part) for part in parts])
 
-    draws = quick_jit(jax.vmap(draw))(random.split(random.key(1), PRIOR_DRAWS))
+    # With the keys in the same program, which would take one of its own.
+    def every(seed: Array) -> Array:
+        return jax.vmap(draw)(random.split(random.key(seed), PRIOR_DRAWS))
+
+    draws = quick_jit(every)(jnp.asarray(np.uint32(1)))
     found = np.asarray(draws, float)
     return found[np.all(np.isfinite(found), axis=1)]
 
