@@ -54,6 +54,8 @@ VALLEY = 2.0
 # groups meet, how much of the mixture's decline in log density must be seen there, and standard
 # errors by which less than that counts.
 NEIGHBORS, AT_BOUNDARY, LEAST_DECLINE, SURELY = 4, 0.1, 0.6, 2.0
+# Odds of a sample's own group against the next, up to which it is between them.
+LARGEST_ODDS = 20.0
 # Samples a dimension, below which neighbors are too far to tell a density.
 DENSE_EACH = 16
 # Fewest samples of a group: this many, and this many a dimension.
@@ -275,10 +277,16 @@ def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Arr
         apart = jnp.min(further, axis=1, keepdims=True)
     seen = -0.5 * dim * jnp.log(apart[:, 0])
     first, second = lax.top_k(posterior.log_shares, 2)[0].T
-    beyond = (seen - LEAST_DECLINE * posterior.log_density)[jnp.argsort(first - second)]
-    excess = jnp.mean(beyond[:count]) - jnp.median(beyond[count:])
-    # Too few different samples tell nothing: that is not finite.
-    return ~(excess > SURELY * jnp.std(beyond[:count]) / count**0.5)
+    order = jnp.argsort(first - second)
+    beyond = (seen - LEAST_DECLINE * posterior.log_density)[order]
+    # Where groups are far apart few samples are between them, or none.
+    between = ((first - second)[order][:count] < jnp.log(LARGEST_ODDS)).astype(z.dtype)
+    number = jnp.sum(between)
+    mean = between @ beyond[:count] / number
+    error = jnp.sqrt(between @ jnp.square(beyond[:count] - mean)) / number
+    # Not the other way round: with too few samples this is not finite.
+    denser = mean - jnp.median(beyond[count:]) > SURELY * error
+    return (number < FEWEST) | ~denser
 
 
 def _valley_depths(mixture: _Mixture, z: jax.Array, own: jax.Array) -> jax.Array:
