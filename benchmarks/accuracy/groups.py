@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array, lax, random
 
 from benchmarks.accuracy import modes, score_targets
-from benchmarks.accuracy.score_targets import CELLS
+from benchmarks.accuracy.score_targets import CELLS, along
 from examples.common.tables import Row, fill, markdown_line
 from numpyro_kscore.estimators._groups import MOST_GROUPS, find_groups
 
@@ -35,16 +35,7 @@ OF_SEVERAL = (2, 8)
 def normals(places: Sequence[tuple[float, float]]) -> Callable[[int], Draw]:
     """Standard normals at places in the plane of the first two coordinates, in units of APART."""
 
-    def make(dim: int) -> Draw:
-        means = jnp.asarray(np.pad(APART * np.array(places), ((0, 0), (0, dim - 2))), jnp.float32)
-
-        def draw(key: Array, n: int) -> Array:
-            first, second = random.split(key)
-            return random.choice(first, means, (n,)) + random.normal(second, (n, dim))
-
-        return draw
-
-    return make
+    return lambda dim: along(APART * np.array(places), 1.0, dim).draw
 
 
 def facing(dim: int) -> Draw:
@@ -69,7 +60,7 @@ SEVERAL: dict[str, tuple[int, Callable[[int], Draw]]] = {
     "square": (4, normals([(0, 0), (1, 0), (0, 1), (1, 1)])),
     "four in a line": (4, normals([(0, 0), (1, 0), (2, 0), (3, 0)])),
 }
-# Neither is separate: normals that overlap are no groups, and modes are above.
+# Among them the grid, whose normals overlap so much that they are no groups.
 ONE = [name for name in CELLS if name not in SEVERAL]
 
 

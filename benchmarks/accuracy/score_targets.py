@@ -12,7 +12,7 @@ from jax import Array, random
 
 from examples.paper import spiral
 
-__all__ = ["CELLS", "TARGETS", "Target"]
+__all__ = ["CELLS", "TARGETS", "Target", "along"]
 
 
 class Target(NamedTuple):
@@ -144,35 +144,33 @@ def two_turns(dim: int) -> Target:
 
 def ring(dim: int) -> Target:
     """Normals of standard deviation .15 along a circle of unit radius."""
-    return _along(_circle(np.linspace(0, 2 * np.pi, 400, endpoint=False), dim), 0.15)
+    return along(_circle(np.linspace(0, 2 * np.pi, 400, endpoint=False)), 0.15, dim)
 
 
 def arc(dim: int) -> Target:
     """Normals of standard deviation .1 along two thirds of a circle of unit radius."""
-    return _along(_circle(np.linspace(0, 4 / 3 * np.pi, 400), dim), 0.1)
+    return along(_circle(np.linspace(0, 4 / 3 * np.pi, 400)), 0.1, dim)
 
 
 def curve(dim: int) -> Target:
     """Normals of standard deviation .1 along a closed curve of unit radius in d dimensions."""
     angles = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     waves = [f(k * angles) / k for k in range(1, dim // 2 + 1) for f in (np.cos, np.sin)]
-    return _along(np.stack(waves, axis=1) / np.sqrt(2), 0.1)
+    return along(np.stack(waves, axis=1) / np.sqrt(2), 0.1, dim)
 
 
-def _circle(angles: np.ndarray, dim: int) -> np.ndarray:
-    """Points of a circle in the first two of so many coordinates."""
-    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    return np.pad(points, ((0, 0), (0, dim - 2)))
+def _circle(angles: np.ndarray) -> np.ndarray:
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def _along(points: np.ndarray, sd: float) -> Target:
-    """Normals of one standard deviation at points (k, d), with equal weights."""
-    centers = jnp.asarray(points, jnp.float32)
+def along(points: np.ndarray, sd: float, dim: int) -> Target:
+    """Normals of one standard deviation, with equal weights, at points in the first coordinates."""
+    padding = ((0, 0), (0, dim - points.shape[1]))
+    centers = jnp.asarray(np.pad(points, padding), jnp.float32)
 
     def draw(key: Array, n: int) -> Array:
         first, second = random.split(key)
-        noise = random.normal(second, (n, centers.shape[1]))
-        return random.choice(first, centers, (n,)) + sd * noise
+        return random.choice(first, centers, (n,)) + sd * random.normal(second, (n, dim))
 
     def log_density(x: Array) -> Array:
         return jax.nn.logsumexp(-0.5 * jnp.sum(((x - centers) / sd) ** 2, axis=1))

@@ -151,7 +151,8 @@ def _prior_draws(
         parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in latents]
         return jnp.concatenate([jnp.ravel(part) for part in parts])
 
-    # With the keys in the same program, which would take one of its own.
+    # With the keys in the same program, which would take one of its own. The seed is an argument:
+    # the draws of a constant would be computed while it compiles.
     def every(seed: Array) -> Array:
         return jax.vmap(draw)(random.split(random.key(seed), PRIOR_DRAWS))
 

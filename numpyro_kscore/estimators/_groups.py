@@ -277,10 +277,11 @@ def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Arr
         apart = jnp.min(further, axis=1, keepdims=True)
     seen = -0.5 * dim * jnp.log(apart[:, 0])
     first, second = lax.top_k(posterior.log_shares, 2)[0].T
-    order = jnp.argsort(first - second)
+    log_odds = first - second
+    order = jnp.argsort(log_odds)
     beyond = (seen - LEAST_DECLINE * posterior.log_density)[order]
     # Where groups are far apart few samples are between them, or none.
-    between = ((first - second)[order][:count] < jnp.log(LARGEST_ODDS)).astype(z.dtype)
+    between = (log_odds[order[:count]] < jnp.log(LARGEST_ODDS)).astype(z.dtype)
     number = jnp.sum(between)
     mean = between @ beyond[:count] / number
     error = jnp.sqrt(between @ jnp.square(beyond[:count] - mean)) / number
