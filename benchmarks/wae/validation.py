@@ -2,7 +2,8 @@
 
     python -m benchmarks.wae.validation --data FOLDER --cache FOLDER --csv FILE
         [--variants "default, weight 1" "default, weight 1, vamp" "VAE, weight 1, flow" ...]
-        [--latent-dims 128] [--epochs 300] [--seeds 0 1 2] [--decay] [--together] [--test]
+        [--latent-dims 128] [--epochs 300] [--seeds 0 1 2] [--decay] [--together]
+        [--test] [--chosen FILE]
     python -m benchmarks.wae.validation --csv FILE --print [--rival "default, weight 1"]
     python -m benchmarks.wae.validation --quick
 
@@ -12,25 +13,25 @@ over the same images and all seeds that both variants have.
 
 ``--decay`` lets the learning rate fall to zero along a cosine, over all epochs. ``--together``
 trains variants that differ in weight, and all seeds, in one program, for an accelerator.
+``--chosen`` measures the runs of the best weight of each estimator on test images, too, and
 ``--test`` trains on all training images and measures on test images: for settings that have been
 chosen, in a file of its own.
 """
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from numpyro.infer import ELBO, TraceMeanField_ELBO
 
 from benchmarks.wae.information import NUM_IMAGES
 from benchmarks.wae.states import quick_images
 from benchmarks.wae.table import likelihood_entries, nll_of_each
+from benchmarks.wae.variants import VARIANTS, estimator_of
 from examples.common.tables import Row, fill, markdown_line, read
 from examples.wae.ais import Annealing
 from examples.wae.data import Images, load_images
@@ -40,58 +41,16 @@ from examples.wae.metrics import (
     measure_aggregate,
     measure_likelihood,
 )
-from examples.wae.objectives import ROWS, make_objective
-from examples.wae.priors import PRIORS
 from examples.wae.together import train_together
 from examples.wae.training import Autoencoder, Settings, batches_of, train
-from numpyro_kscore import ImplicitELBO, ScoreEstimator
-from numpyro_kscore.estimators import Median, kef_cg
-from numpyro_kscore.regularizers import NuMethod
 
 COLUMNS = ("nll", "information", "mean", "sd", "distance", "cost", "nll_of_each")
 # What differs between lines of the table.
 CASE = ("latent_dim", "epochs", "schedule", "learning_rate", "variant")
+SETTINGS = ("variant", *CASE[:-1], "seed", "images", "temperatures")
 HELD_OUT = 10_000
 # The learning rate that falls from there is that of the figure.
 PEAK = 1e-3
-# What a variant changes: the estimator with its base and bias correction, for a latent dimension,
-# or the divergence itself; then its weight, and the prior where it is not N(0, I).
-OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
-    "default": partial(make_objective, "default", None),
-    "KEF-CG": partial(make_objective, "kef-cg", None),
-    "ν-method": partial(make_objective, "nu", None),
-    "SSGE": partial(make_objective, "ssge", None),
-    "KEF-CG, base prior": lambda _: ImplicitELBO(
-        1, aggregate=ROWS, estimator=kef_cg(1e-4), base="model", debias=None
-    ),
-    "own scales only": lambda _: ImplicitELBO(
-        1,
-        aggregate=ROWS,
-        estimator=ScoreEstimator(
-            regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="diagonal"
-        ),
-    ),
-    "VAE": lambda _: TraceMeanField_ELBO(),
-}
-WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-
-
-class Variant(NamedTuple):
-    """What the name of a variant stands for."""
-
-    objective: Callable[[int], ELBO]
-    weight: float
-    prior: str
-
-
-VARIANTS = {
-    f"{name}, weight {weight:g}{'' if prior == 'normal' else f', {prior}'}": Variant(
-        objective, weight, prior
-    )
-    for name, objective in OBJECTIVES.items()
-    for weight in WEIGHTS
-    for prior in PRIORS
-}
 
 
 def hold_out(images: Images, count: int) -> Images:
@@ -134,14 +93,32 @@ def make_run(images: Images, cache: Path, cell: Row) -> tuple[Autoencoder, Path]
     return Autoencoder(settings, images.shape, objective), path
 
 
-def train_groups(images: Images, cache: Path, cells: Sequence[Row]) -> None:
-    """Train the runs of all rows, those that differ in weight and seed only in one program."""
+def alike(cells: Sequence[Row]) -> list[list[Row]]:
+    """Cells that differ in weight and seed only, together."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for cell in cells:
         rest = [cell[name] for name in CASE if name != "variant"]
-        groups.setdefault((cell["variant"].split(", weight")[0], *rest), []).append(cell)
-    for (_, _, epochs, *_), group in groups.items():
-        train_together([make_run(images, cache, cell) for cell in group], images, epochs)
+        groups.setdefault((estimator_of(cell), *rest), []).append(cell)
+    return list(groups.values())
+
+
+def best(rows: Sequence[Row]) -> list[Row]:
+    """Rows of the variant with the smallest NLL, of the means over seeds."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["variant"], []).append(row)
+    return min(groups.values(), key=lambda group: np.mean([row["nll"] for row in group]))
+
+
+def fill_group(
+    cells: Sequence[Row], images: Images, cache: Path, csv: Path | None, together: bool = False
+) -> list[Row]:
+    """Rows of cells that differ in weight and seed only."""
+    cells = [{name: cell[name] for name in SETTINGS} for cell in cells]
+    if together:
+        runs = [make_run(images, cache, cell) for cell in cells]
+        train_together(runs, images, cells[0]["epochs"])
+    return fill(cells, lambda **cell: compute(images, cache, cell), COLUMNS, csv)
 
 
 def compute(images: Images, cache: Path, cell: Row) -> Row:
@@ -235,17 +212,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=100, help="images behind an NLL")
     parser.add_argument("--temperatures", type=int, default=1000, help="of the annealing")
     parser.add_argument("--test", action="store_true", help="hold out nothing; use test images")
+    parser.add_argument("--chosen", type=Path,
+                        help="table of the best weights on test images to write")  # fmt: skip
     parser.add_argument("--rival", choices=VARIANTS, metavar="NAME", default="default, weight 1",
                         help="whose likelihood others are compared with")  # fmt: skip
     parser.add_argument("--figure", type=Path, help="picture to write, with --print")
     parser.add_argument("--print", action="store_true", help="print the table and do nothing else")
     parser.add_argument("--quick", action="store_true", help="one epoch on scikit-learn's digits")
     options = parser.parse_args(arguments)
-    settings = ("variant", "latent_dim", "epochs", "schedule", "learning_rate", "seed", "images",
-                "temperatures")  # fmt: skip
     schedule = "cosine" if options.decay else "constant"
     if options.print and options.csv:
-        rows = read(options.csv, (*settings, *COLUMNS))
+        rows = read(options.csv, (*SETTINGS, *COLUMNS))
         print(*table(rows, options.rival), sep="\n")
         if options.figure:
             plot(rows, options.figure)
@@ -253,16 +230,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick:
         options.latent_dims, options.epochs, options.seeds = [2], [1], [0]
         options.images, options.temperatures = 4, 20
-        images = hold_out(quick_images(), 64)
+        all_images, count = quick_images(), 64
     elif options.data is None or options.cache is None or options.csv is None:
         parser.error("expected --data FOLDER, --cache FOLDER and --csv FILE; or --quick")
     else:
-        images = load_images("mnist", options.data)
-        images = images if options.test else hold_out(images, HELD_OUT)
+        all_images, count = load_images("mnist", options.data), HELD_OUT
     cells = [
         dict(
             zip(
-                settings,
+                SETTINGS,
                 (variant, dim, epochs, schedule, rate, seed, options.images, options.temperatures),
                 strict=True,
             )
@@ -273,13 +249,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for dim in options.latent_dims
         for variant in options.variants
     ]
+    held = all_images if options.test else hold_out(all_images, count)
+    unseen = held._replace(test=all_images.test, test_labels=all_images.test_labels)
+    rows, chosen = [], []
     with TemporaryDirectory() as folder:
         cache = options.cache or Path(folder)
         cache.mkdir(parents=True, exist_ok=True)
-        if options.together:
-            train_groups(images, cache, cells)
-        rows = fill(cells, lambda **cell: compute(images, cache, cell), COLUMNS, options.csv)
-    print(*table(rows, options.rival), sep="\n")
+        for group in alike(cells):
+            found = fill_group(group, held, cache, options.csv, options.together)
+            rows += found
+            if options.chosen:
+                chosen += fill_group(best(found), unseen, cache, options.chosen)
+    for each in filter(None, (rows, chosen)):
+        print(*table(each, options.rival), sep="\n")
 
 
 if __name__ == "__main__":
