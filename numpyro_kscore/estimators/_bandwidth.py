@@ -59,7 +59,7 @@ class AutoBandwidth:
         score.info.losses  # (3,)
     """
 
-    factors: tuple[float, ...] = static(default=(1.0, 4.0, 0.5))
+    factors: tuple[float, ...] = static(default=(1.0, 2.0, 4.0, 0.5))
 
     def __post_init__(self) -> None:
         # A static field must be hashable, which lists and arrays are not.

@@ -61,7 +61,7 @@ class ScoreEstimator(GuideEstimator):
         regularizer: the filter g, on eigenvalues of K/n. A strength ``"auto"`` is selected from
             the samples by held-out score matching (docs/theory).
         solver: how it is applied; :class:`Krylov` serves all continuous filters.
-        bandwidth: ``"median"``, a :class:`Median` rule, ``"auto"`` (the best of three multiples
+        bandwidth: ``"median"``, a :class:`Median` rule, ``"auto"`` (the best of four multiples
             of the median by held-out loss), an :class:`AutoBandwidth` rule, or a number in
             standardized units. None is ``"auto"`` with an automatic strength of a kernel and
             ``"median"`` otherwise. Not differentiated when it comes from the samples.

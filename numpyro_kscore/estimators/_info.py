@@ -33,7 +33,7 @@ class Selection(NamedTuple):
 
         score = ScoreEstimator().fit(samples)
         score.info.selection.strength  # a number of steps
-        score.info.selection.bandwidths  # (3,)
+        score.info.selection.bandwidths  # (4,)
     """
 
     strengths: jax.Array

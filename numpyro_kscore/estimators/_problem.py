@@ -199,6 +199,8 @@ def _choose(
     """Bandwidth and regularizer, and how they were selected if they were."""
     if not settings.is_auto:
         return bandwidths[0], settings.regularizer, None
+    n = problem.points.shape[0]
+    num_samples = n if settings.subset is None else settings.subset.check(n)
     selection, regularizer = choose(
         settings.kernel,
         settings.regularizer,
@@ -206,6 +208,7 @@ def _choose(
         problem,
         bandwidths,
         settings.normalize,
+        num_samples,
         settings.sharding,
     )
     return selection.bandwidth, regularizer, selection

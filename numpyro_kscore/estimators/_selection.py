@@ -6,8 +6,8 @@ density. One Krylov space gives the losses of a whole path of regularizations, s
 costs about as much as the fit itself.
 
 Of all members whose loss is within one standard error of the least, the strongest regularization
-is selected: held-out losses are noisy, and too little regularization costs far more than too much
-(docs/accuracy).
+is found: held-out losses are noisy, and too little regularization costs far more than too much.
+That suits half of the samples; for all of them a weaker member is selected (docs/accuracy).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def choose(
     problem: HeldOutProblem,
     bandwidths: jax.Array,
     normalize: bool,
+    num_samples: int,
     sharding: NamedSharding | None = None,
 ) -> tuple[Selection, PathMember]:
     """Choose a bandwidth among some, and the strength if ``family`` leaves it open.
@@ -52,6 +53,7 @@ def choose(
         problem: the samples; the selection uses at most 2048 of them, evenly spaced.
         bandwidths: candidates, (b,), in standardized units.
         normalize: whether the kernel is divided by its trace.
+        num_samples: that the operator of the estimate is averaged over.
         sharding: how samples are divided over devices, or None.
 
     Returns:
@@ -84,4 +86,5 @@ def choose(
         differences = values - values[rows, members][:, None]
         return jnp.std(differences, axis=2) / values.shape[2] ** 0.5
 
-    return pick(unchosen, jnp.mean(values, axis=2), error, tried)
+    growth = max(num_samples / problem.points.shape[0], 1.0)
+    return pick(unchosen, jnp.mean(values, axis=2), error, tried, growth)

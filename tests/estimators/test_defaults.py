@@ -38,8 +38,29 @@ def picked(bandwidths, leasts, errors):
     loss[:, 3] = leasts
     apart = np.where(np.eye(len(leasts)), 0.01, errors)
     selection, member = rule(np.float32(bandwidths), loss, np.float32(apart))
-    assert int(selection.column) == int(member.index) == 3
+    # The fit to all samples has one member less of regularization than those to the halves.
+    assert int(selection.column) == int(member.index) == 4
     return int(selection.row)
+
+
+def taken(leasts, growth=1.0):
+    """The member taken of one bandwidth, for the losses of its first members."""
+    loss = jnp.ones((1, PATH.strengths(jnp.float32).shape[0])).at[0, : len(leasts)].set(leasts)
+    return int(pick(PATH, loss, lambda *_: 0.1 * jnp.ones_like(loss), jnp.ones(1), growth)[1].index)
+
+
+def test_all_samples_bear_less_regularization_than_the_samples_of_a_choice():
+    found = jnp.array([0.0, -1.0, -2.0, -1.95, -1.0])
+    # The strongest within a standard error, and one weaker: for all samples, not for half.
+    assert taken(found) == 3
+    # λ falls by the root of how many more samples the fit has.
+    assert [taken(found, growth) for growth in (1.9, 2.1, 4.0, 16.0, 64.0)] == [3, 4, 4, 5, 6]
+    # Nothing found is nothing added, and a loss that is not finite is never taken.
+    assert taken(jnp.array([0.0, 0.5, 1.0])) == 0
+    assert taken(jnp.array([0.0, -1.0, jnp.inf])) == 1
+    # The path ends somewhere.
+    last = PATH.strengths(jnp.float32).shape[0] - 1
+    assert taken(-jnp.arange(last + 1.0)) == last
 
 
 def test_narrower_bandwidths_have_to_be_better_by_two_standard_errors():
@@ -61,9 +82,9 @@ def test_narrower_bandwidths_have_to_be_better_by_two_standard_errors():
 @pytest.mark.parametrize(
     ("options", "candidates"),
     [
-        ({}, 3),
-        ({"landmarks": Landmarks(8)}, 3),
-        ({"subset": Subset(8)}, 3),
+        ({}, 4),
+        ({"landmarks": Landmarks(8)}, 4),
+        ({"subset": Subset(8)}, 4),
         ({"features": RandomFeatures(16)}, 1),
         ({"regularizer": Tikhonov("auto"), "bandwidth": "median"}, 1),
         ({"regularizer": NuMethod(5)}, None),
@@ -71,7 +92,7 @@ def test_narrower_bandwidths_have_to_be_better_by_two_standard_errors():
 )
 @pytest.mark.thorough
 def test_bandwidths_that_are_tried_without_a_rule(options, candidates):
-    """Three for an automatic strength of a kernel, the median alone otherwise."""
+    """Four for an automatic strength of a kernel, the median alone otherwise."""
 
     def tried(estimator):
         selection = jax.eval_shape(
@@ -86,7 +107,7 @@ def test_bandwidths_that_are_tried_without_a_rule(options, candidates):
         assert estimator.bandwidth is None
         assert tried(dataclasses.replace(estimator, regularizer=NuMethod(5))) is None
         fixed = dataclasses.replace(estimator, regularizer=NuMethod(5))
-        assert tried(dataclasses.replace(fixed, regularizer=NuMethod("auto"))) == 3
+        assert tried(dataclasses.replace(fixed, regularizer=NuMethod("auto"))) == 4
 
 
 # -------------------------------------------------------------------------------------- accuracy
