@@ -343,12 +343,15 @@ def test_a_choice_is_about_as_good_as_hindsight():
     """Error over that of the best fixed strength; docs/accuracy has the whole table.
 
     In two dimensions, where there is something to choose: on normal draws the base alone, on the
-    others a fit that is far better than it. The table's mean over these three is 1.06 at 128
-    samples and 1.08 at 512.
+    others a fit that is better than it. The mean over these three is 1.10 at 128 samples, 1.09 at
+    256 and 1.12 at 512.
     """
-    cells = benchmark.errors_of(("gaussian", "banana", "mixture"), 2, 256, seeds=4)
-    means = {name: (fixed.mean(axis=0), auto.mean()) for name, (fixed, auto) in cells.items()}
+    cells = benchmark.errors_of(("normal", "banana", "funnel"), 2, 256, seeds=4)
+    means = {
+        name: (cell[0].mean(axis=0), benchmark.errors_near(*cell, 0).mean())
+        for name, cell in cells.items()
+    }
     assert np.mean([auto / fixed.min() for fixed, auto in means.values()]) < 1.15
-    for name in ("banana", "mixture"):
+    for name, share in (("banana", 0.5), ("funnel", 0.85)):
         fixed, auto = means[name]
-        assert auto < 0.7 * fixed[0]
+        assert auto < share * fixed[0]
