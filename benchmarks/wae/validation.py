@@ -180,7 +180,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         (row["latent_dim"], VARIANTS[row["variant"]].weight, row["nll"])
         for row in rows
         if row["schedule"] == "cosine" and row["learning_rate"] == PEAK
-        and row["variant"].startswith("default") and VARIANTS[row["variant"]].prior == "normal"
+        and estimator_of(row) == "default" and VARIANTS[row["variant"]].prior == "normal"
     ]  # fmt: skip
     for number, dim in enumerate(sorted({dim for dim, *_ in chosen})):
         each = [(weight, nll) for of, weight, nll in chosen if of == dim]
