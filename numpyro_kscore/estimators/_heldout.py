@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -21,10 +22,12 @@ from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
-__all__ = ["HeldOutProblem", "held_out_losses"]
+__all__ = ["HeldOutProblem", "deal", "held_out_losses"]
 
 # Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
+# Blocks of samples in each half (docs/accuracy).
+BLOCKS = 25
 # Dimensions up to which one product with moments costs less than weights for each vector.
 FEW_DIMENSIONS = 3
 
@@ -67,11 +70,9 @@ def held_out_losses(
     if not normalize:
         scale = jnp.asarray(bandwidth ** -kernel.scale_exponent(), points.dtype)
 
-    # Dealt in turn: samples that come sorted, or in batches, then look alike in both halves.
-    m = points.shape[0] // 2
-    halves = (slice(0, 2 * m, 2), slice(1, 2 * m, 2))
+    halves = deal(points.shape[0])
 
-    def stacked(a: Any, order: tuple[slice, slice]) -> Any:
+    def stacked(a: Any, order: tuple[np.ndarray, np.ndarray]) -> Any:
         return None if a is None else jnp.stack([a[rows] for rows in order])
 
     # One condition for both halves: under vmap, conditions of their own would run both branches.
@@ -93,6 +94,21 @@ def held_out_losses(
         stacked(left_out, swapped),
     )
     return jnp.concatenate([values[0], values[1]], axis=1)
+
+
+def deal(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of two halves of equal size: blocks of the samples in turn, single ones if they are few.
+
+    Neighbors in a chain resemble each other. Dealt one by one, each sample would find near copies
+    of itself in the other half, which make too little regularization look good. Samples that come
+    sorted, or in batches, look alike in both halves.
+    """
+    m = num_samples // 2
+    ends = np.round(np.linspace(0, m, min(m, BLOCKS) + 1)).astype(int)
+    pairs = list(zip(ends[:-1], ends[1:], strict=True))
+    first = [np.arange(2 * start, start + end) for start, end in pairs]
+    second = [np.arange(start + end, 2 * end) for start, end in pairs]
+    return np.concatenate(first), np.concatenate(second)
 
 
 def _path_losses(

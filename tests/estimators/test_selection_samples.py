@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.accuracy import chains
 from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators._heldout import BLOCKS, deal
 from numpyro_kscore.regularizers import Tikhonov
 from support.compiling import quick_jit
 from support.samples import make_scaled
@@ -105,3 +107,41 @@ def test_nothing_finite_is_no_base():
     info = fit(samples, jnp.full_like(samples, jnp.nan))
     assert int(info.selection.column) == 1
     assert not bool(info.finite)
+
+
+# ------------------------------------------------------------------------------ how they are dealt
+
+
+@pytest.mark.parametrize("n", [2, 3, 31, 50, 51, 400, 2047])
+def test_halves_are_of_equal_size_and_share_nothing(n):
+    first, second = deal(n)
+    assert len(first) == len(second) == n // 2
+    np.testing.assert_array_equal(np.sort(np.concatenate([first, second])), np.arange(n // 2 * 2))
+    # One by one if they are few, and in blocks otherwise.
+    for rows in (first, second):
+        assert 1 + np.sum(np.diff(rows) > 1) == min(n // 2, BLOCKS)
+
+
+@pytest.mark.thorough
+def test_a_chain_is_not_fitted_to_its_own_steps():
+    """Draws of a standard normal with correlation .9 from one to the next: the base is the truth.
+
+    docs/accuracy has the table. Both figures are means over four chains.
+    """
+    in_blocks, singly = chains.errors("normal", 0.9, 1000, 4)
+    assert in_blocks < 0.4 * singly
+
+
+def test_a_benchmark_has_both_errors(capsys):
+    chains.main(["--quick"])
+    lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[0].strip() for line in lines] == ["normal", "banana"]
+    for *_, in_blocks, singly in lines:
+        assert min(float(in_blocks), float(singly)) > 0.0
+    z = jnp.array([0.3, -1.2])
+    np.testing.assert_allclose(chains.unbent(chains.bent(z)), z, rtol=1e-6)
+    # In this order the halves are the even and the odd samples.
+    order = chains.one_by_one(201)
+    first, second = deal(201)
+    assert set(order[first] % 2) == {0}
+    assert set(order[second] % 2) == {1}
