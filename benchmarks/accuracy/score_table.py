@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from benchmarks.accuracy.score_targets import CELLS, TARGETS
+from benchmarks.accuracy.score_targets import CELLS, TARGETS, root_of
 from examples.common.tables import Row, fill, markdown_line
 from examples.paper.grid import FRACTIONS, LAMBDAS, LARGEST, STEPS, nu_steps
 from numpyro_kscore import ScoreEstimator
@@ -50,8 +50,6 @@ COLUMNS = ("at_samples", "at_new", "log_density", "setting", "seconds", "megabyt
 DEFAULT = "ScoreEstimator()"
 # An error this close to the least counts as the best; one this far as this far.
 NEAR, WORST = 1.05, 1000.0
-# Draws that the covariance of a target is computed from.
-COVARIANCE_DRAWS = 100_000
 
 
 # Multiples of the median distance, the reference first.
@@ -147,9 +145,7 @@ def data(target: str, dim: int, n: int) -> Data:
         first, second = random.split(random.key(seed))
         pairs.append((*draw(first, n), *draw(second, TEST_POINTS)))
     samples, at_samples, points, at_points = (jnp.stack(a) for a in zip(*pairs, strict=True))
-    many = np.asarray(jax.jit(each.draw, static_argnums=1)(random.key(99), COVARIANCE_DRAWS))
-    root = np.linalg.cholesky(np.cov(many, rowvar=False))
-    return Data(samples, points, at_samples, at_points, jnp.asarray(root, jnp.float32))
+    return Data(samples, points, at_samples, at_points, root_of(each))
 
 
 @partial(jax.jit, static_argnames=("name",))

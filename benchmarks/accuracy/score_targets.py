@@ -12,7 +12,10 @@ from jax import Array, random
 
 from examples.paper import spiral
 
-__all__ = ["CELLS", "TARGETS", "Target", "along"]
+__all__ = ["CELLS", "TARGETS", "Target", "along", "root_of"]
+
+# Draws behind the covariance of a target.
+COVARIANCE_DRAWS = 100_000
 
 
 class Target(NamedTuple):
@@ -25,6 +28,12 @@ class Target(NamedTuple):
 
     draw: Callable[[Array, int], Array]
     log_density: Callable[[Array], Array]
+
+
+def root_of(target: Target) -> Array:
+    """Σ^(1/2) of a target, (d, d) and lower triangular, by many draws: s @ root has no units."""
+    many = np.asarray(jax.jit(target.draw, static_argnums=1)(random.key(99), COVARIANCE_DRAWS))
+    return jnp.asarray(np.linalg.cholesky(np.cov(many, rowvar=False)), jnp.float32)
 
 
 def normal(dim: int) -> Target:

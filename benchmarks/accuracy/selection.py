@@ -26,7 +26,6 @@ import numpy as np
 from jax import Array, lax, random
 
 from benchmarks.accuracy import score_targets
-from benchmarks.accuracy.score_table import COVARIANCE_DRAWS
 from examples.common.tables import markdown_line
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators._path import path_for
@@ -64,8 +63,7 @@ def errors_of(
     for name in names:
         target = score_targets.TARGETS[name](dim)
         score = jax.jit(jax.vmap(jax.grad(target.log_density)))
-        many = jax.jit(target.draw, static_argnums=1)(random.key(99), COVARIANCE_DRAWS)
-        root = jnp.linalg.cholesky(jnp.cov(many, rowvar=False))
+        root = score_targets.root_of(target)
         pairs = []
         for seed in range(seeds):
             first, second = random.split(random.key(seed))

@@ -98,7 +98,8 @@ def alike(cells: Sequence[Row]) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for cell in cells:
         rest = [cell[name] for name in CASE if name != "variant"]
-        groups.setdefault((estimator_of(cell), *rest), []).append(cell)
+        kind = estimator_of(cell), VARIANTS[cell["variant"]].prior, *rest
+        groups.setdefault(kind, []).append(cell)
     return list(groups.values())
 
 

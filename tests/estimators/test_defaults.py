@@ -43,7 +43,7 @@ def picked(bandwidths, leasts, errors):
     return int(selection.row)
 
 
-def taken(leasts, growth=1.0):
+def member_for(leasts, growth=1.0):
     """The member taken of one bandwidth, for the losses of its first members."""
     loss = jnp.ones((1, PATH.strengths(jnp.float32).shape[0])).at[0, : len(leasts)].set(leasts)
     return int(pick(PATH, loss, lambda *_: 0.1 * jnp.ones_like(loss), jnp.ones(1), growth)[1].index)
@@ -52,15 +52,15 @@ def taken(leasts, growth=1.0):
 def test_all_samples_bear_less_regularization_than_the_samples_of_a_choice():
     found = jnp.array([0.0, -1.0, -2.0, -1.95, -1.0])
     # The strongest within a standard error, and one weaker: for all samples, not for half.
-    assert taken(found) == 3
+    assert member_for(found) == 3
     # λ falls by the root of how many more samples the fit has.
-    assert [taken(found, growth) for growth in (1.9, 2.1, 4.0, 16.0, 64.0)] == [3, 4, 4, 5, 6]
+    assert [member_for(found, growth) for growth in (1.9, 2.1, 4.0, 16.0, 64.0)] == [3, 4, 4, 5, 6]
     # Nothing found is nothing added, and a loss that is not finite is never taken.
-    assert taken(jnp.array([0.0, 0.5, 1.0])) == 0
-    assert taken(jnp.array([0.0, -1.0, jnp.inf])) == 1
+    assert member_for(jnp.array([0.0, 0.5, 1.0])) == 0
+    assert member_for(jnp.array([0.0, -1.0, jnp.inf])) == 1
     # The path ends somewhere.
     last = PATH.strengths(jnp.float32).shape[0] - 1
-    assert taken(-jnp.arange(last + 1.0)) == last
+    assert member_for(-jnp.arange(last + 1.0)) == last
 
 
 def test_narrower_bandwidths_have_to_be_better_by_two_standard_errors():

@@ -485,6 +485,24 @@ def test_table_of_settings_pairs_seeds_and_images():
     assert "| default, weight 2 | 2 | 0.00 | +0.50 ± 0.50 | 5 | 2.00 |" in line
 
 
+def test_the_best_weight_is_that_of_one_estimator_and_prior():
+    common = {"latent_dim": 2, "epochs": 1, "schedule": "constant", "learning_rate": 0.1}
+    rows = [
+        common | {"variant": variant, "seed": seed, "nll": nll}
+        for variant, seed, nll in (
+            ("default, weight 1", 0, 5.0),
+            ("default, weight 2", 0, 4.0),
+            ("default, weight 1, flow", 0, 1.0),
+            ("KEF, weight 1", 0, 3.0),
+            ("default, weight 1", 1, 2.0),
+            ("default, weight 2", 1, 4.5),
+        )
+    ]
+    found = [validation.best(group) for group in validation.alike(rows)]
+    # By the mean over seeds: 3.5 and 4.25 for the default with a normal prior.
+    assert found == [[rows[0], rows[4]], [rows[2]], [rows[3]]]
+
+
 def test_held_out_images_are_not_trained_on():
     images = load_images("digits")
     parts = validation.hold_out(images, 200)
