@@ -1,11 +1,13 @@
 """Errors of a fit to a chain, whose draws resemble their neighbors.
 
-    python -m benchmarks.accuracy.chains [--samples 1000] [--seeds 4] [--quick]
+    python -m benchmarks.accuracy.chains [--estimator density] [--samples 1000] [--seeds 4]
+        [--quick]
 
 Chains of a standard normal with a correlation from each draw to the next, and the same bent into a
 banana. The automatic choice deals samples to two halves in blocks. The last column has the errors
 where it deals them one by one: the same samples, in an order whose blocks are every other one.
 Errors are means over seeds and dimensions of squares at the samples; the base is a Student t.
+``--estimator density`` is for ``KernelDensity("auto", "debiased")``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from jax import Array, lax, random
 
 from examples.common.tables import markdown_line
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators._heldout import deal
+from numpyro_kscore.estimators import KernelDensity
+from numpyro_kscore.estimators._halves import deal
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -60,14 +63,16 @@ def one_by_one(n: int) -> np.ndarray:
     return order
 
 
-@jax.jit
-def fit(samples: Array) -> Array:
-    """The estimate at the samples, (n, d)."""
-    return ScoreEstimator(base="student").at_samples(samples).scores
+# Scores at the samples, (n, d).
+ESTIMATORS: dict[str, Callable[[Array], Array]] = {
+    "kernel": jax.jit(lambda x: ScoreEstimator(base="student").at_samples(x).scores),
+    "density": jax.jit(lambda x: KernelDensity("auto", "debiased").fit(x).at_samples),
+}
 
 
-def errors(target: str, rho: float, n: int, seeds: int) -> tuple[float, float]:
+def errors(name: str, target: str, rho: float, n: int, seeds: int) -> tuple[float, float]:
     """Mean errors in blocks, and one by one."""
+    fit = ESTIMATORS[name]
     forth, back = TARGETS[target]
     score = jax.vmap(jax.grad(lambda x: -0.5 * jnp.sum(back(x) ** 2)))
     found = []
@@ -82,6 +87,7 @@ def errors(target: str, rho: float, n: int, seeds: int) -> tuple[float, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--estimator", choices=ESTIMATORS, default="kernel")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--quick", action="store_true", help="one correlation and seed")
@@ -93,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("|---" * 4 + "|")
     for target in TARGETS:
         for rho in correlations:
-            found = errors(target, rho, options.samples, options.seeds)
+            found = errors(options.estimator, target, rho, options.samples, options.seeds)
             print(markdown_line([target, rho, *(f"{e:.3g}" for e in found)]), flush=True)
 
 

@@ -16,18 +16,17 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows
+from numpyro_kscore.estimators._halves import deal
 from numpyro_kscore.estimators._path import PathMember
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
-__all__ = ["HeldOutProblem", "deal", "held_out_losses"]
+__all__ = ["HeldOutProblem", "held_out_losses"]
 
 # Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
-# Blocks of samples in each half (docs/accuracy).
-BLOCKS = 25
 # Dimensions up to which one product with moments costs less than weights for each vector.
 FEW_DIMENSIONS = 3
 
@@ -94,21 +93,6 @@ def held_out_losses(
         stacked(left_out, swapped),
     )
     return jnp.concatenate([values[0], values[1]], axis=1)
-
-
-def deal(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of two halves of equal size: blocks of the samples in turn, single ones if they are few.
-
-    Neighbors in a chain resemble each other. Dealt one by one, each sample would find near copies
-    of itself in the other half, which make too little regularization look good. Samples that come
-    sorted, or in batches, look alike in both halves.
-    """
-    m = num_samples // 2
-    ends = np.round(np.linspace(0, m, min(m, BLOCKS) + 1)).astype(int)
-    pairs = list(zip(ends[:-1], ends[1:], strict=True))
-    first = [np.arange(2 * start, start + end) for start, end in pairs]
-    second = [np.arange(start + end, 2 * end) for start, end in pairs]
-    return np.concatenate(first), np.concatenate(second)
 
 
 def _path_losses(

@@ -14,6 +14,7 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._coordinates import standardize_samples
+from numpyro_kscore.estimators._halves import deal
 from numpyro_kscore.estimators._kernel_density_score import (
     KernelDensityInfo,
     KernelDensityScore,
@@ -117,7 +118,6 @@ def _held_out_losses(
 ) -> tuple[jax.Array, jax.Array]:
     """Bandwidths of fits to halves of the samples, (b,), and their losses at the others, (b,)."""
     n, dim = z.shape
-    # Even and odd rows, evenly spaced.
     stride = -(-n // SELECTION_POINTS)
     size = -(-n // stride) // 2
     some = jax.tree.map(lambda a: a[::stride], (z, pilot_scores))
@@ -125,7 +125,8 @@ def _held_out_losses(
     bandwidths = factors * reference
     if n < FEWEST_POINTS:
         return bandwidths, jnp.full_like(factors, jnp.nan)
-    both = jax.tree.map(lambda a: jnp.stack([a[0::2][:size], a[1::2][:size]]), some)
+    halves = deal(some[0].shape[0])
+    both = jax.tree.map(lambda a: jnp.stack([a[rows] for rows in halves]), some)
     others = both[0][::-1]
 
     def held_out(arguments: Any) -> jax.Array:
