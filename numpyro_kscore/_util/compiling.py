@@ -2,12 +2,11 @@
 
 A fit, a diagnosis and a search close over the data and the parameters they are about. ``jax.jit``
 would take these for constants and compile again for others; here they are arguments, and what was
-compiled once in a process serves all programs of equal text.
+compiled once in a process serves all programs of the same operations.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.checks import with_jax_leaves
+from numpyro_kscore._util.fingerprint import fingerprint
 
 __all__ = ["constants_of", "forget_programs", "quick_jit"]
 
@@ -159,14 +159,15 @@ def _compile(
         return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays)
 
     run.__name__ = getattr(fn, "__name__", "run")
-    # Arguments that are not used stay in the text: which are left out differs from data to data.
-    lowered = jax.jit(run, keep_unused=True).lower(constants, arrays)
-    # Constants of inner programs are part of the text, or of the executable: of the key in any
-    # case.
-    text = lowered.as_text()
-    key = (*OPTIONS.items(), text, _digest(closed.jaxpr), jax.default_backend())
-    program = _kept.pop(key, None) or lowered.compile(_options(closed.jaxpr))
-    _keep(_kept, key, program)
+    # Arguments that are not used stay: which are left out differs from data to data.
+    whole = jax.jit(run, keep_unused=True)
+    digest = fingerprint(closed)
+    key = (*OPTIONS.items(), digest, jax.default_backend())
+    program = _kept.pop(key, None)
+    if program is None:
+        program = whole.lower(constants, arrays).compile(_options(closed.jaxpr))
+    if digest is not None:
+        _keep(_kept, key, program)
     result = jax.tree.structure(out)
     return lambda leaves: jax.tree.unflatten(result, program(constants, leaves))
 
@@ -181,16 +182,6 @@ def _inner_constants(jaxpr: Any) -> Iterator[Any]:
     for program in _inner_programs(jaxpr):
         # New versions of JAX have one class for both; before, only closed ones have constants.
         yield from getattr(program, "consts", ())
-
-
-def _digest(jaxpr: Any) -> str:
-    """A digest of the constants of the programs inside a program."""
-    found = hashlib.sha256()
-    for constant in map(jnp.asarray, _inner_constants(jaxpr)):
-        is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
-        numbers = jax.random.key_data(constant) if is_key else constant
-        found.update(np.asarray(numbers).tobytes())
-    return found.hexdigest()
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
