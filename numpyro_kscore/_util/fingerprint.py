@@ -23,8 +23,9 @@ RULES = {
     "custom_vjp_call": {"fwd_jaxpr_thunk", "bwd", "out_trees"},
     "custom_vmap_call": {"rule"},
 }
-# How objects without a text of their own are shown: by a place in memory.
-ADDRESS = " at 0x"
+# What the text of an object that it does not determine has in it: its place in memory, or an array
+# that was cut short.
+INCOMPLETE = (" at 0x", "...")
 
 
 class _UnknownError(Exception):
@@ -97,14 +98,15 @@ def _text(found: Any, value: Any) -> str:
         return "program"
     if isinstance(value, tuple | list):
         return f"({', '.join(_text(found, one) for one in value)})"
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        numbers = np.asarray(jax.random.key_data(value) if is_key else value)
+        numbers = np.asarray(value)
         return f"{numbers.dtype} {numbers.shape} {hashlib.sha256(numbers.tobytes()).hexdigest()}"
     if _is_importable(value):
         return f"{value.__module__}.{value.__qualname__}"
     text = repr(value)
-    if ADDRESS in text:
+    if any(part in text for part in INCOMPLETE):
         raise _UnknownError(text)
     return text
 

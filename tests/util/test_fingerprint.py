@@ -1,5 +1,6 @@
 """Digests of programs: equal only where the machine code may be the same."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -7,10 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax, random
+from jax.extend.core import Primitive
 
 from numpyro_kscore._util.fingerprint import fingerprint
 
 LONG = np.arange(5000.0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Named:
+    """What is no program and no list, and shows a part of what is in it."""
+
+    numbers: np.ndarray
 
 
 def digest(fn, *args):
@@ -106,7 +115,7 @@ def test_settings_of_jax_count():
     assert digest(jnp.matmul, x, x) == before
 
 
-def test_what_calls_back_has_none():
+def test_what_its_text_does_not_determine_has_none():
     def telling(x):
         jax.debug.callback(lambda a: None, x)
         return x
@@ -114,5 +123,11 @@ def test_what_calls_back_has_none():
     def asking(x):
         return jax.pure_callback(lambda a: a, jax.ShapeDtypeStruct((), jnp.float32), x)
 
+    def named(x):
+        return primitive.bind(x, data=Named(LONG))
+
+    primitive = Primitive("named")
+    primitive.def_abstract_eval(lambda x, data: x)
+    assert digest(named, 0.0) is None
     assert digest(telling, 0.0) is None
     assert digest(asking, jnp.float32(0.0)) is None
