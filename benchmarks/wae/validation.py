@@ -170,8 +170,8 @@ def table(rows: Sequence[Row], rival: str = "default, weight 1") -> list[str]:
     return lines
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """NLL against the weight of the default's divergence: one line for each latent dimension.
+def plot(rows: Sequence[Row], path: Path, estimator: str) -> None:
+    """NLL against the weight of an estimator's divergence: one line for each latent dimension.
 
     Of runs whose learning rate falls; a dot is one seed, and a line goes through the means.
     """
@@ -181,7 +181,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         (row["latent_dim"], VARIANTS[row["variant"]].weight, row["nll"])
         for row in rows
         if row["schedule"] == "cosine" and row["learning_rate"] == PEAK
-        and estimator_of(row) == "default" and VARIANTS[row["variant"]].prior == "normal"
+        and estimator_of(row) == estimator and VARIANTS[row["variant"]].prior == "normal"
     ]  # fmt: skip
     for number, dim in enumerate(sorted({dim for dim, *_ in chosen})):
         each = [(weight, nll) for of, weight, nll in chosen if of == dim]
@@ -217,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         help="table of the best weights on test images to write")  # fmt: skip
     parser.add_argument("--rival", choices=VARIANTS, metavar="NAME", default="default, weight 1",
                         help="whose likelihood others are compared with")  # fmt: skip
-    parser.add_argument("--figure", type=Path, help="picture to write, with --print")
+    parser.add_argument("--figure", type=Path,
+                        help="picture of the rival's estimator to write, with --print")  # fmt: skip
     parser.add_argument("--print", action="store_true", help="print the table and do nothing else")
     parser.add_argument("--quick", action="store_true", help="one epoch on scikit-learn's digits")
     options = parser.parse_args(arguments)
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = read(options.csv, (*SETTINGS, *COLUMNS))
         print(*table(rows, options.rival), sep="\n")
         if options.figure:
-            plot(rows, options.figure)
+            plot(rows, options.figure, estimator_of({"variant": options.rival}))
         return
     if options.quick:
         options.latent_dims, options.epochs, options.seeds = [2], [1], [0]

@@ -29,6 +29,7 @@ def _kef(latent_dim: int, base: str | None = None) -> ELBO:
 # or the divergence itself; then its weight, and the prior where it is not N(0, I).
 OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
     "default": partial(make_objective, "default", None),
+    "whitened ν-method": partial(make_objective, "whitened-nu", None),
     "KEF-CG": partial(make_objective, "kef-cg", None),
     "KEF": _kef,
     "ν-method": partial(make_objective, "nu", None),
@@ -37,7 +38,9 @@ OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
         1, aggregate=ROWS, estimator=kef_cg(1e-4), base="model", debias=None
     ),
     "KEF, base prior": partial(_kef, base="model"),
-    "default, base zero": lambda _: ImplicitELBO(1, aggregate=ROWS, base=None, debias=None),
+    "whitened ν-method, base zero": lambda dim: ImplicitELBO(
+        1, aggregate=ROWS, estimator=make_objective("whitened-nu", None, dim).estimator, base=None
+    ),
     "own scales only": lambda _: ImplicitELBO(
         1,
         aggregate=ROWS,

@@ -28,13 +28,21 @@ WIDTH = 0.5  # sd of the codes
 LAMBDAS = tuple(10.0**-k for k in range(2, 8))
 GRIDS = {
     "default": (0.0,),
+    "whitened-nu": (45.0,),
     "nu": (50.0, 90.0, 130.0),
     "kef-cg": LAMBDAS,
     "ssge": (0.99, 0.97, 0.95, 0.93, 0.91, 0.89, 0.87),
     "stein": LAMBDAS,
 }
 COLUMNS = ("push", "error", "value")
-STYLES = {"default": "ko-", "nu": "C0s-", "kef-cg": "C1^-", "ssge": "C3v--", "stein": "C4x--"}
+STYLES = {
+    "default": "ko-",
+    "whitened-nu": "C2d-",
+    "nu": "C0s-",
+    "kef-cg": "C1^-",
+    "ssge": "C3v--",
+    "stein": "C4x--",
+}
 # φ and -2 φ' h² at the median distance h of the inverse multiquadric (1 + r²/h²)^(-1/2).
 AT_MEDIAN, SLOPE_AT_MEDIAN = 2**-0.5, 2**-1.5
 
@@ -60,7 +68,7 @@ def compute(estimator: str, dim: int, repeats: int, seed: int) -> Row:
         return jnp.mean(jax.lax.map(partial(figures, estimator, value), batches), axis=0)
 
     # Numbers of steps are compile-time constants; λ and fractions are not.
-    compiled = run if estimator in ("default", "nu") else jax.jit(run)
+    compiled = run if estimator in ("default", "whitened-nu", "nu") else jax.jit(run)
     for value in GRIDS[estimator]:
         error, push = (float(a) for a in compiled(value))
         best = min(best, (error, push, value))

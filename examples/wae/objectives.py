@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from numpyro_kscore import ImplicitELBO
+from numpyro_kscore import ImplicitELBO, ScoreEstimator
 from numpyro_kscore.estimators import (
     Landmarks,
+    Median,
     kef,
     kef_cg,
     landweber,
@@ -14,6 +15,7 @@ from numpyro_kscore.estimators import (
     ssge,
     stein,
 )
+from numpyro_kscore.regularizers import NuMethod
 from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.solvers import Krylov
 
@@ -22,6 +24,8 @@ ROWS = "rows"  # the plate of a batch's images
 # name of its parameter and the value used here.
 ESTIMATORS: dict[str, tuple[Callable[[Any, int], Any] | None, str, float]] = {
     "default": (None, "", 0.0),
+    # What posteriors get: in whitened coordinates, with the prior's score as base and a jackknife.
+    "whitened-nu": (lambda steps, dim: _whitened_nu(int(steps)), "steps", 45),
     "nu": (lambda steps, dim: nu_method(int(steps), solver=_krylov(dim)), "steps", 90),
     "landweber": (lambda steps, dim: landweber(int(steps), solver=_krylov(dim)), "steps", 1000),
     "kef": (lambda lam, dim: kef(lam, solver=Krylov(64)), "lam", 1e-4),
@@ -46,6 +50,12 @@ def _krylov(latent_dim: int) -> Krylov:
     return Krylov(24 if latent_dim < 32 else 12 if latent_dim < 128 else 8)
 
 
+def _whitened_nu(num_steps: int) -> ScoreEstimator:
+    return ScoreEstimator(
+        regularizer=NuMethod(num_steps), bandwidth=Median(0.8), standardize="full"
+    )
+
+
 def _nkef(lam: float, fraction: float) -> Any:
     return nkef(lam, landmarks=Landmarks(fraction=fraction), solver=Krylov(32))
 
@@ -64,4 +74,6 @@ def make_objective(name: str, value: float | None, latent_dim: int) -> ImplicitE
     if make is None:
         return ImplicitELBO(1, aggregate=ROWS)
     estimator = make(default if value is None else value, latent_dim)
+    if name == "whitened-nu":
+        return ImplicitELBO(1, estimator=estimator, debias="jackknife", aggregate=ROWS)
     return ImplicitELBO(1, estimator=estimator, base=None, debias=None, aggregate=ROWS)

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from numpyro.infer import ELBO
 
 from numpyro_kscore._objective.aggregate import pool
+from numpyro_kscore._objective.defaults import OF_AGGREGATES, OF_POSTERIORS
 from numpyro_kscore._objective.kl_gradient import KLGradient, kl_gradient, nearest_valid
 from numpyro_kscore._objective.particle_count import count_particles
 from numpyro_kscore._objective.settings import resolve_settings
@@ -36,9 +37,7 @@ from numpyro_kscore._tracing.program import Program, inspect_program, objective_
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
-from numpyro_kscore.estimators._bandwidth import Median
 from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 
 __all__ = ["ImplicitELBO"]
@@ -86,7 +85,8 @@ class ImplicitELBO(ELBO):
             included, from 128 to 512; 4 for each, from 128 to 256, if all blocks have local log
             densities.
         estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
-            whitened coordinates at .8 of the median distance. The ``base`` below replaces its own.
+            whitened coordinates at .8 of the median distance, and for an ``aggregate`` the kernel
+            exponential family at the median distance. The ``base`` below replaces its own.
             A :class:`~numpyro_kscore.sliced.SlicedScoreMatching` is trained along with the guide;
             its network needs a place, see :meth:`stateful`.
         base: ``"model"`` regresses the difference from the model's score, so that regularization
@@ -98,7 +98,8 @@ class ImplicitELBO(ELBO):
             for kernels and a network's own base, which cannot be ``"model"`` or ``"moments"``.
         debias: ``"jackknife"`` removes the leading finite-sample bias, at 1.5 times the operations
             of an estimate (with few particles, twice its time); None leaves it. ``"auto"`` is the
-            jackknife where the estimator has one: not with a network or a ``subset``.
+            jackknife where the estimator has one, not with a network or a ``subset``, and None for
+            an ``aggregate``.
         clip: longest typical move that a step may ask of a particle, in multiples of the noise of
             a converged fit; longer directions are scaled down as a whole. Far from the optimum
             they are a thousand times longer, and an optimizer that divides by the root mean square
@@ -161,11 +162,7 @@ class ImplicitELBO(ELBO):
         if num_particles is not None:
             check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
         if estimator is None:
-            # Numbers, not "auto": the best choice for one set of particles is far too strong for
-            # the average over the steps of a fit (docs/accuracy).
-            estimator = ScoreEstimator(
-                regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full"
-            )
+            estimator = OF_POSTERIORS if aggregate is None else OF_AGGREGATES
         self.settings = resolve_settings(
             estimator, base, debias, clip, local_share, aggregate, sharding
         )

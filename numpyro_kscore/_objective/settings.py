@@ -77,6 +77,9 @@ def resolve_settings(
             f"1 (entropies are those of the local densities); got {local_share!r}"
         )
     base = estimator.resolve_base(base)
+    if debias == "auto" and aggregate is not None:
+        # It doubles the squared error of an estimate from one batch (docs/wae_report).
+        debias = None
     sharding = check_sharding(sharding)
     return Settings(
         estimator.in_objective(base, sharding),

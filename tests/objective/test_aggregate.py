@@ -1,5 +1,7 @@
 """Aggregate posteriors and networks trained along with the guide."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,9 @@ from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore._tracing.layout import Layout, Part
+from numpyro_kscore.estimators import kef
 from numpyro_kscore.sliced import SlicedScoreMatching
+from numpyro_kscore.solvers import ConjugateGradient, Dense
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
@@ -141,6 +145,27 @@ def test_halves_of_the_rows_are_samples_of_the_same():
     # The mean row of a random half has a standard deviation of 2.9 about 49.5.
     for half in (shuffled[:50], shuffled[50:]):
         assert abs(np.mean(half[:, 0] // 2) - 49.5) < 9
+
+
+def test_the_default_estimator_is_the_kernel_exponential_family_as_published(x64):
+    """λ = 1e-4 where codes have unit variance, and the same codes in another unit."""
+    settings = ImplicitELBO(1, aggregate="rows").settings
+    assert (settings.base, settings.debias) == ("model", None)
+    # Conjugate gradients would stop at other steps on another scale.
+    assert isinstance(settings.estimator.solver, ConjugateGradient)
+    estimator = dataclasses.replace(settings.estimator, solver=Dense())
+    codes = random.normal(random.key(0), (40, 8))
+    codes = (codes - codes.mean(0)) / codes.std(0)
+    estimate = quick_jit(lambda x, unit: estimator.at_samples(unit * x))
+    found = estimate(codes, 1.0)
+    # On the paper's scale λ is in units of d/h², which is 1/2 at this variance; h is the median.
+    bandwidth = float(found.info.bandwidth)
+    lam = 2e-4 * 8 / bandwidth**2
+    assert lam == pytest.approx(1e-4, rel=0.1)
+    published = kef(lam).at_samples(codes)
+    assert float(published.info.bandwidth) == pytest.approx(bandwidth, rel=1e-12)
+    np.testing.assert_allclose(found.scores, published.scores, rtol=1e-8)
+    np.testing.assert_allclose(10 * estimate(codes, 10.0).scores, found.scores, rtol=1e-8)
 
 
 def test_misuse_of_aggregates():
