@@ -11,8 +11,8 @@ from examples.wae.objectives import ROWS, make_objective
 from examples.wae.priors import PRIORS
 from numpyro_kscore import ImplicitELBO, ScoreEstimator
 from numpyro_kscore.estimators import Median, kef, kef_cg
-from numpyro_kscore.regularizers import NuMethod
-from numpyro_kscore.solvers import Krylov
+from numpyro_kscore.regularizers import NuMethod, Tikhonov
+from numpyro_kscore.solvers import ConjugateGradient, Krylov
 
 
 def _kef(latent_dim: int, base: str | None = None) -> ELBO:
@@ -38,6 +38,13 @@ OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
         1, aggregate=ROWS, estimator=kef_cg(1e-4), base="model", debias=None
     ),
     "KEF, base prior": partial(_kef, base="model"),
+    "KEF, base prior, own scales": lambda _: ImplicitELBO(
+        1,
+        aggregate=ROWS,
+        estimator=ScoreEstimator(
+            regularizer=Tikhonov(2e-4), solver=ConjugateGradient(), standardize="diagonal"
+        ),
+    ),
     "whitened ν-method, base zero": lambda dim: ImplicitELBO(
         1, aggregate=ROWS, estimator=make_objective("whitened-nu", None, dim).estimator, base=None
     ),
@@ -47,6 +54,7 @@ OBJECTIVES: dict[str, Callable[[int], ELBO]] = {
         estimator=ScoreEstimator(
             regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="diagonal"
         ),
+        debias="jackknife",
     ),
     "VAE": lambda _: TraceMeanField_ELBO(),
 }
