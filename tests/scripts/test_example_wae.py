@@ -225,9 +225,7 @@ def test_published_estimators_are_used_as_published():
     assert (objective.settings.base, objective.settings.debias) == (None, None)
     assert not objective.estimator.normalize
     assert make_objective("default", None, 8).settings.base == "model"
-    with pytest.raises(
-        ValueError, match="expected one of default, whitened-nu.*got .none."
-    ):
+    with pytest.raises(ValueError, match="expected one of default, whitened-nu.*got .none."):
         make_objective("none", None, 8)
     with pytest.raises(ValueError, match="cost: expected one of norm"):
         Autoencoder(Settings(cost="l1"), (8, 8, 1))
