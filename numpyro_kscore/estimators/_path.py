@@ -38,19 +38,21 @@ class PathMember(Regularizer):
         bound: as for :meth:`Regularizer.path`.
         weaker: number of members beyond those of that path, each with half of λ; fewer where an
             iteration allows for no more steps.
+        least_steps: fewest steps of a Krylov space, where the family would take fewer.
     """
 
     family: Regularizer
     index: jax.Array
     bound: float | None = static(default=None)
     weaker: int = static(default=0)
+    least_steps: int = static(default=0)
 
     @property
     def spectral_bound(self) -> Any:
         return self.family.spectral_bound
 
     def krylov_steps(self, bound: float | None) -> int:
-        return self.family.krylov_steps(bound)
+        return max(self.least_steps, self.family.krylov_steps(bound))
 
     def evaluate(self, sigma: jax.Array) -> Filter:
         return jax.tree.map(lambda rows: rows[self.index], self._path(sigma))

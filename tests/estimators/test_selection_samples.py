@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import chains
+from benchmarks.accuracy import chains, score_targets
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators._halves import BLOCKS, deal
+from numpyro_kscore.estimators._selection import STEPS_OF_MANY
 from numpyro_kscore.regularizers import Tikhonov
 from support.compiling import quick_jit
 from support.samples import make_scaled
@@ -131,6 +132,15 @@ def test_a_chain_is_not_fitted_to_its_own_steps(estimator, correlation):
     """
     in_blocks, singly = chains.errors(estimator, "normal", correlation, 1000, 4)
     assert in_blocks < 0.4 * singly
+
+
+@pytest.mark.thorough
+def test_estimates_from_more_samples_than_the_choice_looks_at_take_more_steps():
+    """With the steps of the choice the residual of so little regularization is 1e-2."""
+    x = score_targets.TARGETS["spiral"](2).draw(jax.random.key(0), 2100)
+    info = ScoreEstimator(base="student", bandwidth="median").fit(x).info
+    assert int(info.steps) == STEPS_OF_MANY
+    assert bool(info.converged)
 
 
 def test_a_benchmark_has_both_errors(capsys):
