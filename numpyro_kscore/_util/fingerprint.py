@@ -86,15 +86,11 @@ def _add(found: Any, jaxpr: Any) -> None:
 
 def _text(found: Any, value: Any) -> str:
     """The text of a parameter; programs inside of it are added at once."""
-    if isinstance(value, jex.ClosedJaxpr):
-        for constant in value.consts:
-            found.update(_text(found, constant).encode())
-        value = value.jaxpr
-    if isinstance(value, jex.Jaxpr):
-        _add(found, value)
-        # New versions of JAX have one class for both.
+    if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+        # New versions of JAX have one class for both; before, only closed ones have constants.
         for constant in getattr(value, "consts", ()):
             found.update(_text(found, constant).encode())
+        _add(found, getattr(value, "jaxpr", value))
         return "program"
     if isinstance(value, tuple | list):
         return f"({', '.join(_text(found, one) for one in value)})"

@@ -119,13 +119,13 @@ def _held_out_losses(
     """Bandwidths of fits to halves of the samples, (b,), and their losses at the others, (b,)."""
     n, dim = z.shape
     stride = -(-n // SELECTION_POINTS)
-    size = -(-n // stride) // 2
     some = jax.tree.map(lambda a: a[::stride], (z, pilot_scores))
+    halves = deal(some[0].shape[0])
+    size = halves[0].size
     reference = reference_bandwidth(max(size, 1), dim, correction, pilot_scores is not None)
     bandwidths = factors * reference
     if n < FEWEST_POINTS:
         return bandwidths, jnp.full_like(factors, jnp.nan)
-    halves = deal(some[0].shape[0])
     both = jax.tree.map(lambda a: jnp.stack([a[rows] for rows in halves]), some)
     others = both[0][::-1]
 
