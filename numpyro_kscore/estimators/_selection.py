@@ -35,10 +35,11 @@ from numpyro_kscore.solvers._spectrum import Decomposer
 
 __all__ = ["choose"]
 
-# Krylov steps of an estimate from more samples than the selection uses. They bear so little
-# regularization that 20 or 32 steps leave a residual of 1e-2, which it makes large: on a spiral of
-# 10 000 samples errors are 14 with 20 steps, and 1.2 with 48 (docs/accuracy).
-STEPS_OF_MANY = 48
+# Fewest Krylov steps of an estimate whose strength is chosen here: from the samples the selection
+# uses, and from more of them. What bears little regularization is left unconverged by 20 steps,
+# which makes it large: an arc in eight dimensions loses 10 % at 1000 samples, a spiral has errors
+# of 14 for 1.2 at 10 000 (docs/accuracy).
+STEPS, STEPS_OF_MANY = 32, 48
 
 
 def choose(
@@ -95,6 +96,5 @@ def choose(
 
     growth = max(num_samples / problem.points.shape[0], 1.0)
     selection, member = pick(unchosen, jnp.mean(values, axis=2), error, tried, growth)
-    if growth > 1:
-        member = dataclasses.replace(member, least_steps=STEPS_OF_MANY)
-    return selection, member
+    steps = STEPS_OF_MANY if growth > 1 else STEPS
+    return selection, dataclasses.replace(member, least_steps=steps)
