@@ -19,6 +19,7 @@ from numpyro_kscore._starts.candidates import (
     surely,
     widths_of,
 )
+from numpyro_kscore._starts.newton import newton
 from numpyro_kscore._starts.quasi_newton import Iterate, quasi_newton_paths
 from numpyro_kscore._tracing.coupling import Centering
 
@@ -27,9 +28,6 @@ __all__ = ["COLD_SCALE", "all_paths", "given_scales"]
 # Gradients of the model for the paths.
 PATH_GRADIENTS = 1000
 NUM_PATHS = 4
-# And of each path at given scales, for each dimension: what it leaves undone takes batch and match,
-# which has two for each dimension at every step, much longer.
-HELD_PER_DIM = 10
 # Paths from more draws of the prior follow where the first ones, bounds included, took fewer.
 FEW_GRADIENTS = 1000
 # Most draws of the prior that paths start from.
@@ -95,28 +93,16 @@ def given_scales(
         starts = starts[:1]
     evaluate = model.in_form(form)
     starts = model.at(starts, of_degrees(np.ones_like(first)), form).moved
-
-    def held(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        energies, gradients = evaluate(points)
-        return energies, np.where(is_scale, 0.0, gradients)
-
     has_width = ~is_scale & (form.degrees == 1)
     widths = np.where(has_width, widths_of(latents.from_prior, len(first)), 1.0)
-    budget = max(PATH_GRADIENTS // NUM_PATHS, HELD_PER_DIM * len(first))
-    paths = quasi_newton_paths(held, starts, budget, np.tile(widths, (len(starts), 1)))
     noise = antithetic(rng, PATH_DRAWS, len(first))
-    across = np.ix_(is_scale, is_scale)
-
-    def narrow(iterate: Iterate) -> Iterate:
-        inverse = iterate.inverse_hessian.copy()
-        inverse[across] = COLD_SCALE**2 * np.eye(np.sum(is_scale))
-        return iterate._replace(inverse_hessian=inverse)
-
-    found = [
-        _best_of_path(model, [narrow(iterate) for iterate in path.iterates], form, noise)
-        for path in paths
-        if path.iterates
-    ]
+    found = []
+    for start in starts:
+        end = newton(evaluate, start, ~is_scale, widths)
+        if end is not None:
+            covariance = end.inverse_hessian + COLD_SCALE**2 * np.diag(is_scale)
+            mode = Gaussian(end.point, factor(covariance))
+            found.append(model.judge(mode, form, noise))
     return sorted(found, key=surely)[-1:]
 
 
