@@ -16,7 +16,7 @@ FREE = np.array([True, True, True, False, True, True])
 
 
 def gaussian(seed=0):
-    """Energies of a correlated Gaussian, and the mean and covariance of its free coordinates."""
+    """Energies of a correlated Gaussian, its precision and its mean."""
     rng = np.random.default_rng(seed)
     basis = np.linalg.qr(rng.normal(size=(6, 6)))[0]
     precision = basis * np.logspace(0, 4, 6) @ basis.T / np.outer(UNITS, UNITS)
@@ -72,7 +72,7 @@ def test_it_goes_down_where_the_curvature_is_negative():
 
 
 def test_it_stays_where_the_energy_is_finite():
-    """Minus the log density of an exponential variable: infinite below zero, where steps lead."""
+    """Minus the log density of a gamma variable: infinite below zero, where a step leads."""
 
     def evaluate(points):
         x = points[:, 0]
