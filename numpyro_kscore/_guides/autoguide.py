@@ -28,6 +28,7 @@ from numpyro_kscore._guides.checks import (
     is_concrete_call,
     warn_of_other_data,
 )
+from numpyro_kscore._guides.conditional import push_conditional
 from numpyro_kscore._guides.faded import push_faded
 from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
@@ -38,6 +39,7 @@ from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._starts.batch_match import Gaussian
+from numpyro_kscore._starts.fading import Fading
 from numpyro_kscore._starts.gaussian_start import GaussianStart
 from numpyro_kscore._starts.paths import COLD_SCALE
 from numpyro_kscore._starts.search import find_start, unravel
@@ -330,9 +332,12 @@ class AutoImplicit(PosteriorDraws):
         if local is not None:
             local = _in_latents(local, (self.start.gaussian,), 0)
         coordinates = self._frozen("mean", mean) + self._frozen("factor", factor) @ x
-        if self.start.fading is None:
+        warp = self.start.warp
+        if warp is None:
             return coordinates, local
-        return push_faded(coordinates, local, self.start.fading, self._frozen)
+        if isinstance(warp, Fading):
+            return push_faded(coordinates, local, warp, self._frozen)
+        return push_conditional(coordinates, local, warp, self._frozen)
 
     def _draw_mode(
         self, start: GaussianStart, noise: jax.Array

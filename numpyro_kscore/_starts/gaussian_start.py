@@ -24,6 +24,7 @@ from numpyro_kscore._starts.candidates import (
     of_degrees,
     surely,
 )
+from numpyro_kscore._starts.conditional import Conditional, given_drivers
 from numpyro_kscore._starts.couple import couple
 from numpyro_kscore._starts.couplings import Couplings
 from numpyro_kscore._starts.fading import Fading, fade
@@ -55,8 +56,8 @@ class GaussianStart(NamedTuple):
             empty.
         couplings: how the sizes of latents vary with others in the coordinates of the Gaussian;
             None if they do not.
-        fading: another Gaussian, whose correlations change with scales: the Gaussian above is then
-            one of its noise, and ``modes`` alone are in the coordinates. None if there is none.
+        warp: another Gaussian, which changes with scales: the Gaussian above is then one of its
+            noise, and ``modes`` alone are in the coordinates. None if there is none.
     """
 
     gaussian: Gaussian
@@ -67,7 +68,7 @@ class GaussianStart(NamedTuple):
     weights: np.ndarray
     parts: tuple[Gaussian, ...] = ()
     couplings: Couplings | None = None
-    fading: Fading | None = None
+    warp: Fading | Conditional | None = None
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -142,24 +143,24 @@ def find_gaussian(
         gaussian=best.gaussian,
         elbo=best.bound.value,
         couplings=chosen.couplings,
-        fading=chosen.fading,
+        warp=chosen.warp,
     )
 
 
 class _Found(NamedTuple):
-    """A Gaussian in coordinates with couplings, with correlations that fade, or with neither.
+    """A Gaussian in coordinates with couplings, one that changes with scales, or a plain one.
 
     Attributes:
         number: of the finalist that it comes from.
         judged: the Gaussian.
         couplings: of its coordinates.
-        fading: what its draws are pushed through.
+        warp: what its draws are pushed through.
     """
 
     number: int
     judged: Judged
     couplings: Couplings | None = None
-    fading: Fading | None = None
+    warp: Fading | Conditional | None = None
 
 
 def _in_other_forms(
@@ -170,7 +171,7 @@ def _in_other_forms(
     apart: np.random.Generator,
     noise: np.ndarray,
 ) -> _Found:
-    """The best of some Gaussians, with couplings, with correlations that fade, or with neither."""
+    """The best of some Gaussians, with couplings, changing with scales, or plain."""
     found = []
     for number, finalist in enumerate(finalists):
         evaluate = model.in_form(finalist.centering)
@@ -182,5 +183,9 @@ def _in_other_forms(
         faded = fade(model, one.judged, one.couplings, latents.is_hierarchical, apart, noise)
         if faded is not None:
             found.append(_Found(one.number, *faded))
+    for number, finalist in enumerate(finalists):
+        given = given_drivers(model, latents, finalist, apart, noise)
+        if given is not None:
+            found.append(_Found(number, given[0], None, given[1]))
     best = preferred([one.judged for one in found], EQUAL_IN_THE_END)
     return next(one for one in found if one.judged is best)

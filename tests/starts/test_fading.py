@@ -221,7 +221,7 @@ def test_a_guide_starts_with_the_correlations_of_small_and_large_scales(model):
     y = jnp.asarray(y + NOISE * rng.normal(size=y.shape))
     guide = AutoImplicit(model)
     guide.set_up(random.key(0), y)
-    assert guide.start.fading is not None
+    assert guide.start.warp is not None
     with numpyro.handlers.seed(rng_seed=0):
         params = {
             name: site["value"]
