@@ -38,8 +38,9 @@ def push_conditional(
         ]
         for kind, gaussian in (("drivers", given.drivers), ("others", given.others))
     )
-    means, logs, rests = (
-        frozen(f"given_{name}", getattr(given, name)) for name in ("means", "logs", "rests")
+    skews, means, logs, rests = (
+        frozen(f"given_{name}", getattr(given, name))
+        for name in ("skews", "means", "logs", "rests")
     )
     count = given.drivers.mean.shape[0]
     drivers, others = points[:count], points[count:]
@@ -50,13 +51,17 @@ def push_conditional(
     def push(drivers: jax.Array, others: jax.Array) -> jax.Array:
         values = _features(drivers)
         moved = values @ means + triangle(values) @ others
-        return jnp.concatenate([center[0] + center[1] @ drivers, inner[0] + inner[1] @ moved])
+        stretched = -jnp.expm1(-skews * drivers) / skews
+        return jnp.concatenate([center[0] + center[1] @ stretched, inner[0] + inner[1] @ moved])
+
+    def log_volume(drivers: jax.Array) -> jax.Array:
+        return jnp.sum(_features(drivers) @ logs) - skews @ drivers
 
     coordinates = push(drivers, others)[given.place]
     if local is None:
         return coordinates, None
     drivers, others = lax.stop_gradient((drivers, others))
-    volume, of_volume = jax.value_and_grad(lambda u: jnp.sum(_features(u) @ logs))(drivers)
+    volume, of_volume = jax.value_and_grad(log_volume)(drivers)
     # The derivative is a block triangle: what others move with drivers is subtracted when the
     # scores of the others are known.
     scores = solve_transposed(
@@ -64,7 +69,8 @@ def push_conditional(
     )
     _, transpose = jax.vjp(lambda u: push(u, others), drivers)
     (added,) = transpose(jnp.concatenate([jnp.zeros(count, scores.dtype), scores]))
-    first = solve_transposed(center[1], local.score[:count] - of_volume - added)
+    by_points = (local.score[:count] - of_volume - added) * jnp.exp(skews * drivers)
+    first = solve_transposed(center[1], by_points)
     volumes = sum(jnp.sum(jnp.log(jnp.diagonal(factor))) for _, factor in (center, inner))
     score = jnp.concatenate([first, scores])[given.place]
     return coordinates, LocalDensity(local.log_density - volumes - volume, score)

@@ -39,6 +39,7 @@ class Latents(NamedTuple):
             be drawn from.
         is_hierarchical: which coordinates have a degree of centering, (d,).
         is_scale: which may be scales of others: those of positive numbers, (d,).
+        is_between: which others have values between two bounds, such as correlations, (d,).
         sizes: numbers of coordinates of the latents, in their order.
     """
 
@@ -46,6 +47,7 @@ class Latents(NamedTuple):
     from_prior: np.ndarray
     is_hierarchical: np.ndarray
     is_scale: np.ndarray
+    is_between: np.ndarray
     sizes: tuple[int, ...]
 
 

@@ -24,10 +24,11 @@ from numpyro_kscore._starts.candidates import (
     of_degrees,
     surely,
 )
-from numpyro_kscore._starts.conditional import Conditional, given_drivers
+from numpyro_kscore._starts.conditional import Conditional
 from numpyro_kscore._starts.couple import couple
 from numpyro_kscore._starts.couplings import Couplings
 from numpyro_kscore._starts.fading import Fading, fade
+from numpyro_kscore._starts.given_drivers import given_drivers
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.paths import COLD_SCALE, all_paths, given_scales
 from numpyro_kscore._starts.refinement import match_mode, preferred, refine

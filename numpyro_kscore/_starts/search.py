@@ -76,7 +76,7 @@ def find_start(
     given, model = model, whole if few is None else few.model
     sizes = {name: np.shape(value) for name, value in latents.items()}
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
-    values, scales = _values(model, args, kwargs, latents)
+    values, scales, between = _values(model, args, kwargs, latents)
     sites = () if plain else hierarchical_sites(model, args, kwargs, values)
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
@@ -86,9 +86,11 @@ def find_start(
 
     def search() -> GaussianStart | None:
         from_prior = _prior_draws(model, args, kwargs, latents)
-        hierarchical, positive = (_are_among(names, latents) for names in (sites, scales))
+        hierarchical, positive, bounded = (
+            _are_among(names, latents) for names in (sites, scales, between)
+        )
         counts = tuple(int(np.size(value)) for value in latents.values())
-        known = Latents(first, from_prior, hierarchical, positive, counts)
+        known = Latents(first, from_prior, hierarchical, positive, bounded, counts)
         rest = known, rng, not plain
         try:
             if batches is not None:
@@ -181,26 +183,32 @@ def unravel(flat: Array, sizes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
 
 def _values(
     model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
-) -> tuple[dict[str, Any], set[str]]:
-    """Shapes of the constrained values of latents, and the names of those that are positive."""
-    positive = set()
+) -> tuple[dict[str, Any], set[str], set[str]]:
+    """Shapes of the constrained values of latents, and the names of those that are positive.
+
+    And, last, of others that are between two bounds.
+    """
+    positive, between = set(), set()
 
     def run(coordinates: dict[str, Array]) -> dict[str, Array]:
         seeded = handlers.seed(model, random.key(0))
         trace = trace_at(seeded, args, kwargs, coordinates, {})
         for name in coordinates:
-            if _is_positive(trace[name]["fn"].support):
+            support = trace[name]["fn"].support
+            while hasattr(support, "base_constraint"):
+                support = support.base_constraint
+            if _is_positive(support):
                 positive.add(name)
+            elif hasattr(support, "lower_bound") and hasattr(support, "upper_bound"):
+                between.add(name)
         return {name: trace[name]["value"] for name in coordinates}
 
     with Apart():
-        return jax.eval_shape(run, latents), positive
+        return jax.eval_shape(run, latents), positive, between
 
 
 def _is_positive(support: Any) -> bool:
     """Whether all numbers of a support are positive, other than probabilities."""
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
     low = getattr(support, "lower_bound", None)
     # A bound that is computed has no value while shapes are traced.
     if low is None or support is constraints.unit_interval or isinstance(low, jax.core.Tracer):

@@ -212,7 +212,7 @@ def walk_gaussian(spread):
 
 
 def known(is_scale):
-    flags = np.zeros((2, LEVELS + 1), bool)
+    flags = np.zeros((3, LEVELS + 1), bool)
     flags[1, 0] = is_scale
     return Latents(np.zeros(LEVELS + 1), np.zeros((0, LEVELS + 1)), *flags, (1, LEVELS))
 
@@ -246,7 +246,7 @@ def test_a_scale_may_be_an_element_of_a_vector():
     factor = np.eye(LEVELS + 2)
     factor[1:, 1:] = one.factor
     gaussian = Gaussian(np.append(0.0, one.mean), factor)
-    flags = np.zeros((2, LEVELS + 2), bool)
+    flags = np.zeros((3, LEVELS + 2), bool)
     flags[1, :2] = True
     latents = Latents(np.zeros(LEVELS + 2), np.zeros((0, LEVELS + 2)), *flags, (2, LEVELS))
     basis = find_basis(with_another, gaussian, latents, np.random.default_rng(0))

@@ -288,7 +288,7 @@ def test_raw_units_do_not_send_paths_into_another_valley():
 
 def without_draws(first):
     none = np.zeros(len(first), bool)
-    return Latents(first, np.zeros((0, len(first))), none, none, (1,) * len(first))
+    return Latents(first, np.zeros((0, len(first))), none, none, none, (1,) * len(first))
 
 
 def at_points(energies, gradients, points):

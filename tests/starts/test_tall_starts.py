@@ -105,7 +105,7 @@ def test_a_start_knows_where_all_data_place_the_effects(is_sound):
         is_effect = np.arange(DIM) >= 2
         rng = np.random.default_rng(0)
         draws = rng.normal(size=(32, DIM))
-        latents = Latents(np.zeros(DIM), draws, is_effect, ~is_effect, (1, 1, len(DATA)))
+        latents = Latents(np.zeros(DIM), draws, is_effect, ~is_effect, np.zeros(DIM, bool), (1, 1, len(DATA)))
         part = Part(some, some, expansion(PART), 0.1)
         all_data = whole(expansion(DATA if is_sound else DATA + 5))
         start = find_from_part(part, all_data, latents, rng, with_couplings=False)
@@ -212,7 +212,7 @@ def test_modes_of_a_part_that_are_one_for_all_data():
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
         draws = 3 * rng.normal(size=(32, 2))
-        latents = Latents(np.ones(2), draws, np.zeros(2, bool), np.zeros(2, bool), (1, 1))
+        latents = Latents(np.ones(2), draws, *np.zeros((3, 2), bool), (1, 1))
         part = Part(rows(two_modes), rows(two_modes), expand(two_modes), 0.1)
         all_data = Whole(expand(one_mode), lambda points, _: rows(one_mode)(points, 0, 0)[:2])
         found = find_from_part(part, all_data, latents, rng, with_couplings=True)

@@ -1,0 +1,377 @@
+"""A Gaussian that changes with the scales of a model, from modes at some of their values.
+
+Newton's method goes to the mode of all others at values of the drivers: the scales, and latents
+between two bounds. The evidence of the drivers by Laplace's approximation says where to look, in
+rounds that widen and move until the drivers have, in their own coordinates, about a standard normal
+distribution. What is found at the last values is interpolated, see ``conditional``, and rounds of
+batch and match follow. The bound decides whether this is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+from scipy.linalg import solve_triangular
+from scipy.special import ndtr
+
+from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo
+from numpyro_kscore._starts.candidates import (
+    CountedModel,
+    Judged,
+    Latents,
+    factor,
+    surely,
+    widths_of,
+)
+from numpyro_kscore._starts.conditional import (
+    Conditional,
+    conditioned,
+    exponents,
+    features,
+    skewed,
+)
+from numpyro_kscore._starts.newton import ARRIVED, newton
+from numpyro_kscore._starts.refinement import LEAST_GAIN, match_near
+
+__all__ = ["given_drivers"]
+
+# Latents that may be drivers: so many numbers in all, of sites that have so many.
+MOST_DRIVERS, MOST_OF_LATENT = 6, 4
+# Most powers of drivers times squares of the number of others: numbers that every draw takes.
+MOST_NUMBERS = 2e6
+# Where drivers are looked at while their own distribution is still far, and when it is near: on
+# axes, and in pairs. One alone and two have more in the end, since there is time for it.
+AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
+LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((1.1, 2.2, 3.3), (1.1, 2.2))}
+# How much the distribution may widen, narrow or, in standard deviations, move at once; changes
+# after which it is near, and there; and most rounds.
+MOST_CHANGE, NEAR, THERE, ROUNDS = 3.0, 0.5, 0.15, 10
+# Largest skewness, and one of zero, without its division by zero. Quantiles that it comes from, in
+# standard deviations of a normal distribution, and the grid that they are found on.
+MOST_SKEW, NO_SKEW, QUANTILE = 0.5, 1e-3, 2.0
+GRID = np.linspace(-8.0, 8.0, 1601)
+# Steps to a mode by the curvature at another one, before curvatures are looked at.
+CHORDS = 3
+# Ridge of the regression on powers of drivers.
+RIDGE = 1e-3
+# Most rounds of batch and match.
+MATCHES = 6
+
+
+def given_drivers(
+    model: CountedModel,
+    latents: Latents,
+    known: Judged,
+    rng: np.random.Generator,
+    noise: np.ndarray,
+) -> tuple[Judged, Conditional] | None:
+    """A Gaussian that changes with the model's scales; None if its bound is no higher.
+
+    Args:
+        model: the model.
+        latents: what is known of the latents.
+        known: the best Gaussian that does not change.
+        rng: for draws.
+        noise: for bounds, (m, d), antithetic.
+
+    Returns:
+        The Gaussian of the points, and what pushes them to the coordinates of the known one.
+
+    Cost: for k drivers and r others about 2 r gradients of the model at 2 k² + 2 k + 1 nodes, and a
+    few times 2 r at 2 k + 1; rounds of batch and match as long as they pay; O(k² r³).
+    """
+    small = np.repeat(latents.sizes, latents.sizes) <= MOST_OF_LATENT
+    drivers = np.flatnonzero((latents.is_scale | latents.is_between) & small)
+    dim = len(small)
+    count = len(drivers)
+    if not (0 < count <= MOST_DRIVERS and count < dim):
+        return None
+    if len(exponents(count)) * (dim - count) ** 2 > MOST_NUMBERS:
+        return None
+    evaluate = model.in_form(known.centering)
+    given = _find(evaluate, known.gaussian, drivers, widths_of(latents.from_prior, dim))
+    if given is None:
+        return None
+    inside, gaussian = conditioned(evaluate, given), Gaussian(np.zeros(dim), np.eye(dim))
+    best = known
+    for count in range(MATCHES + 1):
+        before = best
+        if count:
+            gaussian = match_near(inside, gaussian, rng, count - 1)
+        bound = elbo(gaussian, noise, inside(gaussian.push(noise))[0])
+        if bound.surely > best.bound.surely:
+            best = Judged(bound, gaussian, known.centering)
+        if count > 1 and surely(best) < surely(before) + LEAST_GAIN:
+            break
+    return None if best is known else (best, given)
+
+
+class _Node(NamedTuple):
+    """The others at one value of the drivers.
+
+    Attributes:
+        mode: theirs, (r,).
+        covariance: the inverse Hessian there, (r, r).
+        evidence: of the drivers, by Laplace's approximation.
+    """
+
+    mode: np.ndarray
+    covariance: np.ndarray
+    evidence: float
+
+
+class _Drivers(NamedTuple):
+    """The distribution of the drivers, and where the others are expected at their values.
+
+    Attributes:
+        gaussian: of the drivers, before their skewness.
+        skews: see :class:`~numpyro_kscore._starts.conditional.Conditional`, (k,).
+        mode: of the others at the mean, (r,).
+        slopes: how that moves with the drivers in units of the Gaussian, (k, r).
+        covariance: of the others at the mean, (r, r).
+    """
+
+    gaussian: Gaussian
+    skews: np.ndarray
+    mode: np.ndarray
+    slopes: np.ndarray
+    covariance: np.ndarray
+
+
+def _find(
+    evaluate: Evaluate, known: Gaussian, drivers: np.ndarray, prior: np.ndarray
+) -> Conditional | None:
+    """A Gaussian that changes with drivers; None where their distribution is not found."""
+    count, dim = len(drivers), len(known.mean)
+    others = np.setdiff1d(np.arange(dim), drivers)
+    covariance = known.factor @ known.factor.T
+    widths = np.sqrt(np.diag(covariance))
+    # What the prior decides comes before what the data decide: given the former, the mean of the
+    # latter is nearly linear, and factors are smooth.
+    others = others[np.argsort(-(widths / prior)[others], kind="stable")]
+    inside, across = (covariance[np.ix_(drivers, columns)] for columns in (drivers, others))
+    gaussian = Gaussian(known.mean[drivers], factor(inside))
+    slopes = solve_triangular(gaussian.factor, across, lower=True)
+    rest = covariance[np.ix_(others, others)] - slopes.T @ slopes
+    now = _Drivers(gaussian, np.full(count, NO_SKEW), known.mean[others], slopes, rest)
+
+    def look(points: np.ndarray) -> list[_Node] | None:
+        nodes = []
+        for point, values in zip(points, _push(now, points), strict=True):
+            at = np.empty(dim)
+            at[drivers] = values
+            at[others] = now.mode + skewed(point, now.skews) @ now.slopes
+            node = _look(evaluate, at, others, widths, now.covariance)
+            if node is None:
+                return None
+            nodes.append(node)
+        return nodes
+
+    is_near = False
+    for _ in range(ROUNDS):
+        points = _design(count, ON_AXES, IN_PAIRS) if is_near else _design(count, AT_FIRST)
+        nodes = look(points)
+        if nodes is None:
+            return None
+        evidences = np.array([node.evidence for node in nodes]) - points @ now.skews
+        change = _reshaping(points, evidences, now.skews) if is_near else _change(points, evidences)
+        if is_near and change.size < THERE:
+            break
+        now = _moved(now, change, points, nodes)
+        is_near = is_near or change.size < NEAR
+    else:
+        return None
+    if count in LAST:
+        now = _moved(now, change, points, nodes)
+        points = _design(count, *LAST[count])
+        nodes = look(points)
+        if nodes is None:
+            return None
+    return _interpolated(np.concatenate([drivers, others]), now, points, nodes)
+
+
+def _push(now: _Drivers, points: np.ndarray) -> np.ndarray:
+    return now.gaussian.push(skewed(points, now.skews))
+
+
+def _look(
+    evaluate: Evaluate,
+    at: np.ndarray,
+    others: np.ndarray,
+    widths: np.ndarray,
+    covariance: np.ndarray,
+) -> _Node | None:
+    """The mode near a point with the drivers held; None if numbers are not finite there."""
+    start, lowest = at, np.inf
+    for _ in range(CHORDS + 1):
+        (energy,), (gradient,) = evaluate(at[None])
+        if not energy < lowest:
+            break
+        start, lowest = at, energy
+        step = covariance @ gradient[others]
+        if gradient[others] @ step < ARRIVED:
+            break
+        at = at.copy()
+        at[others] -= step
+    end = newton(evaluate, start, np.isin(np.arange(len(at)), others), widths)
+    if end is None:
+        return None
+    inverse = end.inverse_hessian[np.ix_(others, others)]
+    step = inverse @ end.gradient[others]
+    volume = np.linalg.slogdet(inverse)[1]
+    evidence = 0.5 * float(end.gradient[others] @ step + volume) - end.energy
+    return _Node(end.point[others] - step, inverse, evidence) if np.isfinite(evidence) else None
+
+
+def _design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()) -> np.ndarray:
+    """Points of drivers at which the others are looked at, the center first, (n, count)."""
+    unit = np.eye(count)
+    points = [np.zeros((1, count)), *(sign * size * unit for size in on_axes for sign in (1, -1))]
+    sides = [sign * size for size in in_pairs for sign in (1, -1)]
+    points += [
+        (x * unit[a] + y * unit[b])[None]
+        for a in range(count)
+        for b in range(a)
+        for x in sides
+        for y in sides
+    ]
+    return np.concatenate(points)
+
+
+class _Change(NamedTuple):
+    """Of the distribution of drivers, in units of what it was.
+
+    Attributes:
+        mean: where its median moves, before the skewness, (k,).
+        factor: lower triangle that follows the one so far, (k, k).
+        skews: the new ones, (k,).
+        size: how far all of it is from no change.
+    """
+
+    mean: np.ndarray
+    factor: np.ndarray
+    skews: np.ndarray
+    size: float
+
+
+def _change(points: np.ndarray, evidences: np.ndarray) -> _Change:
+    """What the evidence at a few points says of drivers that are taken for standard normal."""
+    slopes, curvature = _quadratic(points, evidences)
+    curvatures, axes = np.linalg.eigh(curvature)
+    curvatures = np.clip(curvatures, MOST_CHANGE**-2, MOST_CHANGE**2)
+    covariance = (axes / curvatures) @ axes.T
+    move = _limited(covariance @ slopes)
+    size = max(float(np.linalg.norm(move)), float(np.max(np.abs(np.log(curvatures)))) / 2)
+    return _Change(move, factor(covariance), np.full(len(move), NO_SKEW), size)
+
+
+def _reshaping(points: np.ndarray, evidences: np.ndarray, skews: np.ndarray) -> _Change:
+    """What the evidence on axes and in pairs says of drivers that are taken for standard normal.
+
+    Skewness and widths come from quantiles on every axis, where the other drivers have their
+    median; how far to move and correlations, with what these add to widths, from a regression.
+    """
+    count = points.shape[1]
+    slopes, curvature = _quadratic(points, evidences, with_cubes=True)
+    own = np.maximum(np.diag(curvature), MOST_CHANGE**-2)
+    units = np.sqrt(np.outer(own, own))
+    correlated = np.clip(curvature / units, -0.9, 0.9)
+    np.fill_diagonal(correlated, 1.0)
+    values, axes = np.linalg.eigh(correlated)
+    covariance = (axes / np.maximum(values, MOST_CHANGE**-2)) @ axes.T
+    quantiles = np.empty((3, count))
+    for k in range(count):
+        is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
+        quantiles[:, k] = _quantiles(points[is_on, k], evidences[is_on])
+    low, middle, high = skewed(np.clip(quantiles, -8, 8), skews)
+    below, above = middle - low, high - middle
+    found = np.clip(-0.5 * np.log(above / below) * 2 / QUANTILE, -MOST_SKEW, MOST_SKEW)
+    found = np.where(np.abs(found) < NO_SKEW, NO_SKEW, found)
+    spread = skewed(np.array([[QUANTILE], [-QUANTILE]]), found)
+    sizes = (high - low) / (spread[0] - spread[1])
+    sizes = np.clip(sizes, 1 / MOST_CHANGE, MOST_CHANGE)
+    move = _limited(covariance / units @ slopes)
+    triangle = factor(covariance * np.outer(sizes, sizes))
+    changes = (
+        np.linalg.norm(move),
+        np.max(np.abs(np.log(np.diag(triangle)))),
+        np.max(np.abs(found - skews)),
+    )
+    return _Change(move, triangle, found, float(max(changes)))
+
+
+def _quadratic(
+    points: np.ndarray, evidences: np.ndarray, with_cubes: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slope (k,) and negative curvature (k, k) of the evidence; what is far counts less.
+
+    With cubes the slope is its mean under a standard normal, where it changes along an axis.
+    """
+    count = points.shape[1]
+    one, other = np.triu_indices(count)
+    squares, cubes = points[:, one] * points[:, other], points**3 if with_cubes else points[:, :0]
+    columns = np.concatenate([np.ones((len(points), 1)), points, squares, cubes], axis=1)
+    weights = np.exp(-0.125 * np.sum(points**2, axis=1))
+    found = np.linalg.lstsq(columns * weights[:, None], evidences * weights, rcond=None)[0]
+    _, first, second, third = np.split(found, np.cumsum([1, count, len(one)]))
+    half = np.zeros((count, count))
+    half[one, other] = -second
+    return first + 3 * third if with_cubes else first, half + half.T
+
+
+def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
+    """The lower one, the median and the upper one of a density on a line, (3,)."""
+    order = np.argsort(places)
+    places, evidences = places[order], evidences[order]
+    spline = CubicSpline(places, evidences, bc_type="natural")
+    inside = np.clip(GRID, places[0], places[-1])
+    # On with the slope at the ends.
+    density = spline(inside) + (GRID - inside) * spline(inside, 1)
+    sums = np.cumsum(np.exp(density - density.max()))
+    return np.interp(ndtr(QUANTILE * np.array([-1, 0, 1])), sums / sums[-1], GRID)
+
+
+def _limited(move: np.ndarray) -> np.ndarray:
+    """A move that is not too long at once."""
+    length = max(float(np.linalg.norm(move)), np.finfo(float).tiny)
+    return move * min(1.0, MOST_CHANGE / length)
+
+
+def _moved(now: _Drivers, change: _Change, points: np.ndarray, nodes: Sequence[_Node]) -> _Drivers:
+    """The distribution of the drivers after a change of it."""
+    # A product of lower triangles is one.
+    gaussian = Gaussian(
+        now.gaussian.push(change.mean[None])[0], now.gaussian.factor @ change.factor
+    )
+    modes = np.stack([node.mode for node in nodes]) - nodes[0].mode
+    slopes = np.linalg.lstsq(skewed(points, now.skews), modes, rcond=None)[0]
+    mode = nodes[0].mode + change.mean @ slopes
+    return _Drivers(gaussian, change.skews, mode, change.factor.T @ slopes, nodes[0].covariance)
+
+
+def _interpolated(
+    order: np.ndarray, now: _Drivers, points: np.ndarray, nodes: Sequence[_Node]
+) -> Conditional:
+    """The Gaussian at all values of the drivers from that at some of them, the center first."""
+    values, _ = features(points)
+    mode, root = nodes[0].mode, factor(nodes[0].covariance)
+
+    def whiten(columns: np.ndarray) -> np.ndarray:
+        return solve_triangular(root, columns, lower=True)
+
+    means = np.stack([whiten(node.mode - mode) for node in nodes])
+    triangles = np.stack([factor(whiten(whiten(node.covariance).T)) for node in nodes])
+    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
+    weights = np.linalg.solve(gram, values.T)
+    return Conditional(
+        order,
+        now.gaussian,
+        now.skews,
+        Gaussian(mode, root),
+        weights @ means,
+        weights @ np.log(np.einsum("nii->ni", triangles)),
+        np.einsum("pn,nij->pij", weights, np.tril(triangles, -1)),
+    )
