@@ -20,7 +20,7 @@ __all__ = ["REACH", "Conditional", "conditioned", "exponents", "features", "skew
 
 # Powers of a driver, and most of two together, that entries of the Gaussian are polynomials of, for
 # one, two or more drivers.
-ALONE, TOGETHER = {1: 6, 2: 6, 3: 5}, {1: 0, 2: 4, 3: 3}
+ALONE, TOGETHER = {1: 6, 2: 6, 3: 5}, {1: 0, 2: 6, 3: 3}
 # Beyond so many standard deviations the Gaussian changes no more: there polynomials are wild.
 REACH = 3.0
 

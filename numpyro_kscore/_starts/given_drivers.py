@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.interpolate import CubicSpline
-from scipy.linalg import solve_triangular
-from scipy.special import ndtr
 
 from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo
 from numpyro_kscore._starts.candidates import (
@@ -33,6 +30,7 @@ from numpyro_kscore._starts.conditional import (
     features,
     skewed,
 )
+from numpyro_kscore._starts.drivers import NO_SKEW, Change, change_at_first, change_nearby
 from numpyro_kscore._starts.newton import ARRIVED, newton
 from numpyro_kscore._starts.refinement import LEAST_GAIN, match_near
 
@@ -45,14 +43,9 @@ MOST_NUMBERS = 2e6
 # Where drivers are looked at while their own distribution is still far, and when it is near: on
 # axes, and in pairs. One alone and two have more in the end, since there is time for it.
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
-LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((1.1, 2.2, 3.3), (1.1, 2.2))}
-# How much the distribution may widen, narrow or, in standard deviations, move at once; changes
-# after which it is near, and there; and most rounds.
-MOST_CHANGE, NEAR, THERE, ROUNDS = 3.0, 0.5, 0.15, 10
-# Largest skewness, and one of zero, without its division by zero. Quantiles that it comes from, in
-# standard deviations of a normal distribution, and the grid that they are found on.
-MOST_SKEW, NO_SKEW, QUANTILE = 0.5, 1e-3, 2.0
-GRID = np.linspace(-8.0, 8.0, 1601)
+LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4))}
+# Changes of the distribution of drivers after which it is near, and there; and most rounds.
+NEAR, THERE, ROUNDS = 0.5, 0.15, 10
 # Steps to a mode by the curvature at another one, before curvatures are looked at.
 CHORDS = 3
 # Ridge of the regression on powers of drivers.
@@ -154,7 +147,7 @@ def _find(
     others = others[np.argsort(-(widths / prior)[others], kind="stable")]
     inside, across = (covariance[np.ix_(drivers, columns)] for columns in (drivers, others))
     gaussian = Gaussian(known.mean[drivers], factor(inside))
-    slopes = solve_triangular(gaussian.factor, across, lower=True)
+    slopes = np.linalg.solve(gaussian.factor, across)
     rest = covariance[np.ix_(others, others)] - slopes.T @ slopes
     now = _Drivers(gaussian, np.full(count, NO_SKEW), known.mean[others], slopes, rest)
 
@@ -177,7 +170,11 @@ def _find(
         if nodes is None:
             return None
         evidences = np.array([node.evidence for node in nodes]) - points @ now.skews
-        change = _reshaping(points, evidences, now.skews) if is_near else _change(points, evidences)
+        change = (
+            change_nearby(points, evidences, now.skews)
+            if is_near
+            else change_at_first(points, evidences)
+        )
         if is_near and change.size < THERE:
             break
         now = _moved(now, change, points, nodes)
@@ -241,106 +238,7 @@ def _design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()
     return np.concatenate(points)
 
 
-class _Change(NamedTuple):
-    """Of the distribution of drivers, in units of what it was.
-
-    Attributes:
-        mean: where its median moves, before the skewness, (k,).
-        factor: lower triangle that follows the one so far, (k, k).
-        skews: the new ones, (k,).
-        size: how far all of it is from no change.
-    """
-
-    mean: np.ndarray
-    factor: np.ndarray
-    skews: np.ndarray
-    size: float
-
-
-def _change(points: np.ndarray, evidences: np.ndarray) -> _Change:
-    """What the evidence at a few points says of drivers that are taken for standard normal."""
-    slopes, curvature = _quadratic(points, evidences)
-    curvatures, axes = np.linalg.eigh(curvature)
-    curvatures = np.clip(curvatures, MOST_CHANGE**-2, MOST_CHANGE**2)
-    covariance = (axes / curvatures) @ axes.T
-    move = _limited(covariance @ slopes)
-    size = max(float(np.linalg.norm(move)), float(np.max(np.abs(np.log(curvatures)))) / 2)
-    return _Change(move, factor(covariance), np.full(len(move), NO_SKEW), size)
-
-
-def _reshaping(points: np.ndarray, evidences: np.ndarray, skews: np.ndarray) -> _Change:
-    """What the evidence on axes and in pairs says of drivers that are taken for standard normal.
-
-    Skewness and widths come from quantiles on every axis, where the other drivers have their
-    median; how far to move and correlations, with what these add to widths, from a regression.
-    """
-    count = points.shape[1]
-    slopes, curvature = _quadratic(points, evidences, with_cubes=True)
-    own = np.maximum(np.diag(curvature), MOST_CHANGE**-2)
-    units = np.sqrt(np.outer(own, own))
-    correlated = np.clip(curvature / units, -0.9, 0.9)
-    np.fill_diagonal(correlated, 1.0)
-    values, axes = np.linalg.eigh(correlated)
-    covariance = (axes / np.maximum(values, MOST_CHANGE**-2)) @ axes.T
-    quantiles = np.empty((3, count))
-    for k in range(count):
-        is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
-        quantiles[:, k] = _quantiles(points[is_on, k], evidences[is_on])
-    low, middle, high = skewed(np.clip(quantiles, -8, 8), skews)
-    below, above = middle - low, high - middle
-    found = np.clip(-0.5 * np.log(above / below) * 2 / QUANTILE, -MOST_SKEW, MOST_SKEW)
-    found = np.where(np.abs(found) < NO_SKEW, NO_SKEW, found)
-    spread = skewed(np.array([[QUANTILE], [-QUANTILE]]), found)
-    sizes = (high - low) / (spread[0] - spread[1])
-    sizes = np.clip(sizes, 1 / MOST_CHANGE, MOST_CHANGE)
-    move = _limited(covariance / units @ slopes)
-    triangle = factor(covariance * np.outer(sizes, sizes))
-    changes = (
-        np.linalg.norm(move),
-        np.max(np.abs(np.log(np.diag(triangle)))),
-        np.max(np.abs(found - skews)),
-    )
-    return _Change(move, triangle, found, float(max(changes)))
-
-
-def _quadratic(
-    points: np.ndarray, evidences: np.ndarray, with_cubes: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slope (k,) and negative curvature (k, k) of the evidence; what is far counts less.
-
-    With cubes the slope is its mean under a standard normal, where it changes along an axis.
-    """
-    count = points.shape[1]
-    one, other = np.triu_indices(count)
-    squares, cubes = points[:, one] * points[:, other], points**3 if with_cubes else points[:, :0]
-    columns = np.concatenate([np.ones((len(points), 1)), points, squares, cubes], axis=1)
-    weights = np.exp(-0.125 * np.sum(points**2, axis=1))
-    found = np.linalg.lstsq(columns * weights[:, None], evidences * weights, rcond=None)[0]
-    _, first, second, third = np.split(found, np.cumsum([1, count, len(one)]))
-    half = np.zeros((count, count))
-    half[one, other] = -second
-    return first + 3 * third if with_cubes else first, half + half.T
-
-
-def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
-    """The lower one, the median and the upper one of a density on a line, (3,)."""
-    order = np.argsort(places)
-    places, evidences = places[order], evidences[order]
-    spline = CubicSpline(places, evidences, bc_type="natural")
-    inside = np.clip(GRID, places[0], places[-1])
-    # On with the slope at the ends.
-    density = spline(inside) + (GRID - inside) * spline(inside, 1)
-    sums = np.cumsum(np.exp(density - density.max()))
-    return np.interp(ndtr(QUANTILE * np.array([-1, 0, 1])), sums / sums[-1], GRID)
-
-
-def _limited(move: np.ndarray) -> np.ndarray:
-    """A move that is not too long at once."""
-    length = max(float(np.linalg.norm(move)), np.finfo(float).tiny)
-    return move * min(1.0, MOST_CHANGE / length)
-
-
-def _moved(now: _Drivers, change: _Change, points: np.ndarray, nodes: Sequence[_Node]) -> _Drivers:
+def _moved(now: _Drivers, change: Change, points: np.ndarray, nodes: Sequence[_Node]) -> _Drivers:
     """The distribution of the drivers after a change of it."""
     # A product of lower triangles is one.
     gaussian = Gaussian(
@@ -360,7 +258,7 @@ def _interpolated(
     mode, root = nodes[0].mode, factor(nodes[0].covariance)
 
     def whiten(columns: np.ndarray) -> np.ndarray:
-        return solve_triangular(root, columns, lower=True)
+        return np.linalg.solve(root, columns)
 
     means = np.stack([whiten(node.mode - mode) for node in nodes])
     triangles = np.stack([factor(whiten(whiten(node.covariance).T)) for node in nodes])

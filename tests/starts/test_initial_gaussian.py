@@ -23,6 +23,7 @@ from numpyro.infer.autoguide import (
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._fit.initial import initial_state
+from numpyro_kscore._starts import gaussian_start
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.candidates import (
     AtPoints,
@@ -32,6 +33,7 @@ from numpyro_kscore._starts.candidates import (
     is_same,
     of_degrees,
 )
+from numpyro_kscore._starts.conditional import Conditional
 from numpyro_kscore._starts.gaussian_start import find_gaussian
 from numpyro_kscore._starts.refinement import preferred, refine
 from support.doubles import GaussianScore
@@ -522,11 +524,20 @@ def test_a_peak_without_probability_is_left_alone(wandering):
 
 
 @pytest.mark.thorough
-def test_sizes_that_vary_in_a_basis(wandering):
-    """No level by itself varies in size with the scale of the moves; combinations of them do."""
+def test_sizes_that_vary_in_a_basis(wandering, monkeypatch):
+    """No level by itself varies in size with the scale of the moves; combinations of them do.
+
+    A Gaussian that changes with both scales is closer, and its mean and covariance are those of a
+    normal posterior everywhere.
+    """
     flow, grid, density = wandering
     cell = np.prod([scale.flat[-1] - scale.flat[0] for scale in grid]) / 400 / 200
     evidence = density.max() + np.log(np.sum(np.exp(density - density.max())) * cell)
+    closer = AutoImplicit(local_level)
+    closer.set_up(KEY, flow)
+    assert isinstance(closer.start.warp, Conditional)
+    assert abs(closer.start.elbo - evidence) < 0.1
+    monkeypatch.setattr(gaussian_start, "given_drivers", lambda *_: None)
     guide = AutoImplicit(local_level)
     guide.set_up(KEY, flow)
     assert guide.start.couplings.basis is not None

@@ -105,7 +105,9 @@ def test_a_start_knows_where_all_data_place_the_effects(is_sound):
         is_effect = np.arange(DIM) >= 2
         rng = np.random.default_rng(0)
         draws = rng.normal(size=(32, DIM))
-        latents = Latents(np.zeros(DIM), draws, is_effect, ~is_effect, np.zeros(DIM, bool), (1, 1, len(DATA)))
+        latents = Latents(
+            np.zeros(DIM), draws, is_effect, ~is_effect, np.zeros(DIM, bool), (1, 1, len(DATA))
+        )
         part = Part(some, some, expansion(PART), 0.1)
         all_data = whole(expansion(DATA if is_sound else DATA + 5))
         start = find_from_part(part, all_data, latents, rng, with_couplings=False)
