@@ -90,7 +90,7 @@ def find_gaussian(
     Raises:
         FloatingPointError: if the density is finite at no start.
 
-    Cost: 2000 to 12000 gradients of the model in up to ten dimensions, 30000 to 150000 in a hundred
+    Cost: 3000 to 15000 gradients of the model in up to ten dimensions, 30000 to 200000 in a hundred
     (docs/start); O(d³) for each step of batch and match.
     """
     model = CountedModel(density)

@@ -39,7 +39,7 @@ __all__ = ["given_drivers"]
 # Latents that may be drivers: so many numbers in all, of sites that have so many.
 MOST_DRIVERS, MOST_OF_LATENT = 6, 4
 # Most powers of drivers times squares of the number of others: numbers that every draw takes.
-MOST_NUMBERS = 2e6
+MOST_NUMBERS = 1e6
 # Where drivers are looked at while their own distribution is still far, and when it is near: on
 # axes, and in pairs. One alone and two have more in the end, since there is time for it.
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
