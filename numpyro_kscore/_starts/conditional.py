@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Evaluate, Gaussian
+from numpyro_kscore._starts.batch_match import Gaussian
 
-__all__ = ["REACH", "Conditional", "conditioned", "exponents", "features", "skewed"]
+__all__ = ["REACH", "Conditional", "exponents", "features", "skewed"]
 
 # Powers of a driver, and most of two together, that entries of the Gaussian are polynomials of, for
 # one, two or more drivers.
@@ -129,13 +129,3 @@ def exponents(count: int) -> np.ndarray:
         for j in ((0,) if a == b else range(1, together + 1 - i))
     ]
     return np.array(found)
-
-
-def conditioned(evaluate: Evaluate, given: Conditional) -> Evaluate:
-    """Energies and gradients as functions of the points of a Gaussian that changes with drivers."""
-
-    def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        energies, gradients = evaluate(given.push(points))
-        return energies - given.log_volumes(points), given.pull(points, gradients)
-
-    return inside

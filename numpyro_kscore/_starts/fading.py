@@ -18,15 +18,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Evaluate, Gaussian, elbo
+from numpyro_kscore._starts.batch_match import Gaussian, elbo
 from numpyro_kscore._starts.candidates import CountedModel, Judged, factor
 from numpyro_kscore._starts.changes import Changes, of_couplings, of_priors
 from numpyro_kscore._starts.couplings import Couplings, coupled
 from numpyro_kscore._starts.recentering import LEAST_DEGREE
 from numpyro_kscore._starts.refinement import fitted, match_near
+from numpyro_kscore._starts.warp import warped
 from numpyro_kscore._starts.whole import telling_draws
 
-__all__ = ["Fading", "fade", "faded"]
+__all__ = ["Fading", "fade"]
 
 # Largest degree of centering, for a finite logarithm of what is left.
 MOST_DEGREE = 1 - 1e-6
@@ -69,6 +70,10 @@ class Fading(NamedTuple):
         moved = points + sizes * self.shifts
         found = self.gaussian.mean + own * moved + sizes * ((sizes * moved) @ rest.T)
         return found[:, self.place]
+
+    def log_volumes(self, points: np.ndarray) -> np.ndarray:
+        """Those of the triangle's diagonal, whatever the sizes, (m,)."""
+        return np.full(len(points), self.gaussian.log_volume)
 
     def pull(self, points: np.ndarray, gradients: np.ndarray) -> np.ndarray:
         """Gradients by the coordinates, (m, d), as those by the points, (m, d)."""
@@ -138,7 +143,7 @@ def fade(
     if not np.any(changes.rates):
         return None
     fading = _faded(start.gaussian, changes)
-    inside = faded(evaluate, fading)
+    inside = warped(evaluate, fading)
     dim = len(known.gaussian.mean)
     found, best = Gaussian(np.zeros(dim), np.eye(dim)), known
     for count in range(ROUNDS + 1):
@@ -148,17 +153,6 @@ def fade(
         if bound.surely > best.bound.surely:
             best = Judged(bound, found, known.centering)
     return None if best is known else (best, couplings, fading)
-
-
-def faded(evaluate: Evaluate, fading: Fading) -> Evaluate:
-    """Energies and gradients as functions of the points of a Gaussian with fading correlations."""
-
-    def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        energies, gradients = evaluate(fading.push(points))
-        # The volume is that of the triangle's diagonal, whatever the sizes.
-        return energies - fading.gaussian.log_volume, fading.pull(points, gradients)
-
-    return inside
 
 
 def _of_one_sign(

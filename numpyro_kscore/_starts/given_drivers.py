@@ -25,7 +25,6 @@ from numpyro_kscore._starts.candidates import (
 )
 from numpyro_kscore._starts.conditional import (
     Conditional,
-    conditioned,
     exponents,
     features,
     skewed,
@@ -33,6 +32,7 @@ from numpyro_kscore._starts.conditional import (
 from numpyro_kscore._starts.drivers import NO_SKEW, Change, change_at_first, change_nearby
 from numpyro_kscore._starts.newton import ARRIVED, newton
 from numpyro_kscore._starts.refinement import LEAST_GAIN, match_near
+from numpyro_kscore._starts.warp import warped
 
 __all__ = ["given_drivers"]
 
@@ -88,16 +88,16 @@ def given_drivers(
     given = _find(evaluate, known.gaussian, drivers, widths_of(latents.from_prior, dim))
     if given is None:
         return None
-    inside, gaussian = conditioned(evaluate, given), Gaussian(np.zeros(dim), np.eye(dim))
+    inside, gaussian = warped(evaluate, given), Gaussian(np.zeros(dim), np.eye(dim))
     best = known
-    for count in range(MATCHES + 1):
+    for done in range(MATCHES + 1):
         before = best
-        if count:
-            gaussian = match_near(inside, gaussian, rng, count - 1)
+        if done:
+            gaussian = match_near(inside, gaussian, rng, done - 1)
         bound = elbo(gaussian, noise, inside(gaussian.push(noise))[0])
         if bound.surely > best.bound.surely:
             best = Judged(bound, gaussian, known.centering)
-        if count > 1 and surely(best) < surely(before) + LEAST_GAIN:
+        if done > 1 and surely(best) < surely(before) + LEAST_GAIN:
             break
     return None if best is known else (best, given)
 

@@ -13,7 +13,8 @@ from numpyro_kscore._guides.faded import push_faded
 from numpyro_kscore._guides.residual import LocalDensity
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.couplings import Couplings
-from numpyro_kscore._starts.fading import Fading, _of_one_sign, _shifted, faded
+from numpyro_kscore._starts.fading import Fading, _of_one_sign, _shifted
+from numpyro_kscore._starts.warp import warped
 from support.compiling import quick_jit
 
 DIM, DRIVERS = 7, 2
@@ -45,7 +46,7 @@ def energy(coordinates):
 
 
 def test_gradients_by_the_points_are_central_differences(fading, points):
-    inside = faded(energy, fading)
+    inside = warped(energy, fading)
     _, gradients = inside(points)
     step = 1e-6
     for k in range(DIM):
@@ -221,7 +222,7 @@ def test_a_guide_starts_with_the_correlations_of_small_and_large_scales(model):
     y = jnp.asarray(y + NOISE * rng.normal(size=y.shape))
     guide = AutoImplicit(model)
     guide.set_up(random.key(0), y)
-    assert guide.start.warp is not None
+    assert isinstance(guide.start.warp, Fading)
     with numpyro.handlers.seed(rng_seed=0):
         params = {
             name: site["value"]
