@@ -12,8 +12,9 @@ from numpyro_kscore import (
     sliced,
     solvers,
 )
-from numpyro_kscore._fit.fit import FitInfo, FitResult, fit
+from numpyro_kscore._fit.fit import fit
 from numpyro_kscore._fit.portable import load_guide, save_guide
+from numpyro_kscore._fit.result import FitInfo, FitResult
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
 from numpyro_kscore._objective.elbo import ImplicitELBO

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_kscore._fit.progress import Progress, Rule
 from numpyro_kscore._fit.settings import Settings
-from numpyro_kscore._fit.stopping import Progress, Rule
 
 __all__ = ["Bar"]
 
@@ -51,10 +51,13 @@ class Bar:
 
     def show(self, progress: Progress, rule: Rule) -> None:
         """Show how far the fit is, and what was seen last."""
-        if self._bar is None or not progress.looks:
+        look = progress.looks[-1] if progress.looks else progress.start
+        if self._bar is None or look is None:
             return
-        look = progress.looks[-1]
-        text = f"{progress.phase}, loss {look.loss:.4f}"
+        phase: str = progress.phase
+        if progress.start is not None and phase != "done":
+            phase = f"round {len(progress.rounds) + 1}"
+        text = f"{phase}, loss {look.loss:.4f}"
         if np.isfinite(look.discrepancy):
             text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
         steps = len(progress.looks) * rule.chunk_size

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,45 +15,23 @@ import numpy as np
 
 from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
-from numpyro_kscore._fit.chunks import LOOK_BATCHES, Chunk
 from numpyro_kscore._fit.expansion import Expander
+from numpyro_kscore._fit.progress import Cause, Look, Progress, Rule
+from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
 from numpyro_kscore._fit.settings import Settings
-from numpyro_kscore._fit.stopping import Cause, Look, Progress, Rule, advance, step_sizes
+from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["MOST_RECOVERIES", "Run", "run_chunks"]
+__all__ = ["MOST_RECOVERIES", "run_chunks"]
 
 MOST_RECOVERIES = 5
 
 
-class Run(NamedTuple):
-    """The state that a fit carries from chunk to chunk and writes into its checkpoint.
-
-    Attributes:
-        state: the ``SVIState`` after the last chunk.
-        best: the best state so far, with mean parameters.
-        progress: the state of the stopping rule.
-        losses: losses of all steps, in pieces.
-        anchor: an expansion of the density of all rows, for minibatches.
-        position: where the next batch of a loader is.
-    """
-
-    state: Any
-    best: Any
-    progress: Progress = Progress()
-    losses: tuple[np.ndarray, ...] = ()
-    anchor: Anchor | None = None
-    position: Position = Position()
-
-    def all_losses(self) -> np.ndarray:
-        """Losses of all steps, (steps,)."""
-        return np.concatenate([np.zeros(0, np.float32), *self.losses])
-
-
 def run_chunks(
     take_chunk: Callable[[Any, np.ndarray, Anchor | None, Any], Chunk],
+    look: Callable[[Any], Seen] | None,
     expander: Expander,
     batches: Batches | None,
     state: Any,
@@ -65,6 +44,7 @@ def run_chunks(
 
     Args:
         take_chunk: ``(state, step sizes, expansion, batches) -> Chunk``, compiled.
+        look: ``state -> Seen`` where bounds are known; None elsewhere.
         expander: makes the expansion at a state.
         batches: those of the loader, if there is one.
         state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
@@ -89,10 +69,18 @@ def run_chunks(
         "loader": batches is not None,
     }
     if path is not None and path.exists():
-        run = _restore(path, Run(state, state, anchor=expander.like(state)), recorded)
+        gaps = None if look is None else np.zeros(EVALUATION_DRAWS)
+        run = _restore(path, Run(state, state, anchor=expander.like(state), gaps=gaps), recorded)
+        bar.begin(run.progress, rule)
     else:
         run = Run(state, state, anchor=expander.expand(state))
-    bar.begin(run.progress, rule)
+        bar.begin(run.progress, rule)
+        if look is not None:
+            run = _look_first(run, look(state), rule)
+        if run.progress.phase == "done":
+            bar.show(run.progress, rule)
+            if path is not None:
+                _save(path, run, recorded)
     stream = _stream(batches, rule, settings, run.position)
     try:
         while run.progress.phase != "done":
@@ -152,14 +140,42 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
             return run._replace(progress=progress._replace(phase="done", cause="nan"))
         key = key_apart(run.state.rng_key, progress.recoveries)
         return run._replace(state=run.state._replace(rng_key=key), progress=progress)
-    seen = {name: value.item() for name, value in jax.device_get(chunk.look).items()}
-    look = Look(**{name: seen.get(name, float("nan")) for name in Look._fields})
+    look, gaps = _as_look(chunk.look, chunk.gaps, run.gaps)
+    rounds = len(progress.rounds)
     progress = advance(progress, look, rule)
     is_best = progress.best == len(progress.looks) - 1
     best = chunk.averaged if is_best else run.best
+    if not is_best or len(progress.rounds) == rounds:
+        gaps = run.gaps
     # A copy: on a CPU a view would keep the array, and with it some kilobytes a chunk.
     losses = (*run.losses, np.array(chunk.losses))
-    return Run(chunk.state, best, progress, losses, run.anchor)
+    return Run(chunk.state, best, progress, losses, run.anchor, run.position, gaps)
+
+
+def _look_first(run: Run, seen: Seen, rule: Rule) -> Run:
+    """Decide by a look at the start whether steps are needed."""
+    if not bool(seen.finite):
+        return run
+    look, gaps = _as_look(seen.numbers, seen.gaps, None)
+    look = look._replace(loss=-look.bound, loss_error=look.bound_error, skipped=0)
+    return run._replace(progress=begin(look, rule), gaps=gaps)
+
+
+def _as_look(
+    numbers: dict[str, Any], gaps: Any, before: np.ndarray | None
+) -> tuple[Look, np.ndarray | None]:
+    """What was seen, as plain numbers, with the change of the gaps since before."""
+    seen = {name: value.item() for name, value in jax.device_get(numbers).items()}
+    look = Look(**{name: seen.get(name, math.nan) for name in Look._fields})
+    if gaps is None:
+        return look, None
+    gaps = np.array(gaps, float)
+    changes = gaps - (gaps if before is None else before)
+    known = changes[np.isfinite(changes)]
+    if 2 * len(known) <= len(changes):
+        return look, gaps
+    error = float(np.std(known)) / math.sqrt(len(known))
+    return look._replace(gain=float(np.mean(known)), gain_error=error), gaps
 
 
 def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
@@ -169,12 +185,13 @@ def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
         "progress": run.progress._asdict(),
         "position": run.position._asdict(),
     }
-    save_checkpoint(path, (run.state, run.best, run.anchor), record, run.all_losses())
+    kept = run.state, run.best, run.anchor, run.gaps
+    save_checkpoint(path, kept, record, run.all_losses())
 
 
 def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
-    kept = run.state, run.best, run.anchor
-    (state, best, anchor), record, losses = load_checkpoint(path, kept)
+    kept = run.state, run.best, run.anchor, run.gaps
+    (state, best, anchor, gaps), record, losses = load_checkpoint(path, kept)
     stored = record["settings"]
     differing = [name for name in settings if stored.get(name) != settings[name]]
     if differing:
@@ -185,8 +202,11 @@ def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
             "file"
         )
     progress = Progress(**record["progress"])
-    progress = progress._replace(looks=tuple(Look(*look) for look in progress.looks))
-    return Run(state, best, progress, (losses,), anchor, Position(**record["position"]))
+    start = None if progress.start is None else Look(*progress.start)
+    looks = tuple(Look(*look) for look in progress.looks)
+    progress = progress._replace(looks=looks, start=start, rounds=tuple(progress.rounds))
+    gaps = None if gaps is None else np.array(gaps, float)
+    return Run(state, best, progress, (losses,), anchor, Position(**record["position"]), gaps)
 
 
 def _key_words(rng_key: jax.Array) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from numpyro_kscore._fit.stopping import Cause, Doubt, Ending
+from numpyro_kscore._fit.progress import Cause, Doubt, Ending
 
 __all__ = ["describe"]
 
@@ -32,6 +32,8 @@ CAUSES: dict[Cause, tuple[str, str]] = {
         "",
     ),
 }
+# The reason where no step was needed.
+AT_ONCE = "the guide starts within {tol:g} sd of the model, where its draws are"
 # Additions to the reason of a fit that converged, and the advice.
 DOUBTS: dict[Doubt, tuple[str, str]] = {
     "": ("", ""),
@@ -63,6 +65,8 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
 def describe(ending: Ending) -> tuple[str, str]:
     """Why a fit stopped, and what to try; the second is empty if nothing is wrong."""
     reason, advice = CAUSES[ending.cause]
+    if ending.cause == "tol" and not ending.steps:
+        reason = AT_ONCE
     if math.isnan(ending.shift):
         # In minibatches nothing is known of moments.
         reason = reason.replace("discrepancy and moments", "discrepancy")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numpyro_kscore._fit.stopping import Rule
+from numpyro_kscore._fit.progress import Rule
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive
 
 __all__ = ["LOSS_BLOCKS", "Settings"]
@@ -50,8 +50,10 @@ class Settings:
                 f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"
             )
 
-    def rule(self, dim: int, is_quiet: bool) -> Rule:
-        """The stopping rule for a latent space of this dimension, with little noise or not."""
+    def rule(self, dim: int, is_quiet: bool, can_be_exact: bool) -> Rule:
+        """The stopping rule for a latent space of this dimension, see :class:`Rule`."""
         num_chunks = max(1, self.max_steps // self.chunk_size)
         chunk_size = self.max_steps // num_chunks
-        return Rule(chunk_size, num_chunks, float(self.tol), self.patience, dim, is_quiet)
+        return Rule(
+            chunk_size, num_chunks, float(self.tol), self.patience, dim, is_quiet, can_be_exact
+        )

@@ -3,48 +3,38 @@
 A fit first searches at full step size. Once windows of its trace show no improvement beyond their
 errors, it settles: the step size falls to 0 along a cosine over as many steps as the search took,
 which averages the noise away. If that brought much, another round follows, twice as long: a fit
-has converged when it has stopped paying to double it. Everything here is plain numbers on the host.
+has converged when it has stopped paying to double it. Where the bound of a guide is known with
+little noise, a fit needs no search: it takes rounds from its first step, and none at all if the
+guide starts at the model. Everything here is plain numbers on the host.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._fit.progress import (
+    CONVERGED,
+    Cause,
+    Doubt,
+    Ending,
+    Look,
+    Progress,
+    Rule,
+)
 from numpyro_kscore._fit.windows import Gain, window_gain
 
-__all__ = [
-    "Cause",
-    "Doubt",
-    "Ending",
-    "Look",
-    "Progress",
-    "Rule",
-    "advance",
-    "conclude",
-    "step_sizes",
-]
-
-Phase = Literal["search", "settle", "done"]
-Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
-Doubt = Literal["", "far", "moments", "noisy", "skipped", "recovered"]
-# Causes of a fit that has converged.
-CONVERGED = ("plateau", "tol")
+__all__ = ["advance", "begin", "conclude", "step_sizes"]
 
 # A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# A round that lowered the loss by this many times the smallest gain that matters is followed by
-# another; the second number is for fits with little noise.
-ROUND_GAIN, QUIET_GAIN = 4, 1
-# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension, and by .0004 to .0013
-# where local densities leave little noise (docs/convergence). To lose that by settling is no sign
-# that more is to be had.
-WOBBLE, LEAST_WOBBLE = 0.006, 0.001
+# Where the bound is known: chunks of the first round, and the share of the smallest gain that
+# matters that a guide may be from the model, in nats, if it is to be left as it starts.
+FIRST_ROUND, EXACT_SHARE = 4, 0.5
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -54,127 +44,6 @@ RUNAWAY_SPREAD = 0.1
 DOUBTFUL, DOUBTFUL_MOMENT = 0.3, 0.15
 # And beyond this share of steps that were skipped: data of those do not count.
 DOUBTFUL_SKIPPED = 0.02
-
-
-class Rule(NamedTuple):
-    """The settings that decide when a fit stops.
-
-    Attributes:
-        chunk_size: steps between two looks.
-        num_chunks: largest number of chunks.
-        tol: tolerance, in standard deviations.
-        patience: successive looks without improvement that end the search.
-        dim: dimension of the latent space.
-        is_quiet: whether local densities leave little noise in the gradient.
-    """
-
-    chunk_size: int
-    num_chunks: int
-    tol: float
-    patience: int
-    dim: int
-    is_quiet: bool = False
-
-    @property
-    def least_loss(self) -> float:
-        """The divergence, in nats, of a Gaussian of which √d means are off by ``tol``."""
-        return 0.5 * self.dim**0.5 * self.tol**2
-
-    @property
-    def round_gain(self) -> float:
-        """The fall of the loss, in nats, after which settling once more may pay."""
-        wobble, factor = (LEAST_WOBBLE, QUIET_GAIN) if self.is_quiet else (WOBBLE, ROUND_GAIN)
-        return max(factor * self.least_loss, wobble * self.dim)
-
-
-class Look(NamedTuple):
-    """The numbers of one look at a fit. With ``criterion="loss"`` those of the guide are NaN.
-
-    Attributes:
-        discrepancy: squared, see :func:`~numpyro_kscore.diagnostics.stein_discrepancy`.
-        discrepancy_error: its standard error.
-        loss: mean over the steps of the chunk that were not skipped.
-        loss_error: its standard error.
-        log_density: mean log density of the model at draws of the guide.
-        log_density_error: its standard error.
-        log_spread: mean log standard deviation of the draws' coordinates.
-        skipped: number of steps skipped because their loss or gradient was not finite.
-        shift: largest error of a mean that is seen beyond two standard errors, in standard
-            deviations, by Stein's identity; NaN in minibatches, whose noise hides it.
-        width: the same for a log standard deviation.
-    """
-
-    discrepancy: float
-    discrepancy_error: float
-    loss: float
-    loss_error: float
-    log_density: float
-    log_density_error: float
-    log_spread: float
-    skipped: int
-    shift: float = 0.0
-    width: float = 0.0
-
-
-class Progress(NamedTuple):
-    """The state of the stopping rule.
-
-    Attributes:
-        looks: one for each chunk.
-        phase: ``"search"``, ``"settle"`` or ``"done"``.
-        cause: why the search ended: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``,
-            ``"nan"``; empty before.
-        settle_from: number of chunks before the step size began to fall.
-        settle_length: number of chunks over which it falls.
-        calm: number of successive looks without improvement.
-        best: index of the look at the best state; -1 before the first look.
-        recoveries: how often a chunk was undone and tried again.
-    """
-
-    looks: tuple[Look, ...] = ()
-    phase: Phase = "search"
-    cause: Cause = ""
-    settle_from: int = 0
-    settle_length: int = 0
-    calm: int = 0
-    best: int = -1
-    recoveries: int = 0
-
-
-class Ending(NamedTuple):
-    """How a fit ended, as codes and the numbers they rest on.
-
-    Attributes:
-        cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
-            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"``,
-            ``"interrupted"`` or ``"callback"`` (which ended it).
-        doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
-            ``"moments"`` (a mean or a standard deviation is off),
-            ``"noisy"`` (its distance is too noisy to tell), ``"skipped"`` (so were many steps),
-            ``"recovered"`` (numbers were not finite on the way); otherwise empty.
-        steps: number of steps.
-        tol: tolerance of the rule.
-        distance: discrepancy of the best guide, in standard deviations; NaN if not known.
-        recoveries: how often a chunk was undone and tried again.
-        shift: largest error of a mean, in standard deviations, as in :class:`Look`.
-        width: largest error of a log standard deviation.
-        skipped: share of steps that were skipped.
-    """
-
-    cause: Cause
-    doubt: Doubt
-    steps: int
-    tol: float
-    distance: float
-    recoveries: int
-    shift: float = 0.0
-    width: float = 0.0
-    skipped: float = 0.0
-
-    @property
-    def converged(self) -> bool:
-        """Whether the search ended because nothing was left to gain."""
-        return self.cause in CONVERGED
 
 
 def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
@@ -188,10 +57,20 @@ def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
     return factor * 0.5 * (1 + np.cos(np.pi * fraction))
 
 
+def begin(look: Look, rule: Rule) -> Progress:
+    """Decide what comes first where a look at the start is to be had."""
+    if look.bound_gain is None:
+        return Progress()
+    if rule.can_be_exact and _is_exact(look, rule):
+        return Progress(phase="done", cause="tol", start=look)
+    length = min(FIRST_ROUND, rule.num_chunks)
+    return Progress(phase="settle", settle_length=length, start=look)
+
+
 def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
     """Add one more look and decide what comes next."""
     best = progress.best
-    if best < 0 or not _is_worse(look, progress.looks[best], rule):
+    if not _is_worse(look, progress.best_look, rule):
         best = len(progress.looks)
     progress = progress._replace(looks=(*progress.looks, look), best=best)
     if _runs_away(progress, rule):
@@ -231,17 +110,55 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
 def _next_round(progress: Progress, rule: Rule) -> Progress:
     """Settle once more, over as many steps as there were, if the last time brought much."""
     count, length = len(progress.looks), progress.settle_length
+    progress = progress._replace(rounds=(*progress.rounds, count))
     rest = rule.num_chunks - count
+    if progress.start is None:
+        pays = progress.cause in CONVERGED and _pays(progress, rule)
+        cause = progress.cause
+    else:
+        look = progress.looks[-1]
+        is_exact = rule.can_be_exact and _is_exact(look, rule)
+        pays = not is_exact and _bound_gain(progress).is_real(rule.least_loss, errors=2)
+        cause = "tol" if is_exact or _is_below(look, rule) else "plateau"
+        if pays and 2 * rest < length:
+            cause = "budget"
+    if not pays or 2 * rest < length:
+        return progress._replace(phase="done", cause=cause)
+    return progress._replace(settle_from=count, settle_length=min(count, rest))
+
+
+def _pays(progress: Progress, rule: Rule) -> bool:
+    """Whether settling lowered the loss by more than the wobble that it takes away."""
+    count, length = len(progress.looks), progress.settle_length
     window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * length))
     ends = [
         *range(progress.settle_from - window, progress.settle_from),
         *range(count - window, count),
     ]
     gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
-    least = max(rule.round_gain, 2 * gain.standard_error)
-    if progress.cause not in CONVERGED or gain.value <= least or 2 * rest < length:
-        return progress._replace(phase="done")
-    return progress._replace(settle_from=count, settle_length=min(count, rest))
+    return gain.is_real(rule.round_gain, errors=2)
+
+
+def _bound_gain(progress: Progress) -> Gain:
+    """How much higher the bound is than before the last round, by what tells it best.
+
+    Those are the same draws before and after; or losses at the ends of two rounds, which are of
+    more draws, where they differ so much that the same noise does not help.
+    """
+    look = progress.looks[-1]
+    same = look.bound_gain or Gain(-math.inf, math.inf)
+    if len(progress.rounds) < 2:
+        return same
+    lengths = np.diff([0, *progress.rounds])[-2:]
+    window = max(1, int(WINDOW_FRACTION * min(lengths)))
+    ends = [k for end in progress.rounds[-2:] for k in range(end - window, end)]
+    losses = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
+    return min(same, losses, key=lambda gain: gain.standard_error)
+
+
+def _is_exact(look: Look, rule: Rule) -> bool:
+    """Whether nothing worth a step is missing to the model, where the guide has draws."""
+    return look.divergence <= EXACT_SHARE * rule.least_loss and _is_below(look, rule)
 
 
 def _is_below(look: Look, rule: Rule) -> bool:
@@ -256,8 +173,12 @@ def _is_off(look: Look, most: float) -> bool:
     return look.shift >= most or look.width >= most
 
 
-def _is_worse(look: Look, other: Look, rule: Rule) -> bool:
+def _is_worse(look: Look, other: Look | None, rule: Rule) -> bool:
     """Whether loss or discrepancy is higher beyond three errors of the difference."""
+    if other is None:
+        return False
+    if look.bound_gain is not None:
+        return look.gain < -3 * look.gain_error - rule.least_loss
     loss_error = math.hypot(look.loss_error, other.loss_error)
     if look.loss - other.loss > 3 * loss_error + rule.least_loss:
         return True
@@ -278,9 +199,9 @@ def _gain(looks: tuple[Look, ...], window: int, name: str) -> Gain:
 
 def _runs_away(progress: Progress, rule: Rule) -> bool:
     """Whether the guide spreads while the model's density at it falls and the loss grows."""
-    if progress.best > len(progress.looks) - 1 - RUNAWAY_CHUNKS:
+    good = progress.best_look
+    if good is None or progress.best > len(progress.looks) - 1 - RUNAWAY_CHUNKS:
         return False
-    good = progress.looks[progress.best]
     return all(
         look.log_spread > good.log_spread + RUNAWAY_SPREAD
         and good.log_density - look.log_density
@@ -295,8 +216,8 @@ def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
     cause = stopped or progress.cause
     distance = shift = width = math.nan
     doubt: Doubt = ""
-    if progress.looks:
-        best = progress.looks[progress.best]
+    best = progress.best_look
+    if best is not None:
         distance = math.sqrt(max(best.discrepancy, 0.0))
         shift, width = best.shift, best.width
         if cause == "tol" and not _is_below(best, rule):
@@ -304,7 +225,7 @@ def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
             cause = "plateau"
     steps = len(progress.looks) * rule.chunk_size
     skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)
-    if progress.looks and cause in CONVERGED:
+    if best is not None and cause in CONVERGED:
         doubt = _doubt(best, progress.recoveries, skipped)
     numbers = (steps, rule.tol, distance, progress.recoveries, shift, width, skipped)
     return Ending(cause, doubt, *numbers)

@@ -21,9 +21,9 @@ class Gain(NamedTuple):
     value: float
     standard_error: float
 
-    def is_real(self, least: float) -> bool:
-        """Whether the gain exceeds both its error and the least that matters."""
-        return self.value > max(self.standard_error, least)
+    def is_real(self, least: float, errors: float = 1) -> bool:
+        """Whether the gain exceeds both so many of its errors and the least that matters."""
+        return self.value > max(errors * self.standard_error, least)
 
 
 def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
@@ -36,7 +36,7 @@ def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -
     Args:
         values: one finite number for each chunk, at least ``2 * window``.
         errors: their standard errors, positive.
-        window: entries in each of the two windows, at least 2.
+        window: entries in each of the two windows, at least 2 for a scatter.
     """
     value, error = np.asarray(values, float), np.asarray(errors, float)
     before = _mean(value[-2 * window : -window], error[-2 * window : -window])
@@ -47,5 +47,5 @@ def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -
 def _mean(value: np.ndarray, error: np.ndarray) -> tuple[float, float]:
     weight = (np.min(error) / error) ** 2
     mean = float(np.sum(weight * value) / np.sum(weight))
-    scatter = np.sum(((value - mean) / error) ** 2) / (len(value) - 1)
+    scatter = np.sum(((value - mean) / error) ** 2) / max(len(value) - 1, 1)
     return mean, float(np.min(error) / np.sqrt(np.sum(weight)) * np.sqrt(max(scatter, 1.0)))

@@ -258,9 +258,13 @@ def plot_convergence(result: Any) -> Any:
     )  # fmt: skip
     size = max(1, losses.shape[0] // 200)
     blocks = losses[: size * (losses.shape[0] // size)].reshape(-1, size)
-    panels[0, 0].plot(size * (1 + np.arange(blocks.shape[0])), np.nanmean(blocks, axis=1))
+    # A fit that needed no step has the loss of its start alone.
+    style = "-" if losses.shape[0] > 1 else "o"
+    panels[0, 0].plot(size * (1 + np.arange(blocks.shape[0])), np.nanmean(blocks, axis=1), style)
     low, high = np.nanquantile(losses, [0.0, 0.9])
-    panels[0, 0].set(xlabel="step", ylabel=f"loss, mean of {size} steps", ylim=(low, high))
+    panels[0, 0].set(xlabel="step", ylabel=f"loss, mean of {size} steps")
+    if low < high:
+        panels[0, 0].set_ylim(low, high)
     if info is not None:
         value, error = np.asarray(info.discrepancy), np.asarray(info.discrepancy_error)
         panels[0, 1].errorbar(info.trace_steps, np.maximum(value, 1e-5), error, fmt=".-", lw=1)

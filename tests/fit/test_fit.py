@@ -19,8 +19,8 @@ from numpyro_kscore._fit import loop
 from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import save_checkpoint
 from numpyro_kscore._fit.initial import initial_state
+from numpyro_kscore._fit.progress import Look, Progress, Rule
 from numpyro_kscore._fit.settings import Settings
-from numpyro_kscore._fit.stopping import Look, Progress, Rule
 from numpyro_kscore._fit.svi import parameter_slots
 from support.doubles import GaussianScore
 from support.fits import DATA, KEY, MEAN, QUICK, SD, guide, make_svi, model, quiet_fit

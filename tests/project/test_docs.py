@@ -25,7 +25,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 # initial_gaussian returns.
 RECEIVED = {
     "numpyro_kscore._fit.portable.PortableGuide",
-    "numpyro_kscore._fit.stopping.Look",
+    "numpyro_kscore._fit.progress.Look",
     "numpyro_kscore._starts.initial_gaussian.InitialGaussian",
 }
 # What pages import although it may change: the count of operations on the page about devices.

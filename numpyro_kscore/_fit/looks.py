@@ -1,0 +1,194 @@
+"""A compiled look at a guide: how far it is from the model, as far as its draws can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+
+from numpyro_kscore._fit.expansion import has_local_latents
+from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
+from numpyro_kscore._fit.svi import Arguments, program_of
+from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._tracing.evaluation import evaluate_local, evaluate_particles
+from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._tracing.particles import are_finite
+from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
+
+__all__ = ["make_look", "moment_errors"]
+
+# Most dimensions in which moments are compared with all correlations taken into account.
+MOST_CORRELATED = 256
+
+
+def make_look(
+    svi: SVI,
+    layout: Layout,
+    arguments: Arguments,
+    forward_mode: bool,
+    noise_key: jax.Array | None,
+) -> Callable[[SVIState, jax.Array, Anchor | None, Any], Seen]:
+    """Compile ``(state, finite, expansion of all rows, batches) -> Seen``.
+
+    Each group of draws has a batch of its own, the last ones of those given: their noise is not
+    that of the batches that the guide has been fitted to.
+
+    Args:
+        svi: model, guide, optimizer and loss.
+        layout: the layout of a particle.
+        arguments: from a batch to arguments and keyword arguments of model and guide.
+        forward_mode: differentiate in forward mode.
+        noise_key: key of the draws of every look, for guides whose density is known at them: where
+            the noise is the same, so is most of the error of a bound, which then drops out of its
+            changes. Without it every look has noise of its own.
+    """
+
+    def look(state: SVIState, finite: jax.Array, anchor: Anchor | None, batches: Any) -> Seen:
+        of_look = jax.tree.map(itemgetter(slice(-LOOK_BATCHES, None)), batches)
+        program = program_of(svi, state, arguments(_first(of_look)))
+        program = program._replace(anchor=anchor)
+        data = None if of_look is None else partial(_data, arguments, of_look, layout)
+        key = key_apart(state.rng_key, 0) if noise_key is None else noise_key
+        particles = svi.loss.num_particles or layout.default_num_particles
+        batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
+        in_minibatches = bool(layout.row_counts) or data is not None
+        if in_minibatches:
+            # Draws of a batch share rows of the data, and the noise of these.
+            batch = SMALLEST_BATCH
+        if svi.loss.vectorize_particles is False:
+            batch = 1
+        draws = evaluate_particles(
+            key, program, layout, EVALUATION_DRAWS, batch, forward_mode, data
+        )
+        gaps = own = None
+        if noise_key is not None:
+            local = evaluate_local(key, program, layout, EVALUATION_DRAWS, batch)
+            gaps = draws.log_density - jnp.sum(local.log_density, axis=1)
+            # That of sites with a density, zero without any.
+            gaps = gaps - jnp.asarray(draws.log_q)
+            own = local.scores if _covers(layout) else None
+        numbers = _measure(draws, own)
+        if in_minibatches:
+            # Of a small group no batch may have a row, or one that counts a hundredfold.
+            unknown = jnp.full_like(numbers["shift"], jnp.nan)
+            numbers |= {"shift": unknown, "width": unknown}
+        if gaps is not None:
+            numbers |= _bound(gaps)
+        return Seen(numbers, finite & jnp.isfinite(numbers["discrepancy"]), gaps)
+
+    return quick_jit(look)
+
+
+def _covers(layout: Layout) -> bool:
+    """Whether local scores are those of all latents."""
+    return sum(part.columns.size for part in layout.local_parts) == layout.size
+
+
+def _first(batches: Any) -> Any:
+    return jax.tree.map(itemgetter(0), batches)
+
+
+def _data(arguments: Arguments, batches: Any, layout: Layout, number: jax.Array) -> Any:
+    """Arguments for a group of draws; rows with latents of their own are the same for all."""
+    if has_local_latents(layout):
+        return arguments(_first(batches))
+    return arguments(jax.tree.map(lambda a: a[number % LOOK_BATCHES], batches))
+
+
+def _bound(gaps: jax.Array) -> dict[str, jax.Array]:
+    """The evidence lower bound, and what is missing to the evidence by importance sampling."""
+    known = jnp.isfinite(gaps)
+    count = jnp.sum(known)
+    weight = known / jnp.maximum(count, 1)
+    gaps = jnp.where(known, gaps, 0.0)
+    mean = weight @ gaps
+    highest = jnp.max(jnp.where(known, gaps, -jnp.inf))
+    ratios = jnp.where(known, jnp.exp(gaps - highest), 0.0)
+    return {
+        "bound": mean,
+        "bound_error": jnp.sqrt(weight @ (gaps - mean) ** 2 / jnp.maximum(count, 1)),
+        "divergence": jnp.log(weight @ ratios) + highest - mean,
+    }
+
+
+def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
+    """Discrepancy, moments, density and spread of draws, without those that are not finite.
+
+    Args:
+        draws: the draws.
+        own: the guide's scores at them, (n, d), if they are known.
+    """
+    x, s, log_density = draws.samples, draws.scores, draws.log_density
+    valid = are_finite(log_density, x, s)
+    first = jnp.argmax(valid)
+    x, s = (jnp.where(valid[:, None], a, a[first]) for a in (x, s))
+    discrepancy = masked_stein_discrepancy(x, s, valid)
+    count = jnp.sum(valid)
+    weight = valid / jnp.maximum(count, 1)
+    mean = weight @ jnp.where(valid, log_density, 0.0)
+    variance = weight @ jnp.where(valid, (log_density - mean) ** 2, 0.0)
+    centered = x - weight @ x
+    spread = weight @ centered**2
+    shift, width = moment_errors(centered, s, weight, own)
+    return {
+        "discrepancy": discrepancy.value,
+        "shift": shift,
+        "width": width,
+        "discrepancy_error": discrepancy.standard_error,
+        "log_density": mean,
+        "log_density_error": jnp.sqrt(variance / jnp.maximum(count, 1)),
+        "log_spread": 0.5 * jnp.mean(jnp.log(jnp.maximum(spread, jnp.finfo(x.dtype).tiny))),
+    }
+
+
+def moment_errors(
+    centered: jax.Array, scores: jax.Array, weight: jax.Array, own: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """How far means and standard deviations of draws are from the model's, by Stein's identities.
+
+    With the covariance C of the draws, ``E[C s] = 0`` and ``E[(C s)_i x_i] = -C_ii`` hold at the
+    model. To first order their residuals are the error of each mean and twice that of each log
+    standard deviation. For a Gaussian they have no Monte-Carlo error at all. The guide's own scores
+    fulfil the same identities wherever it is, so that the difference ``s - s_q`` has no error at
+    the model, whatever its shape.
+
+    Args:
+        centered: draws less their mean, (n, d).
+        scores: the model's score at the draws, (n, d).
+        weight: weights of the draws, (n,), which sum to 1.
+        own: the guide's score, (n, d), if it is known; draws where it is NaN do not count.
+
+    Returns:
+        The largest error of a mean, in standard deviations, and of a log standard deviation, each
+        beyond two standard errors, and zero at least.
+    """
+    covariance = (centered * weight[:, None]).T @ centered
+    variance = jnp.maximum(jnp.diag(covariance), jnp.finfo(centered.dtype).tiny)
+    offset = centered
+    if own is not None:
+        known = jnp.all(jnp.isfinite(own), axis=1)
+        scores = jnp.where(known[:, None], scores - own, 0.0)
+        weight = weight * known
+        weight = weight / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
+        offset = jnp.zeros_like(centered)
+    if centered.shape[1] > MOST_CORRELATED:
+        residual = scores * jnp.diag(covariance) + offset
+    else:
+        residual = scores @ covariance + offset
+    count = 1 / jnp.sum(weight**2)
+
+    def largest(values: jax.Array) -> jax.Array:
+        mean = weight @ values
+        error = jnp.sqrt(weight @ (values - mean) ** 2 / count)
+        return jnp.max(jnp.maximum(jnp.abs(mean) - 2 * error, 0.0))
+
+    return largest(residual / jnp.sqrt(variance)), largest(0.5 * residual * centered / variance)

@@ -1,0 +1,174 @@
+"""What a fit knows of its course: its rule, its looks, how far it is and how it ended."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._fit.windows import Gain
+
+__all__ = ["CONVERGED", "Cause", "Doubt", "Ending", "Look", "Progress", "Rule"]
+
+Phase = Literal["search", "settle", "done"]
+Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
+Doubt = Literal["", "far", "moments", "noisy", "skipped", "recovered"]
+# Causes of a fit that has converged.
+CONVERGED = ("plateau", "tol")
+
+# A round that lowered the loss by this many times the smallest gain that matters is followed by
+# another.
+ROUND_GAIN = 4
+# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension (docs/convergence). To
+# lose that by settling is no sign that more is to be had.
+WOBBLE = 0.006
+
+
+class Rule(NamedTuple):
+    """The settings that decide when a fit stops.
+
+    Attributes:
+        chunk_size: steps between two looks.
+        num_chunks: largest number of chunks.
+        tol: tolerance, in standard deviations.
+        patience: successive looks without improvement that end the search.
+        dim: dimension of the latent space.
+        is_quiet: whether local densities leave little noise in the gradient and in the bound.
+        can_be_exact: whether a guide may need no step, since nothing else is to be fitted.
+    """
+
+    chunk_size: int
+    num_chunks: int
+    tol: float
+    patience: int
+    dim: int
+    is_quiet: bool = False
+    can_be_exact: bool = True
+
+    @property
+    def least_loss(self) -> float:
+        """The divergence, in nats, of a Gaussian of which √d means are off by ``tol``."""
+        return 0.5 * self.dim**0.5 * self.tol**2
+
+    @property
+    def round_gain(self) -> float:
+        """The fall of the loss, in nats, after which settling once more may pay."""
+        return max(ROUND_GAIN * self.least_loss, WOBBLE * self.dim)
+
+
+class Look(NamedTuple):
+    """The numbers of one look at a fit. With ``criterion="loss"`` those of the guide are NaN.
+
+    Attributes:
+        discrepancy: squared, see :func:`~numpyro_kscore.diagnostics.stein_discrepancy`.
+        discrepancy_error: its standard error.
+        loss: mean over the steps of the chunk that were not skipped.
+        loss_error: its standard error.
+        log_density: mean log density of the model at draws of the guide.
+        log_density_error: its standard error.
+        log_spread: mean log standard deviation of the draws' coordinates.
+        skipped: number of steps skipped because their loss or gradient was not finite.
+        shift: largest error of a mean that is seen beyond two standard errors, in standard
+            deviations, by Stein's identity; NaN in minibatches, whose noise hides it.
+        width: the same for a log standard deviation.
+        bound: mean log density of the model less the guide's, the same noise at every look; NaN,
+            like all that follow, unless the guide's density is known at its draws.
+        bound_error: its standard error.
+        divergence: from the guide to the model, in nats, by importance sampling: how far the bound
+            is from the evidence, where the guide has draws.
+        gain: how much higher the bound is than that of the best guide at the end of a round.
+        gain_error: its standard error.
+    """
+
+    discrepancy: float
+    discrepancy_error: float
+    loss: float
+    loss_error: float
+    log_density: float
+    log_density_error: float
+    log_spread: float
+    skipped: int
+    shift: float = 0.0
+    width: float = 0.0
+    bound: float = math.nan
+    bound_error: float = math.nan
+    divergence: float = math.nan
+    gain: float = math.nan
+    gain_error: float = math.nan
+
+    @property
+    def bound_gain(self) -> Gain | None:
+        """The gain, if it is known."""
+        gain = Gain(self.gain, self.gain_error)
+        return gain if np.all(np.isfinite(gain)) else None
+
+
+class Progress(NamedTuple):
+    """The state of the stopping rule.
+
+    Attributes:
+        looks: one for each chunk.
+        phase: ``"search"``, ``"settle"`` or ``"done"``.
+        cause: why the search ended: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``,
+            ``"nan"``; empty before.
+        settle_from: number of chunks before the step size began to fall.
+        settle_length: number of chunks over which it falls.
+        calm: number of successive looks without improvement.
+        best: index of the look at the best state; -1 is the start.
+        recoveries: how often a chunk was undone and tried again.
+        start: the look before the first step, where the bound is known.
+        rounds: numbers of looks at the ends of rounds.
+    """
+
+    looks: tuple[Look, ...] = ()
+    phase: Phase = "search"
+    cause: Cause = ""
+    settle_from: int = 0
+    settle_length: int = 0
+    calm: int = 0
+    best: int = -1
+    recoveries: int = 0
+    start: Look | None = None
+    rounds: tuple[int, ...] = ()
+
+    @property
+    def best_look(self) -> Look | None:
+        """The look at the best state, if there was one."""
+        return self.looks[self.best] if self.best >= 0 else self.start
+
+
+class Ending(NamedTuple):
+    """How a fit ended, as codes and the numbers they rest on.
+
+    Attributes:
+        cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
+            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"``,
+            ``"interrupted"`` or ``"callback"`` (which ended it).
+        doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
+            ``"moments"`` (a mean or a standard deviation is off),
+            ``"noisy"`` (its distance is too noisy to tell), ``"skipped"`` (so were many steps),
+            ``"recovered"`` (numbers were not finite on the way); otherwise empty.
+        steps: number of steps.
+        tol: tolerance of the rule.
+        distance: discrepancy of the best guide, in standard deviations; NaN if not known.
+        recoveries: how often a chunk was undone and tried again.
+        shift: largest error of a mean, in standard deviations, as in :class:`Look`.
+        width: largest error of a log standard deviation.
+        skipped: share of steps that were skipped.
+    """
+
+    cause: Cause
+    doubt: Doubt
+    steps: int
+    tol: float
+    distance: float
+    recoveries: int
+    shift: float = 0.0
+    width: float = 0.0
+    skipped: float = 0.0
+
+    @property
+    def converged(self) -> bool:
+        """Whether the search ended because nothing was left to gain."""
+        return self.cause in CONVERGED
