@@ -13,7 +13,8 @@ over the same images and all seeds that both variants have.
 
 ``--decay`` lets the learning rate fall to zero along a cosine, over all epochs. ``--together``
 trains variants that differ in weight, and all seeds, in one program, for an accelerator.
-``--chosen`` measures the runs of the best weight of each estimator on test images, too, and
+Variants with a prior "afterwards" are trained with N(0, I), and their prior is then fitted to the
+codes. ``--chosen`` measures the runs of the best weight of each estimator on test images, too, and
 ``--test`` trains on all training images and measures on test images: for settings that have been
 chosen, in a file of its own.
 """
@@ -31,8 +32,9 @@ import numpy as np
 from benchmarks.wae.information import NUM_IMAGES
 from benchmarks.wae.states import quick_images
 from benchmarks.wae.table import likelihood_entries, nll_of_each
-from benchmarks.wae.variants import VARIANTS, estimator_of
+from benchmarks.wae.variants import VARIANTS, estimator_of, trained_as
 from examples.common.tables import Row, fill, markdown_line, read
+from examples.wae.afterwards import fit_prior
 from examples.wae.ais import Annealing
 from examples.wae.data import Images, load_images
 from examples.wae.metrics import (
@@ -89,7 +91,7 @@ def make_run(images: Images, cache: Path, cell: Row) -> tuple[Autoencoder, Path]
     if settings.decay_steps:
         rest.append(f"decay-{cell['epochs']}")
     rest.append(images.name)
-    path = cache / f"{cell['variant']}-{'-'.join(rest)}.npz"
+    path = cache / f"{trained_as(cell['variant'])}-{'-'.join(rest)}.npz"
     return Autoencoder(settings, images.shape, objective), path
 
 
@@ -98,7 +100,8 @@ def alike(cells: Sequence[Row]) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for cell in cells:
         rest = [cell[name] for name in CASE if name != "variant"]
-        kind = estimator_of(cell), VARIANTS[cell["variant"]].prior, *rest
+        variant = VARIANTS[cell["variant"]]
+        kind = estimator_of(cell), variant.prior, variant.later, *rest
         groups.setdefault(kind, []).append(cell)
     return list(groups.values())
 
@@ -126,6 +129,9 @@ def compute(images: Images, cache: Path, cell: Row) -> Row:
     """One row: train to the given number of epochs, then measure on images held out."""
     autoencoder, path = make_run(images, cache, cell)
     params = train(autoencoder, images, cell["epochs"], path).params
+    later = VARIANTS[cell["variant"]].later
+    if later:
+        autoencoder, params = fit_prior(autoencoder, params, images, later)
     found = measure_likelihood(
         autoencoder, params, images, cell["images"], Annealing(cell["temperatures"]), progress=True
     )
@@ -181,7 +187,7 @@ def plot(rows: Sequence[Row], path: Path, estimator: str) -> None:
         (row["latent_dim"], VARIANTS[row["variant"]].weight, row["nll"])
         for row in rows
         if row["schedule"] == "cosine" and row["learning_rate"] == PEAK
-        and estimator_of(row) == estimator and VARIANTS[row["variant"]].prior == "normal"
+        and row["variant"] == f"{estimator}, weight {VARIANTS[row['variant']].weight:g}"
     ]  # fmt: skip
     for number, dim in enumerate(sorted({dim for dim, *_ in chosen})):
         each = [(weight, nll) for of, weight, nll in chosen if of == dim]

@@ -67,6 +67,7 @@ class Variant(NamedTuple):
     objective: Callable[[int], ELBO]
     weight: float
     prior: str
+    later: str = ""  # a prior that is fitted to the codes of the trained autoencoder
 
 
 VARIANTS = {
@@ -77,6 +78,18 @@ VARIANTS = {
     for weight in WEIGHTS
     for prior in PRIORS
 }
+AFTERWARDS = " afterwards"
+VARIANTS |= {
+    f"{name}, {prior}{AFTERWARDS}": variant._replace(later=prior)
+    for name, variant in VARIANTS.items()
+    if variant.prior == "normal"
+    for prior in ("mixture", "flow")
+}
+
+
+def trained_as(name: str) -> str:
+    """The variant that is trained, to whose codes a prior may be fitted afterwards."""
+    return name.rsplit(", ", 1)[0] if name.endswith(AFTERWARDS) else name
 
 
 def estimator_of(row: Row) -> str:

@@ -34,7 +34,7 @@ SHORTEST_WINDOW = 2
 SEARCH_FRACTION = 0.4
 # Where the bound is known: chunks of the first round, and the share of the smallest gain that
 # matters that a guide may be from the model, in nats, if it is to be left as it starts.
-FIRST_ROUND, EXACT_SHARE = 4, 0.5
+FIRST_ROUND, EXACT_SHARE = 4, 0.25
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3

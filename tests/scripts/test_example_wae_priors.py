@@ -14,6 +14,7 @@ from jax.scipy.stats import multivariate_normal, norm
 
 from benchmarks.wae import validation
 from examples.wae import priors
+from examples.wae.afterwards import encode_all, fit_prior
 from examples.wae.ais import Annealing, annealed_log_likelihood
 from examples.wae.data import load_images
 from examples.wae.metrics import code_divergences, compare_with_prior
@@ -260,3 +261,39 @@ def test_variants_name_objective_weight_and_prior():
     # Three batches of 64 in each of five epochs.
     falling = validation.make_settings(cell | {"schedule": "cosine"}, images)
     assert falling == settings._replace(decay_steps=15)
+
+
+def test_priors_afterwards_share_the_autoencoder_that_is_trained(tmp_path):
+    name = "default, weight 1, flow afterwards"
+    images = load_images("digits", limit=200)
+    cell = {"variant": name, "latent_dim": 2, "epochs": 5, "schedule": "constant", "seed": 0}
+    runs = [
+        validation.make_run(images, tmp_path, cell | {"learning_rate": 1e-3, "variant": variant})
+        for variant in (name, "default, weight 1")
+    ]
+    assert runs[0][1] == runs[1][1]
+    assert runs[0][0].settings == runs[1][0].settings
+    assert runs[0][0].settings.prior == "normal"
+    assert validation.VARIANTS[name].later == "flow"
+    # They are no part of a figure over weights, or of a group that is trained together.
+    cells = [cell | {"learning_rate": 1e-3, "variant": v} for v in (name, "default, weight 1")]
+    assert len(validation.alike(cells)) == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mixture", "flow"])
+def test_a_prior_fitted_afterwards_is_a_density_of_the_codes(name):
+    images = load_images("digits", limit=200)
+    autoencoder = Autoencoder(Settings("stein", latent_dim=DIM), images.shape)
+    params = autoencoder.svi.get_params(autoencoder.init(images))
+    mean, sd = encode_all(autoencoder, params, images)
+    assert mean.shape == sd.shape == (len(images.train), DIM)
+    other, fitted = fit_prior(autoencoder, params, images, name, epochs=2_000)
+    for kept in params:
+        jax.tree.map(np.testing.assert_array_equal, params[kept], fitted[kept])
+    codes = mean + sd * random.normal(random.key(3), mean.shape)
+    # The mean log density of draws of a Gaussian fitted by maximum likelihood is minus its entropy.
+    cov = np.cov(np.asarray(codes).T)
+    gaussian = -0.5 * np.linalg.slogdet(2 * np.pi * np.e * cov)[1]
+    error = 2 / len(codes) ** 0.5
+    assert float(other.prior(fitted).log_prob(codes).mean()) > gaussian - error
