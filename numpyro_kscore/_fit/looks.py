@@ -17,7 +17,7 @@ from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BAT
 from numpyro_kscore._fit.svi import Arguments, program_of
 from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.evaluation import evaluate_local, evaluate_particles
+from numpyro_kscore._tracing.evaluation import evaluate_particles, evaluate_with_local
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._util.compiling import quick_jit
@@ -66,15 +66,18 @@ def make_look(
             batch = SMALLEST_BATCH
         if svi.loss.vectorize_particles is False:
             batch = 1
-        draws = evaluate_particles(
-            key, program, layout, EVALUATION_DRAWS, batch, forward_mode, data
-        )
         gaps = own = None
-        if noise_key is not None:
-            local = evaluate_local(key, program, layout, EVALUATION_DRAWS, batch)
-            gaps = draws.log_density - jnp.sum(local.log_density, axis=1)
-            # That of sites with a density, zero without any.
-            gaps = gaps - jnp.asarray(draws.log_q)
+        if noise_key is None:
+            draws = evaluate_particles(
+                key, program, layout, EVALUATION_DRAWS, batch, forward_mode, data
+            )
+        else:
+            draws, local = evaluate_with_local(
+                key, program, layout, EVALUATION_DRAWS, batch, forward_mode
+            )
+            # Densities of sites that have one, zero without any, and local ones of the others.
+            log_q = jnp.asarray(draws.log_q) + jnp.sum(local.log_density, axis=1)
+            gaps = draws.log_density - log_q
             own = local.scores if _covers(layout) else None
         numbers = _measure(draws, own)
         if in_minibatches:

@@ -22,7 +22,7 @@ CAUSES: dict[Cause, tuple[str, str]] = {
         "The best state before is returned. Try more particles or a smaller step size",
     ),
     "budget": (
-        "not converged: still improving when it had to settle to end in {steps} steps",
+        "not converged: still improving when it had to end after {steps} steps",
         "Try a larger max_steps, or a larger tol if this is good enough",
     ),
     "plateau": ("no improvement any more, settled after {steps} steps", ""),

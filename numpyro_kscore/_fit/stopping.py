@@ -32,9 +32,11 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# Where the bound is known: chunks of the first round, and the share of the smallest gain that
-# matters that a guide may be from the model, in nats, if it is to be left as it starts.
-FIRST_ROUND, EXACT_SHARE = 4, 0.25
+# Where the bound is known: chunks of the first round; and how many of the smallest gains that
+# matter a guide may be from the model, in nats, if it is to be left as it starts, or as it is at
+# the end of a round. Another round would bring half of that distance, and the first one more.
+FIRST_ROUND = 4
+NEAR_AT_START, NEAR_AT_END = 0.25, 2.0
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -61,7 +63,7 @@ def begin(look: Look, rule: Rule) -> Progress:
     """Decide what comes first where a look at the start is to be had."""
     if look.bound_gain is None:
         return Progress()
-    if rule.can_be_exact and _is_exact(look, rule):
+    if rule.can_be_exact and _is_near(look, NEAR_AT_START, rule):
         return Progress(phase="done", cause="tol", start=look)
     length = min(FIRST_ROUND, rule.num_chunks)
     return Progress(phase="settle", settle_length=length, start=look)
@@ -117,9 +119,9 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         cause = progress.cause
     else:
         look = progress.looks[-1]
-        is_exact = rule.can_be_exact and _is_exact(look, rule)
-        pays = not is_exact and _bound_gain(progress).is_real(rule.least_loss, errors=2)
-        cause = "tol" if is_exact or _is_below(look, rule) else "plateau"
+        is_near = rule.can_be_exact and _is_near(look, NEAR_AT_END, rule)
+        pays = not is_near and _bound_gain(progress).is_real(rule.least_loss, errors=2)
+        cause = "tol" if _is_below(look, rule) else "plateau"
         if pays and 2 * rest < length:
             cause = "budget"
     if not pays or 2 * rest < length:
@@ -156,9 +158,9 @@ def _bound_gain(progress: Progress) -> Gain:
     return min(same, losses, key=lambda gain: gain.standard_error)
 
 
-def _is_exact(look: Look, rule: Rule) -> bool:
-    """Whether nothing worth a step is missing to the model, where the guide has draws."""
-    return look.divergence <= EXACT_SHARE * rule.least_loss and _is_below(look, rule)
+def _is_near(look: Look, gains: float, rule: Rule) -> bool:
+    """Whether so few gains that matter are missing to the model, where the guide has draws."""
+    return look.divergence <= gains * rule.least_loss and _is_below(look, rule)
 
 
 def _is_below(look: Look, rule: Rule) -> bool:

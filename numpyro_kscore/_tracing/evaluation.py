@@ -23,7 +23,7 @@ from numpyro_kscore._tracing.particles import (
 )
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["evaluate_local", "evaluate_particles"]
+__all__ = ["evaluate_particles", "evaluate_with_local"]
 
 
 def evaluate_particles(
@@ -51,7 +51,45 @@ def evaluate_particles(
         The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites
         of the guide that have one, zero if none has.
     """
-    program, sources = _sources(key, program, layout, num_particles, batch_size)
+    return _evaluate(key, program, layout, num_particles, batch_size, forward_mode, data)[0]
+
+
+def evaluate_with_local(
+    key: Array,
+    program: Program,
+    layout: Layout,
+    num_particles: int,
+    batch_size: int,
+    forward_mode: bool = False,
+) -> tuple[GuideDraws, LocalDraw]:
+    """The same for layouts with local log densities, and these at the draws.
+
+    Args:
+        key: random key.
+        program: guide and model.
+        layout: the layout of a particle.
+        num_particles: number of draws.
+        batch_size: draws that are in memory at once.
+        forward_mode: differentiate the model in forward mode.
+    """
+    draws, local = _evaluate(
+        key, program, layout, num_particles, batch_size, forward_mode, with_local=True
+    )
+    return draws, LocalDraw(*local)
+
+
+def _evaluate(
+    key: Array,
+    program: Program,
+    layout: Layout,
+    num_particles: int,
+    batch_size: int,
+    forward_mode: bool,
+    data: Callable[[Array], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
+    with_local: bool = False,
+) -> tuple[GuideDraws, tuple[Array, ...]]:
+    program = program._replace(params=lax.stop_gradient(program.params))
+    program = with_shared(key, program, layout)
 
     def batch(numbered: tuple[Array, Any]) -> tuple[Array, ...]:
         number, sources = numbered
@@ -59,40 +97,15 @@ def evaluate_particles(
         here = program._replace(args=args, kwargs=kwargs)
         draws = jax.vmap(at_source(draw_particle, key, here, layout))(sources)
         joint = log_joint_and_gradients(draws, here, layout, None, forward_mode)
-        return draws.flat, joint.log_density, joint.scores, draws.log_density
+        local: tuple[Array, ...] = ()
+        if with_local:
+            local = jax.vmap(at_source(draw_local, key, here, layout))(sources)
+        return draws.flat, joint.log_density, joint.scores, draws.log_density, *local
 
-    count = jax.tree.leaves(sources)[0].shape[0]
-    found = lax.map(batch, (jnp.arange(count), sources))
-    samples, log_density, scores, log_q = (_in_one(a, num_particles) for a in found)
-    return GuideDraws(samples, log_density, scores, log_q=log_q)
-
-
-def evaluate_local(
-    key: Array, program: Program, layout: Layout, num_particles: int, batch_size: int
-) -> LocalDraw:
-    """Local log densities at the draws that :func:`evaluate_particles` takes with the same key.
-
-    Args:
-        key: random key.
-        program: guide and model.
-        layout: the layout of a particle, with blocks that have local log densities.
-        num_particles: number of draws.
-        batch_size: draws that are in memory at once.
-    """
-    program, sources = _sources(key, program, layout, num_particles, batch_size)
-    found = lax.map(jax.vmap(at_source(draw_local, key, program, layout)), sources)
-    return LocalDraw(*(_in_one(a, num_particles) for a in found))
-
-
-def _sources(
-    key: Array, program: Program, layout: Layout, num_particles: int, batch_size: int
-) -> tuple[Program, Any]:
-    """The program without derivatives, and what its draws are made from, batch by batch."""
-    program = program._replace(params=lax.stop_gradient(program.params))
-    program = with_shared(key, program, layout)
     count = math.ceil(num_particles / batch_size)
-    return program, draw_sources(key, program, layout, (count, batch_size))
-
-
-def _in_one(batches: Array, num_particles: int) -> Array:
-    return batches.reshape(-1, *batches.shape[2:])[:num_particles]
+    sources = draw_sources(key, program, layout, (count, batch_size))
+    samples, log_density, scores, log_q, *local = (
+        a.reshape(count * batch_size, *a.shape[2:])[:num_particles]
+        for a in lax.map(batch, (jnp.arange(count), sources))
+    )
+    return GuideDraws(samples, log_density, scores, log_q=log_q), tuple(local)

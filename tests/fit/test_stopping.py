@@ -47,7 +47,7 @@ def test_the_search_goes_on_while_either_signal_falls():
     ending = conclude(progress, RULE)
     assert (ending.cause, ending.doubt, ending.converged) == ("budget", "", False)
     reason, advice = describe(ending)
-    assert "still improving when it had to settle to end in 1000 steps" in reason
+    assert "still improving when it had to end after 1000 steps" in reason
     assert "max_steps" in advice
 
 
@@ -160,6 +160,10 @@ def test_a_guide_at_the_model_takes_no_step():
     assert in_rounds(np.zeros(101), RULE._replace(can_be_exact=False), **exact).rounds == (4,)
     rising = np.arange(101.0)
     assert in_rounds(rising, RULE._replace(can_be_exact=False), **exact).cause == "budget"
+    # A round that leaves little, but more than would do at the start, is the last one.
+    near, far = ({"divergence": share * RULE.least_loss} for share in (1.9, 2.1))
+    assert in_rounds(rising, **near).rounds == (4,)
+    assert in_rounds(rising, **far).cause == "budget"
 
 
 def test_the_start_is_returned_if_steps_make_it_worse():
