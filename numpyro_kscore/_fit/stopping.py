@@ -65,7 +65,7 @@ def begin(look: Look, rule: Rule) -> Progress:
         return Progress()
     if rule.can_be_exact and _is_near(look, NEAR_AT_START, rule):
         return Progress(phase="done", cause="tol", start=look)
-    length = min(FIRST_ROUND, rule.num_chunks)
+    length = _round_length(FIRST_ROUND, rule.num_chunks)
     return Progress(phase="settle", settle_length=length, start=look)
 
 
@@ -122,11 +122,17 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         is_near = rule.can_be_exact and _is_near(look, NEAR_AT_END, rule)
         pays = not is_near and _bound_gain(progress).is_real(rule.least_loss, errors=2)
         cause = "tol" if _is_below(look, rule) else "plateau"
-        if pays and 2 * rest < length:
+        if pays and not rest:
             cause = "budget"
     if not pays or 2 * rest < length:
         return progress._replace(phase="done", cause=cause)
-    return progress._replace(settle_from=count, settle_length=min(count, rest))
+    length = min(count, rest) if progress.start is None else _round_length(count, rest)
+    return progress._replace(settle_from=count, settle_length=length)
+
+
+def _round_length(length: int, rest: int) -> int:
+    """The length of a round, or all the rest if less than half of it would be left over."""
+    return rest if 2 * (rest - length) < length else length
 
 
 def _pays(progress: Progress, rule: Rule) -> bool:

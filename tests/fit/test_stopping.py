@@ -130,10 +130,10 @@ def test_rounds_double_until_one_gains_nothing():
 def test_a_fit_that_gains_to_the_end_of_its_steps_says_so():
     progress = in_rounds(np.arange(101.0))
     assert (progress.rounds, progress.cause) == ((4, 8, 16, 32, 64, 100), "budget")
-    # What is left is taken if it is at least half of the last round.
-    assert in_rounds(np.arange(101.0), RULE._replace(num_chunks=12)).rounds == (4, 8, 12)
-    assert in_rounds(np.arange(101.0), RULE._replace(num_chunks=9)).rounds == (4, 8)
-    assert in_rounds(np.arange(101.0), RULE._replace(num_chunks=3)).rounds == (3,)
+    # What is left is a round of its own if it is at least half of the last one.
+    for most, rounds in ((12, (4, 8, 12)), (10, (4, 8, 10)), (9, (4, 9)), (5, (5,)), (3, (3,))):
+        progress = in_rounds(np.arange(101.0), RULE._replace(num_chunks=most))
+        assert (progress.rounds, progress.cause) == (rounds, "budget")
 
 
 def test_where_the_same_noise_does_not_help_losses_tell_the_gain():
