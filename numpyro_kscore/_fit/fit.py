@@ -17,10 +17,11 @@ from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.batch_checks import check_batch
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
-from numpyro_kscore._fit.initial import initial_state
-from numpyro_kscore._fit.looks import make_look
+from numpyro_kscore._fit.initial import initial_state, nearby_draws
+from numpyro_kscore._fit.looks import look_nearby, make_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, run_chunks
 from numpyro_kscore._fit.result import FitResult, finish
+from numpyro_kscore._fit.run import Seen
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.svi import (
     inspect_svi,
@@ -28,6 +29,7 @@ from numpyro_kscore._fit.svi import (
     parameter_slots,
     strongly_typed,
 )
+from numpyro_kscore._starts.nearby import Nearby
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_svi, is_concrete
@@ -167,15 +169,24 @@ def fit(
             if batches is None
             else make_loader_expander(svi, layout, batches)
         )
-        look_first = None
+        first_looks: list[Callable[[Any], Seen]] = []
         if look is not None and is_quiet:
-            look_first = lambda state: look(state, jnp.array(True), None, None)  # noqa: E731
+            is_start = init_state is None and init_params is None
+            first_looks = _first_looks(look, nearby_draws(svi, given) if is_start else None)
         run, stopped = run_chunks(
-            take_chunk, look_first, expander, batches, state, rule, settings, rng_key, bar
+            take_chunk, first_looks, expander, batches, state, rule, settings, rng_key, bar
         )
     if run.progress.cause == "nan" and not run.progress.looks:
         _explain_failure(svi, state, *given)
     return finish(svi, run, rule, stopped)
+
+
+def _first_looks(look: Callable[..., Seen], nearby: Nearby | None) -> list[Callable[[Any], Seen]]:
+    """Looks at the start: at draws that are known, without a program of the model, and at it."""
+    looks: list[Callable[[Any], Seen]] = []
+    if nearby is not None:
+        looks.append(lambda state: look_nearby(nearby))
+    return [*looks, lambda state: look(state, jnp.array(True), None, None)]
 
 
 def _check_call(svi: SVI, rng_key: jax.Array) -> None:

@@ -8,13 +8,28 @@ import jax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from numpyro_kscore._fit.svi import Given
 from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._starts.nearby import Nearby
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["initial_state"]
+__all__ = ["initial_state", "nearby_draws"]
+
+
+def nearby_draws(svi: SVI, given: Given) -> Nearby | None:
+    """Draws of the guide as it starts, if it is known to be close to the model of these data.
+
+    Args:
+        svi: model, guide, optimizer and loss.
+        given: arguments and keyword arguments of model and guide.
+    """
+    args, kwargs = given
+    if not isinstance(svi.guide, AutoImplicit) or svi.guide.model is not svi.model:
+        return None
+    return svi.guide.nearby(*args, **kwargs, **svi.static_kwargs)
 
 
 def initial_state(

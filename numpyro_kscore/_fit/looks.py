@@ -15,6 +15,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.expansion import has_local_latents
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
 from numpyro_kscore._fit.svi import Arguments, program_of
+from numpyro_kscore._starts.nearby import Nearby
 from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.evaluation import evaluate_particles, evaluate_with_local
@@ -24,7 +25,7 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
-__all__ = ["make_look", "moment_errors"]
+__all__ = ["look_nearby", "make_look", "moment_errors"]
 
 # Most dimensions in which moments are compared with all correlations taken into account.
 MOST_CORRELATED = 256
@@ -89,6 +90,22 @@ def make_look(
         return Seen(numbers, finite & jnp.isfinite(numbers["discrepancy"]), gaps)
 
     return quick_jit(look)
+
+
+def look_nearby(nearby: Nearby) -> Seen:
+    """A look at draws of a start, whose density and the model's are known already.
+
+    It is in the coordinates in which the start is a standard normal.
+    """
+    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in nearby)
+    points, scores, log_density, gaps = arrays
+    return _seen(GuideDraws(points, log_density, scores), gaps)
+
+
+@quick_jit
+def _seen(draws: GuideDraws, gaps: jax.Array) -> Seen:
+    numbers = {**_measure(draws, -draws.samples), **_bound(gaps)}
+    return Seen(numbers, jnp.isfinite(numbers["discrepancy"]), gaps)
 
 
 def _covers(layout: Layout) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ MOST_RECOVERIES = 5
 
 def run_chunks(
     take_chunk: Callable[[Any, np.ndarray, Anchor | None, Any], Chunk],
-    look: Callable[[Any], Seen] | None,
+    first_looks: Sequence[Callable[[Any], Seen]],
     expander: Expander,
     batches: Batches | None,
     state: Any,
@@ -44,7 +44,8 @@ def run_chunks(
 
     Args:
         take_chunk: ``(state, step sizes, expansion, batches) -> Chunk``, compiled.
-        look: ``state -> Seen`` where bounds are known; None elsewhere.
+        first_looks: ``state -> Seen`` where bounds are known, at the start, until one of them shows
+            that no step is needed.
         expander: makes the expansion at a state.
         batches: those of the loader, if there is one.
         state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
@@ -69,14 +70,15 @@ def run_chunks(
         "loader": batches is not None,
     }
     if path is not None and path.exists():
-        gaps = None if look is None else np.zeros(EVALUATION_DRAWS)
+        gaps = np.zeros(EVALUATION_DRAWS) if first_looks else None
         run = _restore(path, Run(state, state, anchor=expander.like(state), gaps=gaps), recorded)
         bar.begin(run.progress, rule)
     else:
         run = Run(state, state, anchor=expander.expand(state))
         bar.begin(run.progress, rule)
-        if look is not None:
-            run = _look_first(run, look(state), rule)
+        for look in first_looks:
+            if run.progress.phase != "done":
+                run = _look_first(run, look(state), rule)
         if run.progress.phase == "done":
             bar.show(run.progress, rule)
             if path is not None:

@@ -19,6 +19,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._guides.checks import (
+    are_equal,
     check_amortized,
     check_latents,
     check_noise,
@@ -41,6 +42,7 @@ from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._starts.batch_match import Gaussian
 from numpyro_kscore._starts.fading import Fading
 from numpyro_kscore._starts.gaussian_start import GaussianStart
+from numpyro_kscore._starts.nearby import Nearby
 from numpyro_kscore._starts.paths import COLD_SCALE
 from numpyro_kscore._starts.search import find_start, unravel
 from numpyro_kscore._tracing.coordinates import trace_at
@@ -210,6 +212,21 @@ class AutoImplicit(PosteriorDraws):
         """Warn if a fit starts to other data than the guide was set up on."""
         if self.start is not None and not self._is_in_batches:
             warn_of_other_data(type(self).__name__, self._arguments, (args, kwargs))
+
+    def nearby(self, *args: Any, **kwargs: Any) -> Nearby | None:
+        """Draws of the guide as it starts, if it is close to the model of these data.
+
+        Args:
+            *args: arguments of the model.
+            **kwargs: keyword arguments of the model.
+        """
+        # Another class may push noise elsewhere.
+        if self.start is None or type(self) is not AutoImplicit or self._is_in_batches:
+            return None
+        is_start = self.network is None and self.init_scale is None and not self.amortize
+        if not is_start or self.noise_dim != self.latent_dim:
+            return None
+        return self.start.nearby if are_equal(self._arguments, (args, kwargs)) else None
 
     def forget(self) -> None:
         """Forget the data, and the start that was found: the next data set the guide up anew."""

@@ -20,6 +20,7 @@ from numpyro_kscore._util.checks import check_count, check_positive, is_concrete
 from numpyro_kscore._util.keys import as_numbers
 
 __all__ = [
+    "are_equal",
     "check_amortized",
     "check_latents",
     "check_levels",
@@ -222,7 +223,7 @@ def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
         known: arguments of the model when the guide was set up.
         given: those of the fit; nothing is said of traced ones.
     """
-    if is_traced((known, given)) or _are_equal(known, given):
+    if is_traced((known, given)) or are_equal(known, given):
         return
     warnings.warn(
         f"{asker}: expected the data that the guide was set up on; got others. The fit starts near "
@@ -234,7 +235,8 @@ def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
     )
 
 
-def _are_equal(known: Any, given: Any) -> bool:
+def are_equal(known: Any, given: Any) -> bool:
+    """Whether two trees of arguments have the same structure and equal leaves."""
     structure: Any = jax.tree.structure(known)
     if structure != jax.tree.structure(given):
         return False

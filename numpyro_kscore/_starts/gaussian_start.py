@@ -30,6 +30,7 @@ from numpyro_kscore._starts.couplings import Couplings
 from numpyro_kscore._starts.fading import Fading, fade
 from numpyro_kscore._starts.given_drivers import given_drivers
 from numpyro_kscore._starts.modes import find_modes
+from numpyro_kscore._starts.nearby import Nearby, draw_nearby
 from numpyro_kscore._starts.paths import COLD_SCALE, all_paths, given_scales
 from numpyro_kscore._starts.refinement import match_mode, preferred, refine
 from numpyro_kscore._tracing.coupling import Centering
@@ -59,6 +60,7 @@ class GaussianStart(NamedTuple):
             None if they do not.
         warp: another Gaussian, which changes with scales: the Gaussian above is then one of its
             noise, and ``modes`` alone are in the coordinates. None if there is none.
+        nearby: draws of it, if it is close to the model.
     """
 
     gaussian: Gaussian
@@ -70,6 +72,7 @@ class GaussianStart(NamedTuple):
     parts: tuple[Gaussian, ...] = ()
     couplings: Couplings | None = None
     warp: Fading | Conditional | None = None
+    nearby: Nearby | None = None
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -136,13 +139,21 @@ def find_gaussian(
     finalist = finalists[chosen.number]
     if finalist is not plain:
         start = start_from(finalist)
-    start = start._replace(num_gradients=model.count)
-    if chosen.judged is finalist or len(start.weights) > 1:
+    if len(start.weights) == 1:
+        start = _in_form(start, chosen, chosen.judged is finalist)
+        of_start = start.gaussian, start.couplings, start.warp
+        evaluate = model.in_form(start.centering)
+        start = start._replace(nearby=draw_nearby(evaluate, *of_start, apart.spawn(1)[0]))
+    return start._replace(num_gradients=model.count)
+
+
+def _in_form(start: GaussianStart, chosen: _Found, is_plain: bool) -> GaussianStart:
+    """The start in the form that was chosen."""
+    if is_plain:
         return start
-    best = chosen.judged
     return start._replace(
-        gaussian=best.gaussian,
-        elbo=best.bound.value,
+        gaussian=chosen.judged.gaussian,
+        elbo=chosen.judged.bound.value,
         couplings=chosen.couplings,
         warp=chosen.warp,
     )
