@@ -69,12 +69,12 @@ def run_chunks(
         "rng_key": _key_words(rng_key),
         "loader": batches is not None,
     }
+    gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks else None
     if path is not None and path.exists():
-        gaps = np.zeros(EVALUATION_DRAWS) if first_looks else None
         run = _restore(path, Run(state, state, anchor=expander.like(state), gaps=gaps), recorded)
         bar.begin(run.progress, rule)
     else:
-        run = Run(state, state, anchor=expander.expand(state))
+        run = Run(state, state, anchor=expander.expand(state), gaps=gaps)
         bar.begin(run.progress, rule)
         for look in first_looks:
             if run.progress.phase != "done":
@@ -158,9 +158,11 @@ def _look_first(run: Run, seen: Seen, rule: Rule) -> Run:
     """Decide by a look at the start whether steps are needed."""
     if not bool(seen.finite):
         return run
-    look, gaps = _as_look(seen.numbers, seen.gaps, None)
+    gaps = np.array(seen.gaps, float)
+    look, _ = _as_look(seen.numbers, seen.gaps, gaps)
     look = look._replace(loss=-look.bound, loss_error=look.bound_error, skipped=0)
-    return run._replace(progress=begin(look, rule), gaps=gaps)
+    progress = begin(look, rule)
+    return run if progress.start is None else run._replace(progress=progress, gaps=gaps)
 
 
 def _as_look(
@@ -169,10 +171,10 @@ def _as_look(
     """What was seen, as plain numbers, with the change of the gaps since before."""
     seen = {name: value.item() for name, value in jax.device_get(numbers).items()}
     look = Look(**{name: seen.get(name, math.nan) for name in Look._fields})
-    if gaps is None:
+    if gaps is None or before is None:
         return look, None
     gaps = np.array(gaps, float)
-    changes = gaps - (gaps if before is None else before)
+    changes = gaps - before
     known = changes[np.isfinite(changes)]
     if 2 * len(known) <= len(changes):
         return look, gaps
