@@ -36,7 +36,7 @@ SEARCH_FRACTION = 0.4
 # matter a guide may be from the model, in nats, if it is to be left as it starts, or as it is at
 # the end of a round. Another round would bring half of that distance, and the first one more.
 FIRST_ROUND = 4
-NEAR_AT_START, NEAR_AT_END = 0.25, 2.0
+NEAR_AT_START, NEAR_AT_END = 0.5, 2.0
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
