@@ -119,9 +119,10 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         cause = progress.cause
     else:
         look = progress.looks[-1]
-        is_near = rule.can_be_exact and _is_near(look, NEAR_AT_END, rule)
-        pays = not is_near and _bound_gain(progress).is_real(rule.least_loss, errors=2)
-        cause = "tol" if _is_below(look, rule) else "plateau"
+        is_near = _is_near(look, NEAR_AT_END, rule)
+        is_done = is_near and rule.can_be_exact
+        pays = not is_done and _bound_gain(progress).is_real(rule.least_loss, errors=2)
+        cause = "tol" if is_near else "plateau"
         if pays and not rest:
             cause = "budget"
     if not pays or 2 * rest < length:
