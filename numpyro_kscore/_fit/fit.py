@@ -159,7 +159,7 @@ def fit(
         _check_parameters(svi, state)
         is_quiet = layout is not None and layout.is_quiet and batches is None
         can_be_exact = layout is not None and not layout.model_params
-        rule = settings.rule(dim, is_quiet, can_be_exact)
+        rule = settings.rule(dim, can_be_exact)
         noise_key = key_apart(rng_key, 0) if is_quiet else None
         forward_mode = forward_mode_differentiation
         look = layout and make_look(svi, layout, arguments, forward_mode, noise_key)

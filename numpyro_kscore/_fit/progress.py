@@ -34,7 +34,6 @@ class Rule(NamedTuple):
         tol: tolerance, in standard deviations.
         patience: successive looks without improvement that end the search.
         dim: dimension of the latent space.
-        is_quiet: whether local densities leave little noise in the gradient and in the bound.
         can_be_exact: whether a guide may need no step, since nothing else is to be fitted.
     """
 
@@ -43,7 +42,6 @@ class Rule(NamedTuple):
     tol: float
     patience: int
     dim: int
-    is_quiet: bool = False
     can_be_exact: bool = True
 
     @property
@@ -63,7 +61,7 @@ class Look(NamedTuple):
     Attributes:
         discrepancy: squared, see :func:`~numpyro_kscore.diagnostics.stein_discrepancy`.
         discrepancy_error: its standard error.
-        loss: mean over the steps of the chunk that were not skipped.
+        loss: mean over the steps of the chunk that were not skipped; minus the bound at the start.
         loss_error: its standard error.
         log_density: mean log density of the model at draws of the guide.
         log_density_error: its standard error.

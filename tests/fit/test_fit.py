@@ -199,11 +199,12 @@ def test_all_chunks_are_one_program(monkeypatch):
     assert len(runs) == 3  # to initialize, to count latents, and to compile
 
 
+class SeenError(Exception):
+    """Ends a fit at what a test wants to see of it."""
+
+
 def rule_of(monkeypatch, *args, **kwargs):
     """The stopping rule of a fit, which ends there."""
-
-    class SeenError(Exception):
-        pass
 
     def see(*settings):
         raise SeenError(Rule(*settings))
@@ -223,19 +224,25 @@ def test_the_tolerance_of_the_loss_grows_with_the_latents(monkeypatch, criterion
 
 
 @pytest.mark.parametrize(
-    ("num_latents", "batch", "is_quiet"), [(4, None, True), (3, None, False), (4, 1, False)]
+    ("num_latents", "batch", "is_known"), [(4, None, True), (3, None, False), (4, 1, False)]
 )
 @pytest.mark.thorough
-def test_gradients_have_little_noise_with_local_scores_and_all_rows(
-    monkeypatch, num_latents, batch, is_quiet
+def test_the_start_is_looked_at_with_local_scores_and_all_rows(
+    monkeypatch, num_latents, batch, is_known
 ):
     def rows(y):
         x = numpyro.sample("x", dist.Normal(jnp.zeros(num_latents), 1.0).to_event(1))
         with numpyro.plate("rows", len(y), subsample_size=batch) as index:
             numpyro.sample("y", dist.Normal(x.sum(), 1.0), obs=y[index])
 
+    def see(take_chunk, first_looks, *rest):
+        raise SeenError(len(first_looks))
+
+    monkeypatch.setattr("numpyro_kscore._fit.fit.run_chunks", see)
     svi = SVI(rows, AutoImplicit(rows, warm_start=False), optax.adam(1e-2), ImplicitELBO(16))
-    assert rule_of(monkeypatch, svi, KEY, DATA).is_quiet == is_quiet
+    with pytest.raises(SeenError) as caught:
+        fit(svi, KEY, DATA, progress_bar=False)
+    assert caught.value.args[0] == is_known
 
 
 def test_double_precision(x64):
