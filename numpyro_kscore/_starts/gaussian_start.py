@@ -139,7 +139,8 @@ def find_gaussian(
     finalist = finalists[chosen.number]
     if finalist is not plain:
         start = start_from(finalist)
-    if len(start.weights) == 1:
+    # Modes may be unknown: then there are no weights.
+    if len(start.weights) <= 1:
         start = _in_form(start, chosen, chosen.judged is finalist)
         of_start = start.gaussian, start.couplings, start.warp
         evaluate = model.in_form(start.centering)
