@@ -18,7 +18,7 @@ from numpyro_kscore._fit.svi import Arguments, program_of
 from numpyro_kscore._starts.nearby import Nearby
 from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.evaluation import evaluate_particles, evaluate_with_local
+from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._util.compiling import quick_jit
@@ -67,15 +67,11 @@ def make_look(
             batch = SMALLEST_BATCH
         if svi.loss.vectorize_particles is False:
             batch = 1
+        draws, local = evaluate_particles(
+            key, program, layout, EVALUATION_DRAWS, batch, forward_mode, data, noise_key is not None
+        )
         gaps = own = None
-        if noise_key is None:
-            draws = evaluate_particles(
-                key, program, layout, EVALUATION_DRAWS, batch, forward_mode, data
-            )
-        else:
-            draws, local = evaluate_with_local(
-                key, program, layout, EVALUATION_DRAWS, batch, forward_mode
-            )
+        if local is not None:
             # Densities of sites that have one, zero without any, and local ones of the others.
             log_q = jnp.asarray(draws.log_q) + jnp.sum(local.log_density, axis=1)
             gaps = draws.log_density - log_q

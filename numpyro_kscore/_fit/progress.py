@@ -23,6 +23,10 @@ ROUND_GAIN = 4
 # At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension (docs/convergence). To
 # lose that by settling is no sign that more is to be had.
 WOBBLE = 0.006
+# Where the bound is known: how many of the smallest gains that matter a guide may be from the
+# model, in nats, if it is to be left as it starts, or as it is at the end of a round. Another round
+# would bring half of that distance, and the first one more.
+NEAR_AT_START, NEAR_AT_END = 0.5, 2.0
 
 
 class Rule(NamedTuple):
@@ -53,6 +57,16 @@ class Rule(NamedTuple):
     def round_gain(self) -> float:
         """The fall of the loss, in nats, after which settling once more may pay."""
         return max(ROUND_GAIN * self.least_loss, WOBBLE * self.dim)
+
+    @property
+    def near_at_start(self) -> float:
+        """The divergence, in nats, at which a guide may be left as it starts."""
+        return NEAR_AT_START * self.least_loss
+
+    @property
+    def near_at_end(self) -> float:
+        """The divergence, in nats, at which a round is the last one."""
+        return NEAR_AT_END * self.least_loss
 
 
 class Look(NamedTuple):

@@ -32,11 +32,8 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# Where the bound is known: chunks of the first round; and how many of the smallest gains that
-# matter a guide may be from the model, in nats, if it is to be left as it starts, or as it is at
-# the end of a round. Another round would bring half of that distance, and the first one more.
+# Chunks of the first round where the bound is known.
 FIRST_ROUND = 4
-NEAR_AT_START, NEAR_AT_END = 0.5, 2.0
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -63,7 +60,7 @@ def begin(look: Look, rule: Rule) -> Progress:
     """Decide what comes first where a look at the start is to be had."""
     if look.bound_gain is None:
         return Progress()
-    if rule.can_be_exact and _is_near(look, NEAR_AT_START, rule):
+    if rule.can_be_exact and _is_near(look, rule.near_at_start, rule):
         return Progress(phase="done", cause="tol", start=look)
     length = _round_length(FIRST_ROUND, rule.num_chunks)
     return Progress(phase="settle", settle_length=length, start=look)
@@ -119,7 +116,7 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         cause = progress.cause
     else:
         look = progress.looks[-1]
-        is_near = _is_near(look, NEAR_AT_END, rule)
+        is_near = _is_near(look, rule.near_at_end, rule)
         is_done = is_near and rule.can_be_exact
         pays = not is_done and _bound_gain(progress).is_real(rule.least_loss, errors=2)
         cause = "tol" if is_near else "plateau"
@@ -165,9 +162,9 @@ def _bound_gain(progress: Progress) -> Gain:
     return min(same, losses, key=lambda gain: gain.standard_error)
 
 
-def _is_near(look: Look, gains: float, rule: Rule) -> bool:
-    """Whether so few gains that matter are missing to the model, where the guide has draws."""
-    return look.divergence <= gains * rule.least_loss and _is_below(look, rule)
+def _is_near(look: Look, nats: float, rule: Rule) -> bool:
+    """Whether no more than that is missing to the model, where the guide has draws."""
+    return look.divergence <= nats and _is_below(look, rule)
 
 
 def _is_below(look: Look, rule: Rule) -> bool:

@@ -23,7 +23,7 @@ from numpyro_kscore._tracing.particles import (
 )
 from numpyro_kscore._tracing.program import Program
 
-__all__ = ["evaluate_particles", "evaluate_with_local"]
+__all__ = ["evaluate_particles"]
 
 
 def evaluate_particles(
@@ -34,7 +34,8 @@ def evaluate_particles(
     batch_size: int,
     forward_mode: bool = False,
     data: Callable[[Array], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
-) -> GuideDraws:
+    with_local: bool = False,
+) -> tuple[GuideDraws, LocalDraw | None]:
     """Draw from the guide and evaluate the model, a batch at a time.
 
     Args:
@@ -46,48 +47,12 @@ def evaluate_particles(
         forward_mode: differentiate the model in forward mode.
         data: arguments and keyword arguments of guide and model for the draws of each batch, whose
             number it is given; by default the program's.
+        with_local: whether local log densities are wanted, of a layout that has some.
 
     Returns:
         The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites
-        of the guide that have one, zero if none has.
+        of the guide that have one, zero if none has. Local log densities at the draws, if wanted.
     """
-    return _evaluate(key, program, layout, num_particles, batch_size, forward_mode, data)[0]
-
-
-def evaluate_with_local(
-    key: Array,
-    program: Program,
-    layout: Layout,
-    num_particles: int,
-    batch_size: int,
-    forward_mode: bool = False,
-) -> tuple[GuideDraws, LocalDraw]:
-    """The same for layouts with local log densities, and these at the draws.
-
-    Args:
-        key: random key.
-        program: guide and model.
-        layout: the layout of a particle.
-        num_particles: number of draws.
-        batch_size: draws that are in memory at once.
-        forward_mode: differentiate the model in forward mode.
-    """
-    draws, local = _evaluate(
-        key, program, layout, num_particles, batch_size, forward_mode, with_local=True
-    )
-    return draws, LocalDraw(*local)
-
-
-def _evaluate(
-    key: Array,
-    program: Program,
-    layout: Layout,
-    num_particles: int,
-    batch_size: int,
-    forward_mode: bool,
-    data: Callable[[Array], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
-    with_local: bool = False,
-) -> tuple[GuideDraws, tuple[Array, ...]]:
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
 
@@ -108,4 +73,5 @@ def _evaluate(
         a.reshape(count * batch_size, *a.shape[2:])[:num_particles]
         for a in lax.map(batch, (jnp.arange(count), sources))
     )
-    return GuideDraws(samples, log_density, scores, log_q=log_q), tuple(local)
+    draws = GuideDraws(samples, log_density, scores, log_q=log_q)
+    return draws, LocalDraw(*local) if local else None

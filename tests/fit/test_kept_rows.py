@@ -150,7 +150,7 @@ def test_a_group_of_three_rows_is_in_every_step():
             found = []
             for one in (anchor, anchor._replace(kept=None)):
                 program = program_of(svi, state, ((), batch))._replace(anchor=one)
-                found.append(evaluate_particles(key, program, layout, 32, 32))
+                found.append(evaluate_particles(key, program, layout, 32, 32)[0])
             return found
 
         return jax.lax.map(each, (keys, stack))

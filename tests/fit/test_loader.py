@@ -124,7 +124,7 @@ def test_groups_of_draws_have_batches_of_their_own():
     def data(number):
         return tuple(leaf[number] for leaf in stack), {}
 
-    found = jax.jit(lambda: evaluate_particles(KEY, program, layout, 4, 2, False, data))()
+    found = jax.jit(lambda: evaluate_particles(KEY, program, layout, 4, 2, False, data)[0])()
     for k, (x, score) in enumerate(zip(found.samples, found.scores, strict=True)):
         slope, _ = derivatives(np.asarray(x, float), *LOADER[k // 2])
         np.testing.assert_allclose(score, slope, rtol=1e-3)

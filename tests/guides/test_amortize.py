@@ -444,7 +444,7 @@ def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
 
         def means(anchor, params):
             here = program._replace(anchor=anchor, params=params)
-            draws = jax.vmap(lambda key: evaluate_particles(key, here, layout, 4, 4))(keys)
+            draws = jax.vmap(lambda key: evaluate_particles(key, here, layout, 4, 4)[0])(keys)
             return jnp.mean(draws.log_density, axis=1)
 
         # One program at both sets of parameters.

@@ -81,7 +81,7 @@ def test_a_group_of_three_rows_is_in_every_step(x64):
             programs = [*(program._replace(anchor=one) for one in anchors), every]
 
             def each(key):
-                return [evaluate_particles(key, one, layout, 32, 32).scores for one in programs]
+                return [evaluate_particles(key, one, layout, 32, 32)[0].scores for one in programs]
 
             return jax.lax.map(each, keys)
 

@@ -176,7 +176,7 @@ def test_a_group_that_no_batch_has_keeps_its_width():
 
         def both(key):
             with_anchor = program._replace(anchor=anchor)
-            return [evaluate_particles(key, one, layout, 64, 64) for one in (with_anchor, every)]
+            return [evaluate_particles(key, one, layout, 64, 64)[0] for one in (with_anchor, every)]
 
         return jax.lax.map(both, keys)
 
@@ -219,7 +219,7 @@ def _evaluated(model, keys, *args, count=64):
     layout = inspect_program(random.key(0), program)
 
     def run(key):
-        return evaluate_particles(key, program, layout, count, count)
+        return evaluate_particles(key, program, layout, count, count)[0]
 
     return jax.jit(lambda keys: jax.lax.map(run, keys))(random.split(random.key(7), keys))
 
