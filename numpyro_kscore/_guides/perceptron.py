@@ -41,6 +41,22 @@ class Perceptron:
         """The output at ``x``, (fan_in,)."""
         return _evaluate(self.layers, x, self.widths)
 
+    def with_slopes(self, x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+        """The output at ``x``, and its derivative in the first ``count`` inputs, (count, size).
+
+        Written out, since it is differentiated again: in a third of the time of nested ``jvp``.
+        """
+        *hidden, (readout, bias) = _weights(self.layers, self.widths)
+        slopes = None
+        for weight, offset in hidden:
+            weight = GAIN * weight * (2.0 / len(weight)) ** 0.5
+            inner = x @ weight + GAIN * offset
+            x, slope = jax.jvp(jax.nn.gelu, (inner,), (jnp.ones_like(inner),))
+            slopes = slope * (weight[:count] if slopes is None else slopes @ weight)
+        readout = GAIN * readout * (1.0 / self.bottleneck) ** 0.5
+        slopes = readout[:count] if slopes is None else slopes @ readout
+        return x @ readout + GAIN * bias, slopes
+
     @property
     def bottleneck(self) -> int:
         """The number of units h of the last hidden layer, which bounds the derivative's rank."""

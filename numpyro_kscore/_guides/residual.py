@@ -56,9 +56,29 @@ def push_residual(
 
     if not with_density:
         return push(noise), None
+    fixed = lax.stop_gradient((noise, labels, network, affine))
     if network.bottleneck < noise.shape[0]:
-        return push(noise), low_rank_density(noise, labels, network, affine)
-    return push(noise), local_density(push, noise)
+        return push(noise), low_rank_density(*fixed)
+    return push(noise), full_density(*fixed)
+
+
+def full_density(
+    noise: jax.Array,
+    labels: tuple[jax.Array, ...],
+    network: Perceptron,
+    affine: tuple[jax.Array, jax.Array, jax.Array],
+) -> LocalDensity:
+    """:func:`local_density` of the residual map."""
+    loc, scale, mixing = affine
+
+    def slopes(noise: jax.Array) -> jax.Array:
+        out, slopes = network.with_slopes(jnp.concatenate([noise, *labels]), noise.shape[0])
+        of_shift, of_gate = jnp.split(slopes, [loc.shape[0]], axis=1)
+        gate = jnp.exp(GATE_RATE * out[loc.shape[0] :])
+        gated = GATE_RATE * of_gate * (noise * gate) + jnp.diag(gate)
+        return (gated @ mixing + of_shift) * scale
+
+    return local_density(slopes, noise)
 
 
 def low_rank_density(
@@ -67,14 +87,13 @@ def low_rank_density(
     network: Perceptron,
     affine: tuple[jax.Array, jax.Array, jax.Array],
 ) -> LocalDensity:
-    """:func:`local_density` of the residual map, whose network has fewer units than dimensions.
+    """:func:`full_density` of a map whose network has fewer units than dimensions.
 
     With the last hidden layer h(ε), its derivative H (h, d), gates ``e = exp(g(ε))`` and the mixing
     M, the derivative of the map is ``diag(scale) Mᵀ (E + U H)``, with ``E = diag(e)`` and U (d, h)
     from the weights of the last layer. Its determinant takes that of ``I + H E⁻¹ U`` (h, h) and one
     of M for all draws: O(h² (d + h)) for a draw in place of O(d³).
     """
-    noise, network, affine = lax.stop_gradient((noise, network, affine))
     loc, scale, mixing = affine
     dim = noise.shape[0]
     weight, bias = network.readout
@@ -106,18 +125,22 @@ def low_rank_density(
     return LocalDensity(log_density, score)
 
 
-def local_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> LocalDensity:
+def local_density(slopes: Callable[[jax.Array], jax.Array], noise: jax.Array) -> LocalDensity:
     """The local log density of what noise (d,) is pushed to, (d,), and its gradient there.
 
     A map that starts from positive scales keeps its orientation until it is folded. Behind a fold
     other noise is pushed to the same place, of which the local log density knows nothing.
+
+    Args:
+        slopes: the derivative of the map, a row for each number of the noise, (d, d).
+        noise: standard normal, (d,).
     """
-    jacobian, transpose = jax.vjp(jax.jacfwd(push), noise)
-    orientation, log_volume, inverse = slogdet_and_inverse(jacobian)
+    matrix, transpose = jax.vjp(slopes, noise)
+    orientation, log_volume, inverse = slogdet_and_inverse(matrix)
     (slope,) = transpose(inverse.T)
     log_density = standard_normal(noise.shape[0]).log_prob(noise) - log_volume
-    score = jnp.where(orientation > 0, -inverse.T @ (noise + slope), jnp.nan)
-    return lax.stop_gradient(LocalDensity(log_density, score))
+    score = jnp.where(orientation > 0, -inverse @ (noise + slope), jnp.nan)
+    return LocalDensity(log_density, score)
 
 
 def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) -> jax.Array:

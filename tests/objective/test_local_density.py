@@ -114,11 +114,18 @@ def test_local_densities_count_less_the_more_draws_are_behind_folds(behind, trus
     np.testing.assert_allclose(run(), 0.25 * trust * 0.3, atol=0.25 * 0.3 * 4 * 16 * 0.0067)
 
 
+def slopes_of(push):
+    """The derivative of a map, a row for each number of the noise."""
+    return lambda noise: jax.jacfwd(push)(noise).T
+
+
 def test_behind_a_fold_there_is_no_score():
     def push(noise):
         return jnp.stack([noise[0] + noise[1], jnp.square(noise[1]), noise[2]])
 
-    before, behind = (local_density(push, jnp.array([0.3, y, -0.2])) for y in (1.0, -1.0))
+    before, behind = (
+        local_density(slopes_of(push), jnp.array([0.3, y, -0.2])) for y in (1.0, -1.0)
+    )
     # The log density is that of the noise less log 2 y. In the second coordinate y moves by 1 / 2 y
     # and the first noise back by as much.
     np.testing.assert_allclose(before.score, [-0.3, (-2 + 0.3) / 2, 0.2], rtol=1e-6)
@@ -127,13 +134,21 @@ def test_behind_a_fold_there_is_no_score():
 
 
 @pytest.mark.parametrize(
-    ("dim", "num_labels", "flipped"), [(4, 0, False), (9, 2, True), (20, 1, False)]
+    ("dim", "num_labels", "flipped", "width"),
+    [
+        (4, 0, False, 3),
+        (9, 2, True, 3),
+        (20, 1, False, 3),
+        (4, 0, False, 4),
+        (9, 2, True, 12),
+        (40, 1, False, 40),
+    ],
 )
 @pytest.mark.thorough
-def test_a_narrow_layer_gives_the_density_of_the_whole_derivative(dim, num_labels, flipped):
-    """Of a map whose scales or mixing change orientation, and of draws behind folds."""
+def test_a_guide_gives_the_density_of_its_derivative(dim, num_labels, flipped, width):
+    """By narrow layers and wide ones, with flipped scales or mixing, and of draws behind folds."""
     generator = np.random.default_rng(dim)
-    widths = (dim + num_labels, 6, 3, 2 * dim)
+    widths = (dim + num_labels, 6, width, 2 * dim)
     size = sum((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths))
     loc, log_scale = generator.normal(size=(2, dim))
     mixing = np.eye(dim) + 0.5 * generator.normal(size=(dim, dim)) / dim**0.5
@@ -152,12 +167,12 @@ def test_a_narrow_layer_gives_the_density_of_the_whole_derivative(dim, num_label
         @quick_jit
         @jax.vmap
         def both(noise):
-            narrow = push_residual(noise, labels, network, affine, True)[1]
-            return narrow, local_density(push, noise)
+            given = push_residual(noise, labels, network, affine, True)[1]
+            return given, local_density(slopes_of(push), noise)
 
-        narrow, whole = both(generator.normal(size=(200, dim)))
-    np.testing.assert_allclose(narrow.log_density, whole.log_density, rtol=1e-10)
-    np.testing.assert_allclose(narrow.score, whole.score, rtol=1e-7, atol=1e-9)
+        given, whole = both(generator.normal(size=(200, dim)))
+    np.testing.assert_allclose(given.log_density, whole.log_density, rtol=1e-10)
+    np.testing.assert_allclose(given.score, whole.score, rtol=1e-7, atol=1e-9)
     behind = np.isnan(whole.score).all(axis=1)
     assert 10 < behind.sum() < 190
 

@@ -15,6 +15,7 @@ from numpyro.infer import SVI
 from numpyro_kscore import AutoImplicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._util.linalg import (
     BLOCK,
+    SMALL,
     cholesky,
     eigh,
     factorize,
@@ -119,7 +120,7 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
 
 
 @pytest.mark.parametrize(
-    ("dim", "is_cpu"), [(1, True), (2, True), (7, True), (30, True), (1, False), (7, False)]
+    ("dim", "is_cpu"), [(1, True), (2, True), (7, True), (40, True), (1, False), (7, False)]
 )
 @pytest.mark.thorough
 def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
@@ -149,7 +150,7 @@ def assert_factors(matrices, sign, value, inverse):
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-@pytest.mark.parametrize("dim", [1, 2, 7])
+@pytest.mark.parametrize("dim", [1, 2, 7, SMALL + 1])
 def test_sign_of_a_determinant(dim, is_cpu, monkeypatch):
     """Against NumPy in float64, with many orders of pivots."""
     if not is_cpu:
