@@ -27,7 +27,7 @@ from numpyro_kscore._util import compiling  # noqa: E402
 # Those of the package's own programs, which come before the settings below, and what they are in
 # tests.
 OPTIONS = compiling.OPTIONS
-UNOPTIMIZED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+UNOPTIMIZED = compiling.AS_IT_IS
 
 # Fifteen seconds and more.
 LONGEST = (

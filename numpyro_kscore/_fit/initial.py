@@ -77,7 +77,7 @@ def initial_state(
             guide.set_up_in_batches(guide_key, batches.with_kwargs(svi.static_kwargs))
     elif batches is None and init_params is None and not goes_on:
         guide.expect_data(*args, **kwargs, **svi.static_kwargs)
-    state = quick_jit(init)(rng_key)
+    state = quick_jit(init, runs_once=True)(rng_key)
     # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
     # data, was traced and has no value.
     if is_traced(svi.constrain_fn.args):

@@ -158,7 +158,7 @@ def _prior_draws(
     def every(seed: Array) -> Array:
         return jax.vmap(draw)(random.split(random.key(seed), PRIOR_DRAWS))
 
-    draws = quick_jit(every)(jnp.asarray(np.uint32(1)))
+    draws = quick_jit(every, runs_once=True)(jnp.asarray(np.uint32(1)))
     found = np.asarray(draws, float)
     return found[np.all(np.isfinite(found), axis=1)]
 

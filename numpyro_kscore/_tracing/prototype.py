@@ -133,7 +133,7 @@ def _initialized(initialize: Callable[[Array], Any], rng_key: Array) -> Prototyp
         valid = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in numbers]))
         return found.z, valid, [leaf for leaf in seen[0] if isinstance(leaf, Tracer)]
 
-    latents, valid, computed = quick_jit(run)(rng_key)
+    latents, valid, computed = quick_jit(run, runs_once=True)(rng_key)
     values = iter(computed)
     leaves = [next(values) if isinstance(leaf, Tracer) else leaf for leaf in seen[0]]
     trace = jax.tree.unflatten(seen[1], leaves)

@@ -32,6 +32,10 @@ OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level
 # after another, up to a thousand numbers add with a rounding error of some 2e-6 of their size.
 SHORT_SUMS = {"xla_disable_hlo_passes": "tree_reduction_rewriter"}
 LONGEST_SUM = 1024
+# What runs a single time takes milliseconds without any optimization, where no array of it has
+# more numbers than that, and its compilation a second.
+AS_IT_IS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+LARGEST_AS_IT_IS = 65536
 # Executables that are kept: those of ten models or more.
 MOST_KEPT = 64
 
@@ -39,7 +43,7 @@ _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _programs_of: WeakKeyDictionary[Any, tuple[dict[Any, Any], ...]] = WeakKeyDictionary()
 
 
-def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
+def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., Any]:
     """``jax.jit`` for a large program over arrays, traced once for each set of shapes.
 
     Inside a program that is being traced, where there are several devices and where compiling is
@@ -47,6 +51,7 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         fn: the function, of positional arguments; keywords are static.
+        runs_once: whether it is called a single time, so that optimizing it does not pay.
     """
     plain: dict[Any, Callable[..., Any]] = {}
     programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
@@ -62,7 +67,9 @@ def quick_jit(fn: Callable[..., Any]) -> Callable[..., Any]:
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         # Numbers inside a program have the precision that is set when it is traced.
         key = (*OPTIONS.items(), options, structure, jnp.result_type(float), *map(_type_of, arrays))
-        program = programs.pop(key, None) or _compile(_with_static(fn, static), structure, arrays)
+        program = programs.pop(key, None)
+        if program is None:
+            program = _compile(_with_static(fn, static), structure, arrays, runs_once)
         _keep(programs, key, program)
         return program(arrays)
 
@@ -105,9 +112,10 @@ def _is_traced(leaves: list[Any]) -> bool:
 
 
 @cache
-def _known_options() -> dict[str, Any]:
+def _known_options(as_it_is: bool) -> dict[str, Any]:
     """Those of all options that the compiler knows; none without a CPU."""
-    return {k: v for k, v in (OPTIONS | SHORT_SUMS).items() if _is_known({k: v})}
+    options = OPTIONS | SHORT_SUMS | (AS_IT_IS if as_it_is else {})
+    return {k: v for k, v in options.items() if _is_known({k: v})}
 
 
 def _is_known(option: dict[str, Any]) -> bool:
@@ -121,12 +129,18 @@ def _is_known(option: dict[str, Any]) -> bool:
     return True
 
 
-def _options(jaxpr: Any) -> dict[str, Any] | None:
+def _options(jaxpr: Any, runs_once: bool) -> dict[str, Any] | None:
     """The options for a program."""
-    known = _known_options()
+    known = _known_options(runs_once and _largest(jaxpr) <= LARGEST_AS_IT_IS)
     if max(_sum_lengths(jaxpr), default=0) > LONGEST_SUM:
         known = {k: v for k, v in known.items() if k not in SHORT_SUMS}
     return known or None
+
+
+def _largest(jaxpr: Any) -> int:
+    """How many numbers the largest array has that a program computes."""
+    results = [var.aval for equation in _equations(jaxpr) for var in equation.outvars]
+    return max((math.prod(getattr(aval, "shape", ())) for aval in results), default=0)
 
 
 def _sum_lengths(jaxpr: Any) -> Iterator[int]:
@@ -145,7 +159,7 @@ def _type_of(array: jax.Array) -> Any:
 
 
 def _compile(
-    fn: Callable[..., Any], structure: Any, arrays: list[jax.Array]
+    fn: Callable[..., Any], structure: Any, arrays: list[jax.Array], runs_once: bool
 ) -> Callable[[list[jax.Array]], Any]:
     """``fn`` of arguments given as leaves, compiled, or served by what is kept."""
 
@@ -162,10 +176,10 @@ def _compile(
     # Arguments that are not used stay: which are left out differs from data to data.
     whole = jax.jit(run, keep_unused=True)
     digest = fingerprint(closed)
-    key = (*OPTIONS.items(), digest, jax.default_backend())
+    key = (*OPTIONS.items(), digest, jax.default_backend(), runs_once)
     program = _kept.pop(key, None)
     if program is None:
-        program = whole.lower(constants, arrays).compile(_options(closed.jaxpr))
+        program = whole.lower(constants, arrays).compile(_options(closed.jaxpr, runs_once))
     if digest is not None:
         _keep(_kept, key, program)
     result = jax.tree.structure(out)

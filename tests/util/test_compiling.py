@@ -196,9 +196,32 @@ def test_long_sums_keep_their_trees():
     lengths = {n: max(compiling._sum_lengths(over(n).jaxpr)) for n in (5, 3_000)}
     assert lengths == {5: 5, 3_000: 3_000}
     assert not list(compiling._sum_lengths(over(3_000, jnp.int32).jaxpr))
-    known = compiling._known_options()
-    assert compiling._options(over(5).jaxpr) == (known or None)
-    assert compiling.SHORT_SUMS.keys().isdisjoint(compiling._options(over(3_000).jaxpr) or {})
+    known = compiling._known_options(False)
+    assert compiling._options(over(5).jaxpr, False) == (known or None)
+    found = compiling._options(over(3_000).jaxpr, False)
+    assert compiling.SHORT_SUMS.keys().isdisjoint(found or {})
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(("count", "level"), [(5, 0), (100_000, 1)])
+def test_only_small_programs_that_run_once_stay_as_they_are(count, level):
+    program = jax.make_jaxpr(lambda x: 2 * x)(jnp.ones(count))
+    options = compiling._options(program.jaxpr, True) or {}
+    assert options.get("xla_backend_optimization_level", level) == level
+    kept = compiling._options(program.jaxpr, False) or {}
+    assert kept.get("xla_backend_optimization_level", 1) == 1
+
+
+def test_a_program_that_ran_once_is_not_that_of_many_runs():
+    """Both have the same results, and each its own options."""
+
+    def cube(x):
+        return x**3
+
+    once, many = quick_jit(cube, runs_once=True), quick_jit(cube)
+    compiling.forget_programs()
+    np.testing.assert_allclose(once(np.arange(5.0)), many(np.arange(5.0)), rtol=1e-6)
+    assert len(compiling._kept) == 2
 
 
 def test_an_option_that_a_compiler_does_not_know_is_left_out():
