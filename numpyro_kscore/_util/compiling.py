@@ -64,7 +64,9 @@ def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., 
             if options not in plain:
                 plain[options] = jax.jit(_with_static(fn, static))
             return plain[options](*args)
-        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        # Arrays of NumPy go into the program as they are: it converts them ten times as fast.
+        known = jax.Array, np.ndarray
+        arrays: list[Any] = [x if isinstance(x, known) else jnp.asarray(x) for x in leaves]
         # Numbers inside a program have the precision that is set when it is traced.
         key = (*OPTIONS.items(), options, structure, jnp.result_type(float), *map(_type_of, arrays))
         program = programs.pop(key, None)
@@ -154,13 +156,15 @@ def _sum_lengths(jaxpr: Any) -> Iterator[int]:
             yield math.prod(terms.shape[axis] for axis in axes)
 
 
-def _type_of(array: jax.Array) -> Any:
-    return array.shape, array.dtype, getattr(array, "weak_type", False)
+def _type_of(array: jax.Array | np.ndarray) -> Any:
+    is_converted = isinstance(array, np.ndarray)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype) if is_converted else array.dtype
+    return array.shape, dtype, getattr(array, "weak_type", False)
 
 
 def _compile(
-    fn: Callable[..., Any], structure: Any, arrays: list[jax.Array], runs_once: bool
-) -> Callable[[list[jax.Array]], Any]:
+    fn: Callable[..., Any], structure: Any, arrays: list[Any], runs_once: bool
+) -> Callable[[list[Any]], Any]:
     """``fn`` of arguments given as leaves, compiled, or served by what is kept."""
 
     def flat(*leaves: jax.Array) -> Any:
