@@ -57,12 +57,15 @@ def scaled(data):
     numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
 
 
-def test_values_outside_a_support_are_named():
+@pytest.mark.parametrize("width", [1.0, 0.0], ids=["draws", "a point"])
+def test_values_outside_a_support_are_named(width):
     """NumPyro says that the likelihood got an invalid scale, and not from where."""
 
     def negative(data):
-        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
-        numpyro.sample("scale", Implicit(numpyro.param("loc", -9.0) + noise))
+        loc = numpyro.param("loc", -9.0)
+        if width:
+            loc = loc + numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        numpyro.sample("scale", Implicit(loc))
 
     svi = SVI(scaled, negative, optax.adam(1e-2), ImplicitELBO())
     with pytest.raises(ValueError, match=r"'scale' within its support.*100% of.*jnp.exp"):
