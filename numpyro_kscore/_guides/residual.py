@@ -101,13 +101,12 @@ def low_rank_density(
     of_shift = weight[:, : loc.shape[0]] @ unmix
     of_gate, gate_bias = GATE_RATE * weight[:, loc.shape[0] :], GATE_RATE * bias[loc.shape[0] :]
 
-    def features(noise: jax.Array) -> jax.Array:
-        return network.features(jnp.concatenate([noise, *labels]))
-
     def parts(noise: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-        log_gate = features(noise) @ of_gate + gate_bias
+        inputs = jnp.concatenate([noise, *labels])
+        features, slopes = network.features_with_slopes(inputs, dim)
+        log_gate = features @ of_gate + gate_bias
         gate = jnp.exp(log_gate)
-        slopes = jax.jacrev(features)(noise) / gate
+        slopes = slopes.T / gate
         across = of_gate * (noise * gate) + of_shift
         core = jnp.eye(len(across), dtype=noise.dtype) + across @ slopes.T
         return (core, log_gate), (slopes, across)
