@@ -57,13 +57,13 @@ def scaled(data):
     numpyro.sample("x", dist.Normal(0.0, scale), obs=data)
 
 
-@pytest.mark.parametrize("width", [1.0, 0.0], ids=["draws", "a point"])
-def test_values_outside_a_support_are_named(width):
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_values_outside_a_support_are_named(is_drawn):
     """NumPyro says that the likelihood got an invalid scale, and not from where."""
 
     def negative(data):
         loc = numpyro.param("loc", -9.0)
-        if width:
+        if is_drawn:
             loc = loc + numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
         numpyro.sample("scale", Implicit(loc))
 

@@ -120,7 +120,8 @@ def test_lapack_calls_of_a_step_are_of_sizes_for_one_thread(dim):
 
 
 @pytest.mark.parametrize(
-    ("dim", "is_cpu"), [(1, True), (2, True), (7, True), (40, True), (1, False), (7, False)]
+    ("dim", "is_cpu"),
+    [(1, True), (2, True), (7, True), (30, True), (40, True), (1, False), (7, False)],
 )
 @pytest.mark.thorough
 def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
