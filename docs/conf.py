@@ -125,7 +125,7 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore._tracing.program.Split"),
     ("py:class", "numpyro_kscore._tracing.anchor.Anchor"),
     ("py:class", "numpyro_kscore._util.batches.Batches"),
-    ("py:class", "numpyro_kscore._starts.nearby.Nearby"),
+    ("py:class", "numpyro_kscore._starts.exact_draws.ExactDraws"),
     ("py:class", "numpyro_kscore.estimators._base.Base"),
     ("py:class", "numpyro_kscore.estimators._affine.Coordinates"),
     ("py:class", "numpyro_kscore.estimators._features.FeatureExpansion"),

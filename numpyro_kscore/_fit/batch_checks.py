@@ -11,8 +11,8 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore._fit.svi import Given
-from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import seeded, sources_of
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.subsampling import with_rows
 
 __all__ = ["check_batch"]
@@ -71,12 +71,12 @@ def _read_plates(svi: SVI, given: Given) -> set[str]:
         return {site["name"]: site["value"] for site in plates if site["name"] in drawn}
 
     def observations(given: dict[str, jax.Array]) -> list[Any]:
-        model = handlers.seed(with_rows(svi.model, given), random.key(0))
+        model = seeded(with_rows(svi.model, given), random.key(0), {})
         trace = handlers.trace(model).get_trace(*args, **kwargs)
         observed = [site for site in trace.values() if site.get("is_observed")]
         return [[site["value"], *jax.tree.leaves(site["fn"])] for site in observed]
 
-    with Apart():
+    with Hidden():
         shapes = jax.eval_shape(rows, random.key(0))
         if not drawn:
             return set()

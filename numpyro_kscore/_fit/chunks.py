@@ -18,7 +18,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.run import Chunk, Seen
 from numpyro_kscore._fit.settings import LOSS_BLOCKS
 from numpyro_kscore._fit.svi import Arguments, with_parameters
-from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["make_chunk"]
@@ -29,8 +29,8 @@ def make_chunk(
     slots: tuple[int, ...],
     arguments: Arguments,
     forward_mode: bool,
-    look: Callable[[SVIState, jax.Array, Anchor | None, Any], Seen] | None,
-) -> Callable[[SVIState, np.ndarray, Anchor | None, Any], Chunk]:
+    look: Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None,
+) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any], Chunk]:
     """Compile ``(state, step sizes, expansion of all rows, batches) -> Chunk``.
 
     Each step has a batch of its own, and those that follow are for the look. Without batches there
@@ -61,14 +61,16 @@ def make_chunk(
         state = state._replace(optim_state=with_parameters(state.optim_state, slots, new))
         return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
 
-    def steps(state: SVIState, sizes: jax.Array, anchor: Anchor | None, batches: Any) -> Chunk:
+    def steps(
+        state: SVIState, sizes: jax.Array, control_variate: ControlVariate | None, batches: Any
+    ) -> Chunk:
         count = sizes.shape[0]
         of_steps = jax.tree.map(itemgetter(slice(count)), batches)
         start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         carry = (state, [jnp.zeros_like(a) for a in start])
         here = copy.copy(svi)
-        if anchor is not None:
-            here.loss = svi.loss.expanded(anchor)
+        if control_variate is not None:
+            here.loss = svi.loss.expanded(control_variate)
         (state, moved), losses = lax.scan(partial(step, here, start), carry, (sizes, of_steps))
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
@@ -83,11 +85,13 @@ def make_chunk(
 
     compiled = quick_jit(steps)
 
-    def chunk(state: SVIState, sizes: Any, anchor: Anchor | None, batches: Any) -> Chunk:
-        taken: Chunk = compiled(state, sizes, anchor, batches)
+    def chunk(
+        state: SVIState, sizes: Any, control_variate: ControlVariate | None, batches: Any
+    ) -> Chunk:
+        taken: Chunk = compiled(state, sizes, control_variate, batches)
         if look is None:
             return taken
-        seen = look(taken.averaged, taken.finite, anchor, batches)
+        seen = look(taken.averaged, taken.finite, control_variate, batches)
         numbers = {**taken.look, **seen.numbers}
         return taken._replace(look=numbers, finite=seen.finite, gaps=seen.gaps)
 

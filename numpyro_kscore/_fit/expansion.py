@@ -13,11 +13,11 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.row_collector import RowCollector, no_rows
 from numpyro_kscore._fit.svi import Given, program_of
-from numpyro_kscore._tracing.anchor import Anchor, Expansion
-from numpyro_kscore._tracing.expanding import expand_at, kept_plate, mean_draw, row_sizes
-from numpyro_kscore._tracing.kept_rows import KeptRows
+from numpyro_kscore._tracing.all_rows import expand_at, kept_plate, mean_draw, row_sizes
+from numpyro_kscore._tracing.control_variate import ControlVariate, KeptRows
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._tracing.target import Taylor
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
@@ -36,8 +36,8 @@ class Expander(NamedTuple):
         like: one of the same structure and shapes.
     """
 
-    expand: Callable[[SVIState], Anchor | None]
-    like: Callable[[SVIState], Anchor | None]
+    expand: Callable[[SVIState], ControlVariate | None]
+    like: Callable[[SVIState], ControlVariate | None]
 
 
 def _never(state: SVIState) -> None:
@@ -65,7 +65,7 @@ def make_expander(svi: SVI, layout: Layout | None, given: Given, num_steps: int)
     if layout is None or not layout.row_counts or expand is None:
         return Expander(_never, _never)
 
-    def expansion(state: SVIState) -> Anchor | None:
+    def expansion(state: SVIState) -> ControlVariate | None:
         key, program = key_apart(state.rng_key, 1), program_of(svi, state, given)
         return expand(
             key,
@@ -108,29 +108,31 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
     def draw(state: SVIState) -> Any:
         return mean_draw(key_apart(state.rng_key, 1), program_at(state, batches.first), layout)
 
-    def of_batch(state: SVIState, draws: Any, batch: Any) -> Expansion:
+    def of_batch(state: SVIState, draws: Any, batch: Any) -> Taylor:
         key = key_apart(state.rng_key, 1)
         return expand_at(key, program_at(state, batch), layout, draws[0])
 
-    def of_each(state: SVIState, draws: Any, stack: Any) -> Expansion:
+    def of_each(state: SVIState, draws: Any, stack: Any) -> Taylor:
         return jax.lax.map(lambda batch: of_batch(state, draws, batch), stack)
 
     compiled_draw, compiled = quick_jit(draw), quick_jit(of_each)
 
-    def like(state: SVIState) -> Anchor:
+    def like(state: SVIState) -> ControlVariate:
         at = jax.eval_shape(draw, state)
         shapes = jax.eval_shape(of_batch, state, at, batches.first)
         unknown = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
         point = at[0].flat
-        return Anchor(jnp.full(point.shape, jnp.nan, point.dtype), unknown, kept=keeper.none(state))
+        return ControlVariate(
+            jnp.full(point.shape, jnp.nan, point.dtype), unknown, kept=keeper.none(state)
+        )
 
-    def expand(state: SVIState) -> Anchor:
+    def expand(state: SVIState) -> ControlVariate:
         kind = like(state)
         if batches.count is None:
             return kind
         at, seen, collector = compiled_draw(state), 0, keeper.collector(state)
 
-        def see(stack: Any, found: Expansion, count: int) -> None:
+        def see(stack: Any, found: Taylor, count: int) -> None:
             nonlocal seen
             _check_stack(stack, found, seen)
             seen += count
@@ -141,7 +143,7 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
         mean = batches.mean(lambda stack: compiled(state, at, stack), see)
         found = jax.tree.map(lambda a, b: jnp.asarray(a, b.dtype), mean, kind.of_all)
         kept = None if collector is None else collector.kept()
-        return Anchor(at[0].flat, found, kept=kept)
+        return ControlVariate(at[0].flat, found, kept=kept)
 
     keeper = _Keeper(program_at, batches.first, layout, draw)
     return Expander(expand, like)
@@ -203,7 +205,7 @@ class _Keeper:
         return jax.lax.map(of_batch, stack)
 
 
-def _check_stack(stack: Any, found: Expansion, seen: int) -> None:
+def _check_stack(stack: Any, found: Taylor, seen: int) -> None:
     """Raise where a density or its gradient is not finite, if the batch has such numbers itself.
 
     Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
@@ -214,7 +216,7 @@ def _check_stack(stack: Any, found: Expansion, seen: int) -> None:
         seen: number of batches before.
     """
     # Some densities of NumPyro are finite where their parameters are not.
-    numbers = np.column_stack([np.asarray(found.values), np.asarray(found.scores)])
+    numbers = np.column_stack([np.asarray(found.value), np.asarray(found.slope)])
     for k in np.flatnonzero(~np.all(np.isfinite(numbers), axis=1)):
         args, kwargs = jax.tree.map(lambda leaf, k=k: leaf[k], stack)
         for place, tree in [*enumerate(args), *kwargs.items()]:

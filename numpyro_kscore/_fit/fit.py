@@ -17,8 +17,8 @@ from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.batch_checks import check_batch
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
-from numpyro_kscore._fit.initial import initial_state, nearby_draws
-from numpyro_kscore._fit.looks import look_nearby, make_look
+from numpyro_kscore._fit.initial import exact_draws, initial_state
+from numpyro_kscore._fit.looks import look_at_exact_draws, make_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, run_chunks
 from numpyro_kscore._fit.progress import Rule
 from numpyro_kscore._fit.result import FitResult, finish
@@ -30,7 +30,7 @@ from numpyro_kscore._fit.svi import (
     parameter_slots,
     strongly_typed,
 )
-from numpyro_kscore._starts.nearby import Nearby, divergence_of
+from numpyro_kscore._starts.exact_draws import ExactDraws, divergence_of
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_svi, is_concrete
@@ -173,7 +173,7 @@ def fit(
         first_looks: list[Callable[[Any], Seen]] = []
         if look is not None and is_quiet:
             is_start = can_be_exact and init_state is None and init_params is None
-            first_looks = _first_looks(look, nearby_draws(svi, given) if is_start else None, rule)
+            first_looks = _first_looks(look, exact_draws(svi, given) if is_start else None, rule)
         run, stopped = run_chunks(
             take_chunk, first_looks, expander, batches, state, rule, settings, rng_key, bar
         )
@@ -183,13 +183,13 @@ def fit(
 
 
 def _first_looks(
-    look: Callable[..., Seen], nearby: Nearby | None, rule: Rule
+    look: Callable[..., Seen], draws: ExactDraws | None, rule: Rule
 ) -> list[Callable[[Any], Seen]]:
     """Looks at the start: at draws that are known, without a program of the model, and at it."""
     looks: list[Callable[[Any], Seen]] = []
     # Where the draws are known not to be near enough, nothing is compiled for them.
-    if nearby is not None and divergence_of(nearby.gaps) <= rule.near_at_start:
-        looks.append(lambda state: look_nearby(nearby))
+    if draws is not None and divergence_of(draws.gaps) <= rule.near_at_start:
+        looks.append(lambda state: look_at_exact_draws(draws))
     return [*looks, lambda state: look(state, jnp.array(True), None, None)]
 
 

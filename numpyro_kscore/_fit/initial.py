@@ -9,17 +9,17 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.svi import Given
-from numpyro_kscore._guides.autoguide import AutoImplicit
-from numpyro_kscore._starts.nearby import Nearby
+from numpyro_kscore._starts.exact_draws import ExactDraws
+from numpyro_kscore._tracing.package_guide import package_guide
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["initial_state", "nearby_draws"]
+__all__ = ["exact_draws", "initial_state"]
 
 
-def nearby_draws(svi: SVI, given: Given) -> Nearby | None:
+def exact_draws(svi: SVI, given: Given) -> ExactDraws | None:
     """Draws of the guide as it starts, if it is known to be close to the model of these data.
 
     Args:
@@ -27,9 +27,10 @@ def nearby_draws(svi: SVI, given: Given) -> Nearby | None:
         given: arguments and keyword arguments of model and guide.
     """
     args, kwargs = given
-    if not isinstance(svi.guide, AutoImplicit) or svi.guide.model is not svi.model:
+    guide = package_guide(svi.guide)
+    if guide is None or guide.model is not svi.model:
         return None
-    return svi.guide.nearby(*args, **kwargs, **svi.static_kwargs)
+    return guide.exact_draws(*args, **kwargs, **svi.static_kwargs)
 
 
 def initial_state(
@@ -58,17 +59,17 @@ def initial_state(
     def init(key: jax.Array) -> SVIState:
         return svi.init(key, *args, init_params=init_params, **kwargs)
 
-    guide = svi.guide
+    guide = package_guide(svi.guide)
     # Others may keep what they see at their first call, which must then be values.
-    if not isinstance(guide, AutoImplicit):
+    if guide is None:
         try:
             return init(rng_key)
         except ValueError as error:
             # NumPyro names the distribution that gets a value, not the latent that has it.
             kwargs = {**kwargs, **svi.static_kwargs}
-            check_within_supports(svi.model, guide, args, kwargs, init_params or {}, error)
+            check_within_supports(svi.model, svi.guide, args, kwargs, init_params or {}, error)
             raise
-    if guide.prototype_trace is None:
+    if not guide.is_set_up:
         # With the key that svi.init would give it.
         guide_key = jax.random.split(rng_key, 3)[2]
         if batches is None:

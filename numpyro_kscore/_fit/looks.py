@@ -15,8 +15,8 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.expansion import has_local_latents
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
 from numpyro_kscore._fit.svi import Arguments, program_of
-from numpyro_kscore._starts.nearby import Nearby
-from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._starts.exact_draws import ExactDraws
+from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
@@ -25,7 +25,7 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
-__all__ = ["look_nearby", "make_look", "moment_errors"]
+__all__ = ["look_at_exact_draws", "make_look", "moment_errors"]
 
 # Most dimensions in which moments are compared with all correlations taken into account.
 MOST_CORRELATED = 256
@@ -37,7 +37,7 @@ def make_look(
     arguments: Arguments,
     forward_mode: bool,
     noise_key: jax.Array | None,
-) -> Callable[[SVIState, jax.Array, Anchor | None, Any], Seen]:
+) -> Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen]:
     """Compile ``(state, finite, expansion of all rows, batches) -> Seen``.
 
     Each group of draws has a batch of its own, the last ones of those given: their noise is not
@@ -53,10 +53,12 @@ def make_look(
             changes. Without it every look has noise of its own.
     """
 
-    def look(state: SVIState, finite: jax.Array, anchor: Anchor | None, batches: Any) -> Seen:
+    def look(
+        state: SVIState, finite: jax.Array, control_variate: ControlVariate | None, batches: Any
+    ) -> Seen:
         of_look = jax.tree.map(itemgetter(slice(-LOOK_BATCHES, None)), batches)
         program = program_of(svi, state, arguments(_first(of_look)))
-        program = program._replace(anchor=anchor)
+        program = program._replace(control_variate=control_variate)
         data = None if of_look is None else partial(_data, arguments, of_look, layout)
         key = key_apart(state.rng_key, 0) if noise_key is None else noise_key
         particles = svi.loss.num_particles or layout.default_num_particles
@@ -88,12 +90,12 @@ def make_look(
     return quick_jit(look)
 
 
-def look_nearby(nearby: Nearby) -> Seen:
+def look_at_exact_draws(draws: ExactDraws) -> Seen:
     """A look at draws of a start, whose density and the model's are known already.
 
     It is in the coordinates in which the start is a standard normal.
     """
-    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in nearby)
+    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in draws)
     points, scores, log_density, gaps = arrays
     return _seen(GuideDraws(points, log_density, scores), gaps)
 

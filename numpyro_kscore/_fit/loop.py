@@ -20,7 +20,7 @@ from numpyro_kscore._fit.progress import Cause, Look, Progress, Rule
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
-from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import key_apart
 
@@ -30,7 +30,7 @@ MOST_RECOVERIES = 5
 
 
 def run_chunks(
-    take_chunk: Callable[[Any, np.ndarray, Anchor | None, Any], Chunk],
+    take_chunk: Callable[[Any, np.ndarray, ControlVariate | None, Any], Chunk],
     first_looks: Sequence[Callable[[Any], Seen]],
     expander: Expander,
     batches: Batches | None,
@@ -71,10 +71,12 @@ def run_chunks(
     }
     gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks else None
     if path is not None and path.exists():
-        run = _restore(path, Run(state, state, anchor=expander.like(state), gaps=gaps), recorded)
+        run = _restore(
+            path, Run(state, state, control_variate=expander.like(state), gaps=gaps), recorded
+        )
         bar.begin(run.progress, rule)
     else:
-        run = Run(state, state, anchor=expander.expand(state), gaps=gaps)
+        run = Run(state, state, control_variate=expander.expand(state), gaps=gaps)
         bar.begin(run.progress, rule)
         for look in first_looks:
             if run.progress.phase != "done":
@@ -89,10 +91,10 @@ def run_chunks(
             count = len(run.progress.looks)
             if count and count & (count - 1) == 0:
                 # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
-                run = run._replace(anchor=expander.expand(run.state))
+                run = run._replace(control_variate=expander.expand(run.state))
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
             # All that a chunk needs is sent before it, and nothing is asked for until it is done.
-            chunk = take_chunk(run.state, *jax.device_put((sizes, run.anchor, stack)))
+            chunk = take_chunk(run.state, *jax.device_put((sizes, run.control_variate, stack)))
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
                 _save(path, run, recorded)
@@ -151,7 +153,7 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
         gaps = run.gaps
     # A copy: on a CPU a view would keep the array, and with it some kilobytes a chunk.
     losses = (*run.losses, np.array(chunk.losses))
-    return Run(chunk.state, best, progress, losses, run.anchor, run.position, gaps)
+    return Run(chunk.state, best, progress, losses, run.control_variate, run.position, gaps)
 
 
 def _look_first(run: Run, seen: Seen, rule: Rule) -> Run:
@@ -189,13 +191,13 @@ def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
         "progress": run.progress._asdict(),
         "position": run.position._asdict(),
     }
-    kept = run.state, run.best, run.anchor, run.gaps
+    kept = run.state, run.best, run.control_variate, run.gaps
     save_checkpoint(path, kept, record, run.all_losses())
 
 
 def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
-    kept = run.state, run.best, run.anchor, run.gaps
-    (state, best, anchor, gaps), record, losses = load_checkpoint(path, kept)
+    kept = run.state, run.best, run.control_variate, run.gaps
+    (state, best, control_variate, gaps), record, losses = load_checkpoint(path, kept)
     stored = record["settings"]
     differing = [name for name in settings if stored.get(name) != settings[name]]
     if differing:
@@ -210,7 +212,9 @@ def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
     looks = tuple(Look(*look) for look in progress.looks)
     progress = progress._replace(looks=looks, start=start, rounds=tuple(progress.rounds))
     gaps = None if gaps is None else np.array(gaps, float)
-    return Run(state, best, progress, (losses,), anchor, Position(**record["position"]), gaps)
+    return Run(
+        state, best, progress, (losses,), control_variate, Position(**record["position"]), gaps
+    )
 
 
 def _key_words(rng_key: jax.Array) -> list[int]:

@@ -24,7 +24,6 @@ from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._fitted import (
     BATCH,
     FittedGuide,
-    constrain,
     draw_fitted,
     fitted_guide,
 )
@@ -176,7 +175,7 @@ def _check_target(target: Path) -> None:
 
 def _draw(fitted: FittedGuide, words: Array) -> dict[str, Array]:
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return constrain(fitted.program, fitted.layout, draw_fitted(fitted, BATCH, key))
+    return fitted.target.constrain(draw_fitted(fitted, BATCH, key))
 
 
 def load_guide(path: str | Path) -> PortableGuide:

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.progress import Progress
-from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Position
 
 __all__ = ["EVALUATION_DRAWS", "LOOK_BATCHES", "SMALLEST_BATCH", "Chunk", "Run", "Seen"]
@@ -30,7 +30,7 @@ class Run(NamedTuple):
         best: the best state so far, with mean parameters.
         progress: the state of the stopping rule.
         losses: losses of all steps, in pieces.
-        anchor: an expansion of the density of all rows, for minibatches.
+        control_variate: an expansion of the density of all rows, for minibatches.
         position: where the next batch of a loader is.
         gaps: log density of the model less the guide's, (n,), at draws of the best guide at the end
             of a round; None where it is not known.
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     best: Any
     progress: Progress = Progress()
     losses: tuple[np.ndarray, ...] = ()
-    anchor: Anchor | None = None
+    control_variate: ControlVariate | None = None
     position: Position = Position()
     gaps: np.ndarray | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax import lax, random
+from jax import lax
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
@@ -29,28 +28,31 @@ from numpyro_kscore._guides.checks import (
     is_concrete_call,
     warn_of_other_data,
 )
-from numpyro_kscore._guides.conditional import push_conditional
-from numpyro_kscore._guides.faded import push_faded
-from numpyro_kscore._guides.forms import forms_of
 from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
-from numpyro_kscore._guides.perceptron import Perceptron, apply_network, check_network, perceptron
+from numpyro_kscore._guides.networks import apply_network, check_network, perceptron
 from numpyro_kscore._guides.posterior_draws import PosteriorDraws
-from numpyro_kscore._guides.residual import LocalDensity, push_residual, standard_normal
 from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
-from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.fading import Fading
-from numpyro_kscore._starts.gaussian_start import GaussianStart
-from numpyro_kscore._starts.nearby import Nearby
-from numpyro_kscore._starts.paths import COLD_SCALE
-from numpyro_kscore._starts.search import find_start, unravel
-from numpyro_kscore._tracing.coordinates import trace_at
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._starts.exact_draws import ExactDraws
+from numpyro_kscore._starts.from_model import find_start
+from numpyro_kscore._starts.gaussian_search import GaussianStart
+from numpyro_kscore._starts.pathfinder import COLD_SCALE
+from numpyro_kscore._tracing.coordinates import Coordinates, unravel
+from numpyro_kscore._tracing.dependencies import seeded
+from numpyro_kscore._tracing.handlers import are_local_densities_asked_for
 from numpyro_kscore._tracing.implicit import Implicit
-from numpyro_kscore._tracing.program import Split
+from numpyro_kscore._tracing.package_guide import PackageGuide, Split
 from numpyro_kscore._tracing.prototype import find_prototype
-from numpyro_kscore._tracing.wanted import are_local_densities_wanted
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._transports.affine import Mixture
+from numpyro_kscore._transports.network import (
+    Perceptron,
+    ResidualNetwork,
+    push_network,
+    standard_normal,
+)
+from numpyro_kscore._transports.transport import Chain, LocalDensity, push_density
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
 
@@ -64,7 +66,7 @@ LARGEST_START = 1_000
 SMALLEST_LOCAL, LARGEST_LOCAL, LARGEST_WIDTH = 4, 1_000, 128
 
 
-class AutoImplicit(PosteriorDraws):
+class AutoImplicit(PosteriorDraws, PackageGuide):
     """A guide that pushes Gaussian noise through a network: any shape of posterior, no density.
 
     The default network is residual, ``x = loc + scale * ((ε * exp(g(ε))) A + f(ε))``, where f and g
@@ -166,9 +168,7 @@ class AutoImplicit(PosteriorDraws):
             self._amortized().check(found.trace, args, kwargs)
         self._init_locs = found.latents
         self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
-        self._unpack_latent = partial(
-            unravel, sizes={name: jnp.shape(u) for name, u in found.latents.items()}
-        )
+        self._shapes = tuple((name, jnp.shape(u)) for name, u in found.latents.items())
         self.latent_dim = self._init_latent.size
         if self.noise_dim is None:
             self.noise_dim = self._default_noise_dim()
@@ -177,6 +177,10 @@ class AutoImplicit(PosteriorDraws):
         self._arguments, self._is_in_batches = (args, kwargs), self._batches is not None
         self.start = self._find_start() if self.warm_start else None
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
+
+    @property
+    def is_set_up(self) -> bool:
+        return self.prototype_trace is not None
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
         """See the model and its data, and look for a start, as the first ``svi.init`` does.
@@ -191,8 +195,7 @@ class AutoImplicit(PosteriorDraws):
             ValueError: see the class.
         """
         check_key("rng_key", rng_key, "the data")
-        with handlers.seed(rng_seed=rng_key):
-            self._setup_prototype(*args, **kwargs)
+        seeded(self._setup_prototype, rng_key, {})(*args, **kwargs)
 
     def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
         """The same for a model that sees one batch at a time, whose posterior is that of all.
@@ -213,20 +216,23 @@ class AutoImplicit(PosteriorDraws):
         if self.start is not None and not self._is_in_batches:
             warn_of_other_data(type(self).__name__, self._arguments, (args, kwargs))
 
-    def nearby(self, *args: Any, **kwargs: Any) -> Nearby | None:
+    def exact_draws(self, *args: Any, **kwargs: Any) -> ExactDraws | None:
         """Draws of the guide as it starts, if it is close to the model of these data.
 
         Args:
             *args: arguments of the model.
             **kwargs: keyword arguments of the model.
         """
+        if self.start is None or self._is_in_batches:
+            return None
         # Another class may push noise elsewhere.
-        if self.start is None or type(self) is not AutoImplicit or self._is_in_batches:
+        own = type(self)
+        if (own._draw, own._push) != (AutoImplicit._draw, AutoImplicit._push):
             return None
         is_start = self.network is None and self.init_scale is None and not self.amortize
         if not is_start or self.noise_dim != self.latent_dim:
             return None
-        return self.start.nearby if are_equal(self._arguments, (args, kwargs)) else None
+        return self.start.exact_draws if are_equal(self._arguments, (args, kwargs)) else None
 
     def forget(self) -> None:
         """Forget the data, and the start that was found: the next data set the guide up anew."""
@@ -255,9 +261,9 @@ class AutoImplicit(PosteriorDraws):
         return RowPosterior(
             self._amortized(),
             *given,
-            self._unpack_latent,
+            self._shapes,
             lambda key, params, count: self._draw_latent(key, params, (count,)),
-            lambda params: handlers.substitute(self._forms, data=params)(),
+            lambda params: handlers.substitute(self._coordinates, data=params)(),
         )
 
     def marginalized(self, model: Callable[..., Any]) -> Split | None:
@@ -291,29 +297,24 @@ class AutoImplicit(PosteriorDraws):
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
         flat, local = self._draw()
-        coordinates = self._unpack_latent(flat)
-        scores = {} if local is None else self._unpack_latent(local.score)
-        forms = self._forms()
+        scores = {} if local is None else unravel(local.score, self._shapes)
+        coordinates = self._coordinates()
+        coordinates.announce(f"_{self.prefix}_coordinates")
         trace = {}
-        if self._is_dynamic or forms:
+        if self._is_dynamic or coordinates.transformed:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 model = self._amortized().outer if self.amortize else self.model
-                seeded = handlers.seed(model, random.key(0))
-                trace = trace_at(seeded, args, kwargs, coordinates, forms)
+                trace = Target(model, args, kwargs, self._shapes, (coordinates,)).trace(flat)
         out: dict[str, jax.Array] = {}
-        for name, x in coordinates.items():
+        for name, x in unravel(flat, self._shapes).items():
             site = self.prototype_trace[name]
             with helpful_support_errors(site):
                 value = trace[name]["value"] if trace else biject_to(site["fn"].support)(x)
-            form = forms.get(name, Form())
             fn = Implicit(
                 value,
                 site["fn"].event_dim,
                 unconstrained=x,
-                centering=form.centering,
-                couplings=form.couplings,
-                basis=form.basis,
                 # One site has that of all.
                 local_log_density=None if local is None or out else local.log_density,
                 local_score=scores.get(name),
@@ -321,14 +322,28 @@ class AutoImplicit(PosteriorDraws):
             out[name] = numpyro.sample(name, fn)
         return out
 
-    def _forms(self) -> dict[str, Form]:
-        """The forms of the latents whose coordinate is not their unconstrained value."""
-        return {} if self.start is None else forms_of(self.start, self._unpack_latent, self._frozen)
+    def _coordinates(self) -> Coordinates:
+        """The coordinates of the latents of a draw."""
+        start = self.start
+        if start is None:
+            return Coordinates()
+        degrees = unravel(start.centering.degrees, self._shapes)
+        hierarchical = tuple(name for name, c in degrees.items() if np.any(c != 1))
+        centering = self._frozen("centering", start.centering) if hierarchical else None
+        sizes = None if start.sizes is None else self._frozen("sizes", start.sizes)
+        vary = np.zeros(self.latent_dim, bool) if start.sizes is None else start.sizes.vary
+        sized = tuple(name for name, which in unravel(vary, self._shapes).items() if which.any())
+        return Coordinates(centering, sizes, self._shapes, hierarchical, sized)
 
-    def _frozen(self, name: str, value: np.ndarray) -> jax.Array:
-        """A parameter that is not fitted: a result then needs no guide that knows the start."""
-        array = jnp.asarray(value, self._init_latent.dtype)
-        return lax.stop_gradient(numpyro.param(f"{self.prefix}_{name}", array))
+    def _frozen(self, name: str, tree: Any) -> Any:
+        """Arrays as parameters that are not fitted: a result needs no guide with the start."""
+
+        def frozen(path: tuple[Any, ...], leaf: np.ndarray) -> jax.Array:
+            whole = "_".join([self.prefix, name, *(key.name for key in path)])
+            array = jnp.asarray(leaf, self._init_latent.dtype)
+            return lax.stop_gradient(numpyro.param(whole, array))
+
+        return jax.tree_util.tree_map_with_path(frozen, tree)
 
     def _sample_latent(self, *args: Any, **kwargs: Any) -> jax.Array:
         return self._draw()[0]
@@ -344,17 +359,13 @@ class AutoImplicit(PosteriorDraws):
             return self._push(noise)
         if self.start.parts:
             return self._draw_mode(self.start, noise)
-        mean, factor = self.start.gaussian
+        names = "start", "conditional"
+        steps = zip(names, self.start.transports.steps, strict=False)
+        transports = Chain(tuple(self._frozen(name, step) for name, step in steps))
         x, local = self._push(noise)
         if local is not None:
-            local = _in_latents(local, (self.start.gaussian,), 0)
-        coordinates = self._frozen("mean", mean) + self._frozen("factor", factor) @ x
-        warp = self.start.warp
-        if warp is None:
-            return coordinates, local
-        if isinstance(warp, Fading):
-            return push_faded(coordinates, local, warp, self._frozen)
-        return push_conditional(coordinates, local, warp, self._frozen)
+            local = push_density(transports, lax.stop_gradient(x), local)
+        return transports.push(x), local
 
     def _draw_mode(
         self, start: GaussianStart, noise: jax.Array
@@ -362,16 +373,17 @@ class AutoImplicit(PosteriorDraws):
         """A draw near one of several modes, which is drawn first, with fixed probabilities."""
         uniform = dist.Uniform(jnp.zeros(()), 1.0, validate_args=False)
         where = numpyro.sample(f"_{self.prefix}_mode", uniform, infer={"is_auxiliary": True})
-        weights = self._frozen("weights", start.weights)
-        k = jnp.searchsorted(jnp.cumsum(weights)[:-1], where)
-        label = jnp.zeros_like(weights).at[k].set(1.0)
+        means, factors = (
+            np.stack([getattr(part, name) for part in start.parts]) for name in ("mean", "factor")
+        )
+        mixture = self._frozen("modes", Mixture(start.weights, means, factors))
+        k = jnp.searchsorted(jnp.cumsum(mixture.weights)[:-1], where)
+        label = jnp.zeros_like(mixture.weights).at[k].set(1.0)
         x, local = self._push(noise, label)
         if local is not None:
-            local = _in_latents(local, start.parts, k)
-            local = local._replace(log_density=local.log_density + jnp.log(weights)[k])
-        means = self._frozen("mean", np.stack([part.mean for part in start.parts]))
-        factors = self._frozen("factor", np.stack([part.factor for part in start.parts]))
-        return means[k] + factors[k] @ x, local
+            log_density = local.log_density - mixture.log_volume(k)
+            local = LocalDensity(log_density, mixture.push_score(k, local.score))
+        return mixture.push(k, x), local
 
     def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
         """Noise to x, latents relative to the start, and their local log density.
@@ -389,8 +401,8 @@ class AutoImplicit(PosteriorDraws):
         network = self._perceptron(size, labels)
         is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
         is_known = is_known and min(self.latent_dim, network.bottleneck) <= LARGEST_WIDTH
-        is_given = is_known and are_local_densities_wanted()
-        return push_residual(noise, labels, network, (loc, scale, mixing), is_given)
+        is_given = is_known and are_local_densities_asked_for()
+        return push_network(ResidualNetwork(network, loc, scale, mixing, labels), noise, is_given)
 
     def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:
         """The default network from noise, followed by the labels, to (size,)."""
@@ -424,12 +436,3 @@ class AutoImplicit(PosteriorDraws):
     def _check_noise(self) -> None:
         if self.network is None:
             check_noise(self.noise_dim, self.latent_dim)
-
-
-def _in_latents(local: LocalDensity, gaussians: Sequence[Gaussian], k: Any) -> LocalDensity:
-    """The local density of x as that of the latents ``m + C x``, with one of some Gaussians."""
-    # Arrays, not numbers: these are part of a program, which then serves no other fit.
-    volumes = jnp.asarray(np.array([one.log_volume for one in gaussians]))
-    inverses = jnp.asarray(np.stack([np.linalg.inv(one.factor) for one in gaussians]))
-    score = local.score @ inverses[k].astype(local.score.dtype)
-    return LocalDensity(local.log_density - volumes[k].astype(score.dtype), score)

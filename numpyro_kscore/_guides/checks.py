@@ -12,9 +12,9 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
-from numpyro_kscore._tracing.apart import Apart
-from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
+from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent, seeded
 from numpyro_kscore._tracing.enumeration import check_enumerable
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 from numpyro_kscore._util.keys import as_numbers
@@ -52,9 +52,9 @@ def check_latents(
     """
 
     def run(key: jax.Array) -> None:
-        with Apart():
-            seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
-            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        with Hidden():
+            placed = handlers.substitute(seeded(model, key, {}), substitute_fn=init_loc_fn)
+            trace = handlers.trace(placed).get_trace(*args, **kwargs)
             find_latents(trace)
             check_enumerable(trace, asker)
 
@@ -128,9 +128,9 @@ def check_amortized(
     subsampled: list[str] = []
 
     def run(key: jax.Array) -> None:
-        with Apart():
-            seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_loc_fn)
-            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        with Hidden():
+            placed = handlers.substitute(seeded(model, key, {}), substitute_fn=init_loc_fn)
+            trace = handlers.trace(placed).get_trace(*args, **kwargs)
         discrete = [name for name, site in trace.items() if is_enumerated(site)]
         if discrete:
             raise ValueError(

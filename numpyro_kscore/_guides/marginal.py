@@ -55,7 +55,8 @@ class Marginal:
         given = {name: found.trace[name]["value"] for name in found.draws.coordinates}
         with handlers.block(hide=[*outline.values, *rows]):
             handlers.condition(model, data=given)(*args, **kwargs)
-        volumes = [jnp.sum(site_log_prob(found.trace[f"_{name}_log_det"])) for name in given]
+        sites = [found.trace.get(f"_{name}_log_det") for name in given]
+        volumes = [jnp.sum(site_log_prob(site)) for site in sites if site is not None]
         factor = sum(volumes, jnp.zeros(())) + sum(found.draws.gains)
         numpyro.factor(f"_{self.amortized.prefix}_rows", factor)
 

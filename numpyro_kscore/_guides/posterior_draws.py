@@ -14,9 +14,10 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.checks import check_levels, check_set_up
 from numpyro_kscore._guides.without_density import WithoutDensity
-from numpyro_kscore._tracing.apart import Apart
-from numpyro_kscore._tracing.coordinates import sites_at
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.coordinates import Coordinates, Shapes
+from numpyro_kscore._tracing.dependencies import seeded
+from numpyro_kscore._tracing.handlers import Hidden
+from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 
@@ -37,15 +38,15 @@ class PosteriorDraws(WithoutDensity):
     amortize: tuple[str, ...]
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _programs: dict[Any, Callable[..., Any]]
-    _unpack_latent: Any
+    _shapes: Shapes
 
     @abstractmethod
     def _row_posterior(self, *args: Any, **kwargs: Any) -> Any:
         """What draws all latents where rows are amortized, given arguments or those of the fit."""
 
     @abstractmethod
-    def _forms(self) -> dict[str, Form]:
-        """The forms of the latents whose coordinate is not their unconstrained value."""
+    def _coordinates(self) -> Coordinates:
+        """The coordinates of the latents of a draw."""
 
     def sample_posterior(
         self,
@@ -95,16 +96,11 @@ class PosteriorDraws(WithoutDensity):
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
-        forms = handlers.substitute(self._forms, data=params)()
-        args, kwargs = self._arguments
-        model = handlers.substitute(handlers.seed(self.model, random.key(0)), data=params)
-
-        def one(x: jax.Array) -> dict[str, jax.Array]:
-            return sites_at(model, args, kwargs, self._unpack_latent(x), forms)
-
+        coordinates = handlers.substitute(self._coordinates, data=params)()
+        target = Target(self.model, *self._arguments, self._shapes, (coordinates,), params)
         shape = flat.shape[:-1]
-        with Apart():
-            values = lax.map(one, flat.reshape(-1, flat.shape[-1]))
+        with Hidden():
+            values = lax.map(target.sites, flat.reshape(-1, flat.shape[-1]))
         return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
 
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
@@ -139,7 +135,7 @@ class PosteriorDraws(WithoutDensity):
         self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
     ) -> jax.Array:
         def one(key: jax.Array) -> jax.Array:
-            return handlers.substitute(handlers.seed(self._sample_latent, key), data=params)()
+            return seeded(self._sample_latent, key, params)()
 
         if not sample_shape:
             return one(rng_key)

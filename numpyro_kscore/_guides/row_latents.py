@@ -19,8 +19,6 @@ from jax import lax, random
 from numpyro import handlers
 
 from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at, hessian_blocks
-from numpyro_kscore._guides.perceptron import GATE_RATE
-from numpyro_kscore._guides.residual import local_log_density
 from numpyro_kscore._guides.row_blocks import (
     RowBlock,
     RowSites,
@@ -31,13 +29,14 @@ from numpyro_kscore._guides.row_blocks import (
     start_of,
 )
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
-from numpyro_kscore._tracing.apart import Apart
-from numpyro_kscore._tracing.coordinates import evaluate_at
 from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.subsampling import with_rows
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._transports.network import GATE_RATE, local_log_density
 
 __all__ = [
-    "Conditional",
+    "RowTarget",
     "RowDraws",
     "RowMap",
     "draw_rows",
@@ -55,18 +54,14 @@ LARGEST_FEATURE = 3.0
 RowMap = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-class Conditional(NamedTuple):
+class RowTarget(NamedTuple):
     """A model whose global latents, parameters and rows of plates are given.
 
     Attributes:
-        model: the model, seeded, with these values.
-        args: its arguments.
-        kwargs: its keyword arguments.
+        target: the model with these values.
     """
 
-    model: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    target: Target
 
     @classmethod
     def of(
@@ -76,25 +71,24 @@ class Conditional(NamedTuple):
         kwargs: dict[str, Any],
         values: dict[str, Any],
         rows: dict[str, jax.Array],
-    ) -> Conditional:
+    ) -> RowTarget:
         """A model at values by name, and rows of its subsampled plates."""
-        seeded = handlers.seed(with_rows(model, rows), random.key(0))
-        return cls(handlers.substitute(seeded, data=values), args, kwargs)
+        return cls(Target(with_rows(model, rows), args, kwargs, data=values))
 
     def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
         """The blocks of rows, see :func:`find_row_blocks`."""
-        with Apart():
+        with Hidden():
             model = handlers.substitute(
-                self.model,
+                self.target.placed({}),
                 substitute_fn=lambda site: feasible(site) if _is_open(site) else None,
             )
-            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+            trace = handlers.trace(model).get_trace(*self.target.args, **self.target.kwargs)
         return find_row_blocks(trace, amortized)
 
     def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
         """Log joint density at unconstrained values of the latents in rows, and the trace."""
-        with Apart():
-            return evaluate_at(self.model, self.args, self.kwargs, coordinates, {})
+        with Hidden():
+            return self.target.evaluate(coordinates)
 
     def of_block(
         self, block: RowBlock, others: dict[str, jax.Array]
@@ -140,9 +134,9 @@ def num_features(dim: int) -> int:
 
 
 def draw_rows(
-    conditional: Conditional,
+    conditional: RowTarget,
     blocks: tuple[RowBlock, ...],
-    fixed: Conditional,
+    fixed: RowTarget,
     start: dict[str, jax.Array],
     maps: Sequence[RowMap] | None,
     noise: Sequence[jax.Array],
@@ -201,7 +195,7 @@ def draw_rows(
 
 
 def _integrable_sites(
-    conditional: Conditional, block: RowBlock, others: dict[str, jax.Array]
+    conditional: RowTarget, block: RowBlock, others: dict[str, jax.Array]
 ) -> tuple[str, ...] | None:
     """The sites whose densities are integrated over rows; None where quadrature cannot do that."""
     if not is_integrable(block.columns.shape[1]):
@@ -254,7 +248,7 @@ def _log_normal(x: jax.Array) -> jax.Array:
     return jnp.sum(-0.5 * x**2 - 0.5 * np.log(2 * np.pi), axis=1)
 
 
-def row_couplings(conditional: Conditional, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
+def row_couplings(conditional: RowTarget, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
     """How large a share other rows have in products with the Hessian, one for each block.
 
     It is zero where the latents of a row depend on no others in rows.

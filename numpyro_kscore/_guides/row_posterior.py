@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
 
-from numpyro_kscore._guides.row_latents import Conditional
+from numpyro_kscore._guides.row_latents import RowTarget
 from numpyro_kscore._guides.rows import Amortized, Outline
-from numpyro_kscore._tracing.apart import Apart
-from numpyro_kscore._tracing.coordinates import trace_at
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.coordinates import Coordinates, Shapes
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.subsampling import whole_plates
+from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["RowPosterior"]
@@ -36,17 +36,17 @@ class RowPosterior(NamedTuple):
         amortized: the guide of the rows.
         args: arguments of the model; all rows are drawn, whatever the size of a minibatch.
         kwargs: its keyword arguments.
-        unpack: flat coordinates of the global latents (d,) by site.
+        shapes: names of the global latents and shapes of their coordinates.
         draw_globals: from a key, parameters and a count to flat coordinates (count, d).
-        forms: from parameters to the forms of the global latents.
+        coordinates: from parameters to the coordinates of the global latents.
     """
 
     amortized: Amortized
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    unpack: Callable[[jax.Array], dict[str, jax.Array]]
+    shapes: Shapes
     draw_globals: Callable[[jax.Array, Params, int], jax.Array]
-    forms: Callable[[Params], dict[str, Form]]
+    coordinates: Callable[[Params], Coordinates]
 
     def sample(self, key: jax.Array, params: Params, count: int) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites, leading axis ``count``.
@@ -105,7 +105,7 @@ class RowPosterior(NamedTuple):
         """Unconstrained values of the latents in rows, at global ones (d,)."""
         outline = self._outline(params, flat)
         keys = iter(random.split(key, len(self.amortized.plates)))
-        with Apart(), handlers.substitute(data=params):
+        with Hidden(), handlers.substitute(data=params):
             found = self.amortized.trace_rows(
                 outline,
                 self._rows(outline),
@@ -121,11 +121,11 @@ class RowPosterior(NamedTuple):
         """Values of latent and deterministic sites at coordinates of all latents."""
         outline = self._outline(params, flat)
         model = self.amortized.model
-        conditional = Conditional.of(
+        conditional = RowTarget.of(
             model, self.args, self.kwargs, outline.values, self._rows(outline)
         )
         trace = conditional.at(coordinates)[1]
-        latents = {*self.unpack(flat), *coordinates}
+        latents = {*(name for name, _ in self.shapes), *coordinates}
         return {
             name: site["value"]
             for name, site in trace.items()
@@ -133,11 +133,10 @@ class RowPosterior(NamedTuple):
         }
 
     def _outline(self, params: Params, flat: jax.Array) -> Outline:
-        outer = handlers.seed(self.amortized.outer, random.key(0))
-        coordinates = self.unpack(flat)
-        with Apart(), handlers.substitute(data=params):
-            trace = trace_at(outer, self.args, self.kwargs, coordinates, self.forms(params))
-            values = {name: trace[name]["value"] for name in coordinates}
+        given = self.amortized.outer, self.args, self.kwargs, self.shapes
+        with Hidden(), handlers.substitute(data=params):
+            trace = Target(*given, (self.coordinates(params),)).trace(flat)
+            values = {name: trace[name]["value"] for name, _ in self.shapes}
             return self.amortized.outline(self.args, self.kwargs, values)
 
     def _rows(self, outline: Outline) -> dict[str, jax.Array]:

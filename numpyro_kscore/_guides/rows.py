@@ -12,19 +12,19 @@ from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._guides.perceptron import perceptron
+from numpyro_kscore._guides.networks import perceptron
 from numpyro_kscore._guides.row_blocks import RowBlock, feasible, plate_of, start_of
 from numpyro_kscore._guides.row_latents import (
-    Conditional,
     RowDraws,
     RowMap,
+    RowTarget,
     draw_rows,
     num_features,
     residual_map,
     row_couplings,
 )
-from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_latent
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.subsampling import spread_rows
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
@@ -164,10 +164,10 @@ class Amortized(NamedTuple):
         names: list[str] = []
 
         def couplings(values: dict[str, Any]) -> list[jax.Array]:
-            with Apart():
+            with Hidden():
                 outline = self.outline(args, kwargs, values)
             rows = {name: jnp.arange(plate.drawn) for name, plate in outline.subsampled.items()}
-            conditional = Conditional.of(self.model, args, kwargs, outline.values, rows)
+            conditional = RowTarget.of(self.model, args, kwargs, outline.values, rows)
             blocks = conditional.blocks(self.plates)
             names[:] = [block.plate for block in blocks]
             _check_places(conditional, blocks)
@@ -203,8 +203,8 @@ class Amortized(NamedTuple):
             integrate: as for :func:`draw_rows`.
         """
         given = (self.model, args, kwargs)
-        conditional = Conditional.of(*given, outline.values, rows)
-        fixed = Conditional.of(*given, lax.stop_gradient(outline.values), rows)
+        conditional = RowTarget.of(*given, outline.values, rows)
+        fixed = RowTarget.of(*given, lax.stop_gradient(outline.values), rows)
         blocks = fixed.blocks(self.plates)
         start = start_of(blocks)
         if noise is None:
@@ -225,7 +225,7 @@ class Amortized(NamedTuple):
         return found
 
 
-def _check_places(conditional: Conditional, blocks: Sequence[RowBlock]) -> None:
+def _check_places(conditional: RowTarget, blocks: Sequence[RowBlock]) -> None:
     """Raise for sites that use the latents of some of the rows outside of their plate."""
     start = start_of(blocks)
     for block in blocks:

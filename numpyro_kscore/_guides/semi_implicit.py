@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_kscore._guides.autoguide import AutoImplicit
-from numpyro_kscore._guides.perceptron import GATE_RATE
-from numpyro_kscore._guides.residual import standard_normal
+from numpyro_kscore._transports.network import GATE_RATE, standard_normal
 
 __all__ = ["AutoSemiImplicit"]
 

@@ -19,9 +19,9 @@ from numpyro_kscore._objective.particle_count import count_particles
 from numpyro_kscore._objective.settings import resolve_settings
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
 from numpyro_kscore._objective.surrogate import with_gradient
-from numpyro_kscore._tracing.anchor import Anchor
+from numpyro_kscore._tracing.all_rows import expand
+from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.expanding import expand
 from numpyro_kscore._tracing.joint import LogJoint, log_joint_and_gradients
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import (
@@ -173,7 +173,7 @@ class ImplicitELBO(ELBO):
             )
         super().__init__(num_particles, vectorize_particles)
         self.forward_mode_differentiation = forward_mode_differentiation
-        self._anchor: Anchor | None = None
+        self._control_variate: ControlVariate | None = None
 
     @property
     def estimator(self) -> Any:
@@ -209,7 +209,7 @@ class ImplicitELBO(ELBO):
         *args: Any,
         num_steps: int,
         **kwargs: Any,
-    ) -> Anchor | None:
+    ) -> ControlVariate | None:
         """The log density of all rows near the guide, for :meth:`expanded`.
 
         Args:
@@ -235,17 +235,17 @@ class ImplicitELBO(ELBO):
         num_particles = count_particles(layout, self.settings, self.num_particles)
         return expand(rng_key, program, layout, num_steps * num_particles)
 
-    def expanded(self, anchor: Anchor | None) -> ImplicitELBO:
+    def expanded(self, control_variate: ControlVariate | None) -> ImplicitELBO:
         """The objective in minibatches with less noise, as long as the guide is not far.
 
         Where :meth:`expand` gave an expansion of all rows, that of the rows drawn is replaced by it
         (docs/minibatches). :func:`~numpyro_kscore.fit` does this, with a new expansion now and
         then. Without one, every step makes its own, of first order, where that is affordable.
         """
-        if anchor is None:
+        if control_variate is None:
             return self
         here = copy.copy(self)
-        here._anchor = anchor
+        here._control_variate = control_variate
         return here
 
     def loss_with_mutable_state(
@@ -261,7 +261,7 @@ class ImplicitELBO(ELBO):
         check_key("rng_key", rng_key, "the parameters")
         settings = self.settings
         program = objective_program(param_map, model, guide, args, kwargs)
-        program = program._replace(anchor=self._anchor)
+        program = program._replace(control_variate=self._control_variate)
         layout = pool(inspect_program(rng_key, program), settings.aggregate)
         program = with_shared(rng_key, program, layout)
         num_particles = count_particles(layout, settings, self.num_particles)

@@ -16,7 +16,7 @@ from numpyro.primitives import mutable
 
 from numpyro_kscore._objective.aggregate import pool
 from numpyro_kscore._objective.settings import Settings
-from numpyro_kscore._tracing.apart import Apart
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.layout import Part
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.estimators._contract import GuideEstimator
@@ -37,7 +37,7 @@ def stateful_guide(
         key = numpyro.prng_key()
         if key is None:
             return drawn
-        with Apart():
+        with Hidden():
             layout = inspect_program(key, Program({}, model, guide, args, kwargs, {}))
         layout = pool(layout, settings.aggregate)
         parts = layout.implicit_parts

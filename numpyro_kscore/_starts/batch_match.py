@@ -9,35 +9,20 @@ know coordinates: stiff and correlated posteriors take as many steps as round on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Bound", "Evaluate", "Gaussian", "elbo", "match_scores", "matched"]
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.transport import Evaluate
 
-Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+__all__ = ["Bound", "elbo", "match_far", "match_near", "match_scores", "matched"]
 
-
-class Gaussian(NamedTuple):
-    """The Gaussian N(mean, factor factorᵀ).
-
-    Attributes:
-        mean: shape (d,).
-        factor: lower triangle, (d, d), with a positive diagonal.
-    """
-
-    mean: np.ndarray
-    factor: np.ndarray
-
-    @property
-    def log_volume(self) -> float:
-        """Logarithm of the determinant of the factor."""
-        return float(np.sum(np.log(np.diag(self.factor))))
-
-    def push(self, noise: np.ndarray) -> np.ndarray:
-        """Standard normal noise (m, d) to draws (m, d)."""
-        return self.mean + noise @ self.factor.T
+# Draws of a step are twice the dimension, or these pairs.
+FEWEST_PAIRS = 16
+# Steps of a round near the best Gaussian, and the weight of the first of them.
+NEAR_STEPS, NEAR_WEIGHT = 20, 10.0
 
 
 class Bound(NamedTuple):
@@ -45,41 +30,39 @@ class Bound(NamedTuple):
 
     Attributes:
         value: in nats; minus infinity if an energy was not finite.
-        standard_error: of it.
+        standard_error: its standard error.
     """
 
     value: float
     standard_error: float
 
     @property
-    def surely(self) -> float:
-        """What it exceeds, up to two errors: of many noisy bounds the highest is too high."""
+    def lower(self) -> float:
+        """The bound less two errors: of many noisy bounds the highest is too high."""
         return self.value - 2 * self.standard_error
 
 
-def elbo(gaussian: Gaussian, noise: np.ndarray, energies: np.ndarray) -> Bound:
+def elbo(gaussian: Affine, noise: np.ndarray, energies: np.ndarray) -> Bound:
     """The evidence lower bound of a Gaussian.
 
     Args:
         gaussian: the Gaussian.
         noise: antithetic noise, the second half minus the first, (m, d).
-        energies: the model's at the draws of that noise, (m,).
+        energies: energies of the model at the draws of that noise, (m,).
     """
     if not np.all(np.isfinite(energies)):
         return Bound(-np.inf, 0.0)
     # With the density of the Gaussian at the draws, a perfect match has no error at all.
     log_q = (
-        -0.5 * np.sum(noise**2, axis=1)
-        - gaussian.log_volume
-        - 0.5 * len(noise[0]) * np.log(2 * np.pi)
+        -0.5 * np.sum(noise**2, axis=1) - gaussian.log_det - 0.5 * len(noise[0]) * np.log(2 * np.pi)
     )
     pairs = np.mean((-energies - log_q).reshape(2, -1), axis=0)
     return Bound(float(np.mean(pairs)), float(np.std(pairs) / np.sqrt(max(len(pairs) - 1, 1))))
 
 
 def matched(
-    gaussian: Gaussian, noise: np.ndarray, scores: np.ndarray, weight: float
-) -> Gaussian | None:
+    gaussian: Affine, noise: np.ndarray, scores: np.ndarray, weight: float
+) -> Affine | None:
     """One step of batch and match.
 
     Args:
@@ -110,18 +93,18 @@ def matched(
     except np.linalg.LinAlgError:
         return None
     move = shrunk * (covariance @ mean_score + mean_noise)
-    found = Gaussian(gaussian.mean + gaussian.factor @ move, factor)
+    found = Affine(gaussian.mean + gaussian.factor @ move, factor)
     is_finite = np.all(np.isfinite(found.mean)) and np.all(np.isfinite(factor))
     return found if is_finite and np.all(np.diag(factor) > 0) else None
 
 
 def match_scores(
     evaluate: Evaluate,
-    start: Gaussian,
+    start: Affine,
     rng: np.random.Generator,
     weights: Sequence[float],
     num_draws: int,
-) -> list[Gaussian]:
+) -> list[Affine]:
     """Batch and match from a first Gaussian; returns the Gaussian after every step.
 
     A step whose numbers are not finite is left out; the next one draws anew.
@@ -147,3 +130,34 @@ def match_scores(
             gaussian = gaussian if after is None else after
         found.append(gaussian)
     return found
+
+
+def match_far(
+    evaluate: Evaluate, start: Affine, rng: np.random.Generator, num_steps: int
+) -> list[Affine]:
+    """Steps with the published weights, draws times dimensions over steps, for a Gaussian far off.
+
+    They forget all earlier draws at every step, and stop at the noise of one batch.
+    """
+    num_draws = _num_draws(start)
+    weights = num_draws * len(start.mean) / np.arange(1, num_steps + 1)
+    return match_scores(evaluate, start, rng, weights.tolist(), num_draws)
+
+
+def match_near(
+    evaluate: Evaluate, start: Affine, rng: np.random.Generator, count: int
+) -> list[Affine]:
+    """A round of steps near the best Gaussian: weights go on falling with the rounds before it.
+
+    Args:
+        evaluate: energies and gradients.
+        start: a Gaussian near the best one.
+        rng: for draws.
+        count: rounds before this one.
+    """
+    weights = NEAR_WEIGHT / np.sqrt(count * NEAR_STEPS + np.arange(1, NEAR_STEPS + 1))
+    return match_scores(evaluate, start, rng, weights.tolist(), _num_draws(start))
+
+
+def _num_draws(gaussian: Affine) -> int:
+    return 2 * max(FEWEST_PAIRS, len(gaussian.mean))

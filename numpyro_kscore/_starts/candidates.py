@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Bound, Gaussian, elbo
-from numpyro_kscore._starts.quasi_newton import Iterate
-from numpyro_kscore._tracing.coupling import Centering
+from numpyro_kscore._starts.batch_match import Bound, elbo
+from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._transports.affine import Affine, factor
+from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.transport import Evaluate
 
 __all__ = [
-    "AtPoints",
-    "CountedModel",
-    "Density",
-    "Judged",
+    "Candidate",
     "Latents",
-    "PathEnd",
     "antithetic",
-    "factor",
-    "is_same",
-    "of_degrees",
-    "surely",
+    "bounded",
+    "fitted",
+    "highest",
+    "in_form",
+    "is_noncentered",
+    "lower_bound",
+    "preferred",
     "widths_of",
 ]
 
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
+# Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
+# small scales have the tail of their prior.
+EQUAL_BOUNDS = 0.25
 
 
 class Latents(NamedTuple):
-    """What is known of a model's latents before a search, in unconstrained coordinates.
+    """A model's latents before a search, in unconstrained coordinates.
 
     Attributes:
         first: values at which the density is finite, (d,); the first path starts there.
@@ -51,113 +55,75 @@ class Latents(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class AtPoints(NamedTuple):
-    """A model at points (m, d).
-
-    Attributes:
-        energies: minus log densities, (m,).
-        gradients: of the energy, (m, d).
-        moved: the points in the other coordinates, (m, d).
-        values: unconstrained values there, (m, d).
-        locs: locations of their priors, (m, d); 0 for those that are not hierarchical.
-        log_scales: logarithms of the scales of their priors, likewise.
-    """
-
-    energies: np.ndarray
-    gradients: np.ndarray
-    moved: np.ndarray
-    values: np.ndarray
-    locs: np.ndarray
-    log_scales: np.ndarray
-
-
-Density = Callable[[np.ndarray, Centering, Centering], AtPoints]
-
-
-def of_degrees(degrees: np.ndarray) -> Centering:
-    """Centering of degrees 0 and 1, (d,), for which no scale and no location count."""
-    return Centering(degrees, np.zeros_like(degrees), np.zeros_like(degrees))
-
-
-def is_same(one: Centering, other: Centering) -> bool:
-    """Whether two kinds of coordinates are one."""
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-class Judged(NamedTuple):
+class Candidate(NamedTuple):
     """A Gaussian and its evidence lower bound.
 
     Attributes:
         bound: the bound, with its error.
         gaussian: the Gaussian.
-        centering: of its coordinates, arrays (d,).
+        centering: the form of its coordinates, arrays (d,).
     """
 
     bound: Bound
-    gaussian: Gaussian
+    gaussian: Affine
     centering: Centering
 
 
-class CountedModel:
-    """The density at points, with a count of its gradients."""
+def bounded(
+    evaluate: Evaluate, gaussian: Affine, noise: np.ndarray, centering: Centering
+) -> Candidate:
+    """A Gaussian with its bound.
 
-    def __init__(self, density: Density) -> None:
-        self._density, self.count = density, 0
-
-    def at(self, points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
-        """The density at points (n, d) in one form of coordinates, and the points in another."""
-        self.count += len(points)
-        return self._density(points, centering, other)
-
-    def in_form(
-        self, centering: Centering
-    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """Energies and gradients as functions of the points alone."""
-
-        def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            found = self.at(points, centering, centering)
-            return found.energies, found.gradients
-
-        return evaluate
-
-    def judge(self, gaussian: Gaussian, centering: Centering, noise: np.ndarray) -> Judged:
-        """A Gaussian and its bound, at draws that noise (n, d) is pushed to."""
-        energies = self.in_form(centering)(gaussian.push(noise))[0]
-        return Judged(elbo(gaussian, noise, energies), gaussian, centering)
-
-
-class PathEnd(NamedTuple):
-    """What a quasi-Newton path found.
-
-    Attributes:
-        best: the Gaussian of highest bound along it.
-        last: its last iterate.
-        has_arrived: whether it converged there.
+    Args:
+        evaluate: energies and gradients in the coordinates of the Gaussian.
+        gaussian: the Gaussian.
+        noise: antithetic noise for the bound, (m, d).
+        centering: the form of the coordinates.
     """
-
-    best: Judged
-    last: Iterate
-    has_arrived: bool
+    energies = evaluate(gaussian.push(noise))[0]
+    return Candidate(elbo(gaussian, noise, energies), gaussian, centering)
 
 
-def factor(covariance: np.ndarray) -> np.ndarray:
-    """Lower Cholesky factor of a covariance (d, d)."""
-    try:
-        return np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:
-        # Rounding: its diagonal is positive all the same.
-        return np.diag(np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny)))
+def in_form(
+    model: CountedDensity, gaussian: Affine, centering: Centering, noise: np.ndarray
+) -> Candidate:
+    """A Gaussian in some form of coordinates with its bound."""
+    return bounded(model.in_form(centering), gaussian, noise, centering)
+
+
+def lower_bound(candidate: Candidate) -> float:
+    """The bound of a Gaussian less two errors, for comparisons."""
+    return candidate.bound.lower
+
+
+def highest(found: Sequence[Candidate]) -> Candidate:
+    """The candidate of highest lower bound."""
+    return max(found, key=lower_bound)
+
+
+def preferred(found: Sequence[Candidate], within: float = EQUAL_BOUNDS) -> Candidate:
+    """The Gaussian of highest bound, or one in non-centered coordinates that is as good.
+
+    Args:
+        found: Gaussians, in any coordinates.
+        within: bounds that differ by less, in nats, are equal.
+    """
+    best = highest(found)
+    least = lower_bound(best) - within
+    equal = [one for one in found if lower_bound(one) > least and is_noncentered(one)]
+    return highest(equal) if equal else best
+
+
+def is_noncentered(candidate: Candidate) -> bool:
+    """Whether coordinates are non-centered: with a degree of 0, and no partial one."""
+    degrees = candidate.centering.degrees
+    return bool(np.all(np.isin(degrees, (0, 1))) and np.any(degrees == 0))
 
 
 def antithetic(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
     """Standard normal noise (count, dim) in pairs of opposite sign: means have no error."""
     half = rng.standard_normal((count // 2, dim))
     return np.concatenate([half, -half])
-
-
-def surely(judged: Judged) -> float:
-    """The bound of a Gaussian less two errors, for comparisons."""
-    return judged.bound.surely
 
 
 def widths_of(draws: np.ndarray, dim: int) -> np.ndarray:
@@ -167,3 +133,12 @@ def widths_of(draws: np.ndarray, dim: int) -> np.ndarray:
     low, high = np.quantile(draws, [0.16, 0.84], axis=0)
     found = 0.5 * (high - low)
     return np.where(np.isfinite(found) & (found > 0), found, 1.0)
+
+
+def fitted(draws: np.ndarray) -> Affine:
+    """The Gaussian with the moments of draws (m, d), correlations shrunk."""
+    count, dim = draws.shape
+    covariance = np.cov(draws.T).reshape(dim, dim)
+    kept = count / (count + dim)
+    covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
+    return Affine(draws.mean(0), factor(covariance))

@@ -21,7 +21,8 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
-from numpyro_kscore._starts.search import find_start, unravel
+from numpyro_kscore._starts.from_model import find_start
+from numpyro_kscore._tracing.coordinates import unravel
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.keys import check_key
 
@@ -156,11 +157,13 @@ def initial_gaussian(
             "model: expected a finite density at one of the starts; got none. Give another "
             "init_loc_fn"
         )
-    sizes = {name: np.shape(value) for name, value in latents.items()}
-    mean, factor = (jnp.asarray(a, jnp.result_type(float)) for a in found.gaussian)
+    shapes = tuple((name, np.shape(value)) for name, value in latents.items())
+    mean, factor = (
+        jnp.asarray(a, jnp.result_type(float)) for a in (found.gaussian.mean, found.gaussian.factor)
+    )
     return InitialGaussian(
-        unravel(mean, sizes),
-        unravel(jnp.linalg.norm(factor, axis=1), sizes),
+        unravel(mean, shapes),
+        unravel(jnp.linalg.norm(factor, axis=1), shapes),
         mean,
         factor,
         found.elbo,

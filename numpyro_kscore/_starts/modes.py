@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.candidates import CountedModel, Judged, PathEnd, factor, is_same
+from numpyro_kscore._starts.candidates import Candidate
+from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._starts.pathfinder import PathEnd
+from numpyro_kscore._transports.affine import Affine, with_moments
+from numpyro_kscore._transports.centering import is_same
 
-__all__ = ["LEAST_MASS", "Modes", "distinct", "find_modes", "spanning"]
+__all__ = ["LEAST_MASS", "Modes", "distinct", "find_modes"]
 
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
@@ -33,16 +36,16 @@ class Modes(NamedTuple):
 
     points: np.ndarray
     weights: np.ndarray
-    parts: tuple[Gaussian, ...]
-    spanned: Gaussian
+    parts: tuple[Affine, ...]
+    spanned: Affine
 
 
 def find_modes(
-    model: CountedModel,
+    model: CountedDensity,
     ends: Sequence[PathEnd],
-    best: Judged,
+    best: Candidate,
     noise: np.ndarray,
-    refine: Callable[[Judged], Judged],
+    refine_mode: Callable[[Candidate], Candidate],
 ) -> Modes:
     """Distinct modes with their weights, and the Gaussian with the moments of all of them.
 
@@ -51,7 +54,7 @@ def find_modes(
         ends: where the paths ended.
         best: the best Gaussian, whose coordinates count.
         noise: standard normal draws, (n, d), for weights and fits.
-        refine: moves the Gaussian of a mode that lies apart toward the model there.
+        refine_mode: moves the Gaussian of a mode that lies apart toward the model there.
     """
     same_form = [end for end in ends if is_same(end.best.centering, best.centering)]
     ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
@@ -65,7 +68,7 @@ def find_modes(
         points = np.array([end.last.point for end in found]).reshape(-1, len(best.gaussian.mean))
         return Modes(points, np.ones(len(found)), (), best.gaussian)
     if is_separate:
-        found = [end._replace(best=refine(end.best)) for end in found]
+        found = [end._replace(best=refine_mode(end.best)) for end in found]
     fits = [_fit_of(model, end.best, noise) for end in found]
     is_separate = is_separate and all(fit.misfit < MOST_MISFIT for fit in fits)
     masses = np.array([fit.log_mass for fit in fits])
@@ -77,7 +80,7 @@ def find_modes(
     if len(found) == 1:
         return Modes(points, weights, (), best.gaussian)
     parts = tuple(end.best.gaussian for end in found)
-    return Modes(points, weights, parts if is_separate else (), spanning(parts, weights))
+    return Modes(points, weights, parts if is_separate else (), with_moments(parts, weights))
 
 
 def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:
@@ -89,7 +92,7 @@ def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:
 
 
 class _Fit(NamedTuple):
-    """How well a Gaussian is that of the model near it.
+    """How well a Gaussian fits the model near it.
 
     Attributes:
         log_mass: log probability of the model near it, by importance sampling; not normalized.
@@ -101,13 +104,13 @@ class _Fit(NamedTuple):
     misfit: float
 
 
-def _fit_of(model: CountedModel, judged: Judged, noise: np.ndarray) -> _Fit:
-    gaussian = judged.gaussian
-    energies, gradients = model.in_form(judged.centering)(gaussian.push(noise))
+def _fit_of(model: CountedDensity, candidate: Candidate, noise: np.ndarray) -> _Fit:
+    gaussian = candidate.gaussian
+    energies, gradients = model.in_form(candidate.centering)(gaussian.push(noise))
     residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
     is_finite = np.all(np.isfinite(residual))
     misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf
-    ratios = gaussian.log_volume + 0.5 * np.sum(noise**2, axis=1) - energies
+    ratios = gaussian.log_det + 0.5 * np.sum(noise**2, axis=1) - energies
     ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
     # Truncated where a single draw would dominate (Ionides 2008).
     mean = np.logaddexp.reduce(ratios) - np.log(len(ratios))
@@ -115,18 +118,7 @@ def _fit_of(model: CountedModel, judged: Judged, noise: np.ndarray) -> _Fit:
     return _Fit(float(np.logaddexp.reduce(capped)), misfit)
 
 
-def spanning(parts: Sequence[Gaussian], weights: np.ndarray) -> Gaussian:
-    """The Gaussian with the moments of a mixture."""
-    means = np.stack([part.mean for part in parts])
-    mean = weights @ means
-    covariance = sum(
-        w * (part.factor @ part.factor.T + np.outer(part.mean - mean, part.mean - mean))
-        for w, part in zip(weights, parts, strict=True)
-    )
-    return Gaussian(mean, factor(np.asarray(covariance)))
-
-
-def _is_mode(end: PathEnd, best: Judged) -> bool:
+def _is_mode(end: PathEnd, best: Candidate) -> bool:
     """Whether a path ended at a mode: a slow path may stop where its own metric sees no slope."""
     slope = end.last.gradient @ best.gaussian.factor
     return end.has_arrived and float(slope @ slope) < LEAST_SLOPE
@@ -143,10 +135,10 @@ def is_far(move: np.ndarray, factors: Iterable[np.ndarray], distance: float) -> 
     return all(float(np.sum(np.linalg.solve(f, move) ** 2)) > distance for f in factors)
 
 
-def distinct(found: Sequence[Judged]) -> list[Judged]:
-    """Those of the Gaussians, the best ones, that hardly overlap with any that is better."""
-    out: list[Judged] = []
-    for one in sorted(found, key=lambda judged: -judged.bound.value):
+def distinct(found: Sequence[Candidate]) -> list[Candidate]:
+    """The Gaussians that hardly overlap with any that is better, the best one first."""
+    out: list[Candidate] = []
+    for one in sorted(found, key=lambda one: -one.bound.value):
         pairs = ((one.gaussian, other.gaussian) for other in out)
         if all(is_far(a.mean - b.mean, (a.factor, b.factor), SEPARATE) for a, b in pairs):
             out.append(one)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._starts.quasi_newton import Evaluate, Iterate
+from numpyro_kscore._starts.bfgs import Iterate
+from numpyro_kscore._transports.transport import Evaluate
 
 __all__ = ["newton"]
 

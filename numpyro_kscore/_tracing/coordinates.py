@@ -1,10 +1,10 @@
-"""A model at given coordinates of its latents.
+"""Coordinates of a model's latents, and the model at values of them.
 
 The coordinates of a latent are its unconstrained value, or another form of it: partially
-non-centered (see ``centering``), and of a size that varies with other latents, in a basis in which
-sizes do (see ``coupling``).
-Densities are those of the coordinates: the logarithms of all Jacobians are added at the latent's
-place in the model, so that its plates scale them.
+non-centered (see ``_transports.centering``), and of a size that varies with other latents (see
+``_transports.sizes``). Densities are those of the coordinates. The logarithms of the Jacobians of
+supports and of centering are added at the latent's place in the model, so that its plates scale
+them.
 """
 
 from __future__ import annotations
@@ -15,119 +15,125 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro import handlers
 from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import IdentityTransform
 from numpyro.distributions.util import sum_rightmost
-from numpyro.infer.util import helpful_support_errors, log_density
+from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.apart import Apart
-from numpyro_kscore._tracing.centering import (
-    LocationScale,
-    from_centered,
-    location_and_scale,
-    to_centered,
-)
-from numpyro_kscore._tracing.coupling import Centering, Form, log_size
-from numpyro_kscore._tracing.dependencies import KEY, is_drawn, is_enumerated, seeded, sources_of
-from numpyro_kscore._tracing.enumeration import enumerated_log_density
+from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
+from numpyro_kscore._tracing.handlers import Hidden, announce
+from numpyro_kscore._tracing.location_scale import location_and_scale
+from numpyro_kscore._transports.centering import Centering, LocationScale, centered
+from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._util.pytree import pytree, static
 
 __all__ = [
-    "evaluate_at",
+    "Coordinates",
+    "announced_coordinates",
     "hierarchical_sites",
-    "log_density_at",
     "moved_coordinates",
+    "placed",
     "priors_of",
-    "sites_at",
-    "trace_at",
+    "ravel",
+    "unravel",
 ]
 
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+KIND = "coordinates"
 
-def log_density_at(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    coordinates: dict[str, jax.Array],
-    forms: dict[str, Form],
-) -> jax.Array:
-    """Log joint density of data and continuous latents, as one of the latents' coordinates.
 
-    Discrete latents are summed out.
+@pytree
+class Coordinates:
+    """The coordinates of some latents that are not all unconstrained values.
 
-    Args:
-        model: a seeded model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        coordinates: of every latent, by name.
-        forms: of the latents whose coordinate is not their unconstrained value.
+    Attributes:
+        centering: degrees of centering, arrays (d,); None if all are 1.
+        sizes: how sizes vary with other latents; None if they do not.
+        shapes: names of the latents and shapes of their coordinates, d numbers in this order.
+        hierarchical: names of the latents whose degrees count.
+        sized: names of the latents whose sizes vary.
     """
-    return evaluate_at(model, args, kwargs, coordinates, forms)[0]
+
+    centering: Centering | None = None
+    sizes: Sizes | None = None
+    shapes: Shapes = static(default=())
+    hierarchical: tuple[str, ...] = static(default=())
+    sized: tuple[str, ...] = static(default=())
+
+    @property
+    def transformed(self) -> tuple[str, ...]:
+        """Names of the latents whose coordinates are not their unconstrained values."""
+        return tuple(n for n, _ in self.shapes if n in self.hierarchical or n in self.sized)
+
+    def latents(self, given: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Coordinates without sizes from those with them, by name, and the log volume."""
+        if self.sizes is None:
+            return given, 0.0
+        flat = ravel(given, self.shapes)
+        return {**given, **unravel(self.sizes.push(flat), self.shapes)}, self.sizes.log_volume(flat)
+
+    def centerings(self) -> dict[str, Centering]:
+        """Degrees of centering by the names of latents."""
+        if self.centering is None:
+            return {}
+        parts = [unravel(a, self.shapes) for a in self.centering]
+        return {name: Centering(*(part[name] for part in parts)) for name in self.hierarchical}
+
+    def announce(self, name: str) -> None:
+        """Tell whoever runs a guide that its draws are in these coordinates.
+
+        Args:
+            name: name of the site, unique in the guide.
+        """
+        if self.transformed:
+            announce(KIND, name, (name, self))
 
 
-def evaluate_at(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    coordinates: dict[str, jax.Array],
-    forms: dict[str, Form],
-) -> tuple[jax.Array, dict[str, Any]]:
-    """The log joint density of :func:`log_density_at`, and a trace of the model there."""
-    placed = _at(model, coordinates, forms)
-    value, trace = log_density(placed, args, kwargs, {})
-    if any(is_enumerated(site) for site in trace.values()):
-        # What was computed above at draws of the discrete latents is dead code, which XLA drops.
-        value = enumerated_log_density(placed, args, kwargs, trace)
-    return value, trace
+def announced_coordinates(trace: dict[str, Any]) -> tuple[Coordinates, ...]:
+    """The coordinates that a guide has announced in its trace."""
+    found = []
+    for seen, site in trace.items():
+        if site["type"] != KIND:
+            continue
+        name, coordinates = site["value"]
+        # A scope gives all names a prefix.
+        prefix = seen.removesuffix(name)
+        shapes = tuple((prefix + one, shape) for one, shape in coordinates.shapes)
+        named = (coordinates.hierarchical, coordinates.sized)
+        hierarchical, sized = (tuple(prefix + one for one in names) for names in named)
+        given = coordinates.centering, coordinates.sizes
+        found.append(Coordinates(*given, shapes, hierarchical, sized))
+    return tuple(found)
 
 
-def trace_at(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    coordinates: dict[str, jax.Array],
-    forms: dict[str, Form],
-) -> dict[str, Any]:
-    """The trace of a seeded model at coordinates, as for :func:`log_density_at`."""
-    return handlers.trace(_at(model, coordinates, forms)).get_trace(*args, **kwargs)
+def ravel(values: dict[str, Any], shapes: Shapes) -> jax.Array:
+    """Arrays by name as one vector (d,), in the order of ``shapes``."""
+    return jnp.concatenate([jnp.ravel(values[name]) for name, _ in shapes])
 
 
-def sites_at(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    coordinates: dict[str, jax.Array],
-    forms: dict[str, Form],
-) -> dict[str, jax.Array]:
-    """Values of the continuous latents and the deterministic sites of a seeded model.
-
-    Deterministic sites that are computed from discrete latents have no value at coordinates of the
-    continuous ones, and are left out.
-    """
-    trace = trace_at(model, args, kwargs, coordinates, forms)
-    computed = {n: site["value"] for n, site in trace.items() if site["type"] == "deterministic"}
-    discrete = {name: site["value"] for name, site in trace.items() if is_enumerated(site)}
-    if discrete and computed:
-
-        def run(given: dict[str, Any]) -> dict[str, Any]:
-            placed = handlers.substitute(_at(model, coordinates, forms), data=given)
-            at_given = handlers.trace(placed).get_trace(*args, **kwargs)
-            return {name: at_given[name]["value"] for name in computed}
-
-        sources = sources_of(run, discrete)
-        computed = {name: value for name, value in computed.items() if not sources[name]}
-    return {name: trace[name]["value"] for name in trace if name in coordinates} | computed
+def unravel(flat: Any, shapes: Shapes) -> dict[str, Any]:
+    """A vector (d,) as arrays by name."""
+    out, start = {}, 0
+    for name, shape in shapes:
+        end = start + int(np.prod(shape))
+        out[name] = flat[start:end].reshape(shape)
+        start = end
+    return out
 
 
 def moved_coordinates(
-    trace: dict[str, Any], names: list[str], centering: dict[str, Centering]
+    trace: dict[str, Any], names: Collection[str], centering: dict[str, Centering]
 ) -> dict[str, jax.Array]:
-    """The coordinates of the latents of a trace, without couplings."""
+    """The coordinates of the latents of a trace, of sizes that do not vary."""
     out = {}
     for name in names:
         site = trace[name]
         u = biject_to(site["fn"].support).inv(site["value"])
         if name in centering:
-            u = from_centered(u, _prior(site), centering[name])
+            u = centered(_prior(site), centering[name]).invert(u)
         out[name] = u
     return out
 
@@ -143,47 +149,56 @@ def priors_of(
     return {name: (prior.loc, jnp.log(prior.diagonal)) for name, prior in priors.items()}
 
 
-def _at(
-    model: Callable[..., Any], coordinates: dict[str, Any], forms: dict[str, Form]
+def placed(
+    model: Callable[..., Any], latents: dict[str, Any], centerings: dict[str, Centering]
 ) -> Callable[..., Any]:
-    return handlers.substitute(model, substitute_fn=partial(_value, coordinates, forms))
+    """The model at coordinates of its latents, with the log-Jacobians in its density.
+
+    Args:
+        model: the model.
+        latents: the coordinates by name, of sizes that do not vary.
+        centerings: degrees of centering of the latents that are not unconstrained values.
+    """
+    return handlers.substitute(model, substitute_fn=partial(_value, latents, centerings))
 
 
-def _value(coordinates: dict[str, Any], forms: dict[str, Form], site: dict[str, Any]) -> Any:
+def _value(latents: dict[str, Any], centerings: dict[str, Centering], site: dict[str, Any]) -> Any:
     """The value of a site at its coordinate; adds the log-Jacobians to the density."""
     name = site["name"]
-    if name not in coordinates or site["type"] != "sample":
-        return coordinates.get(name)
+    if name not in latents or site["type"] != "sample":
+        return latents.get(name)
     with helpful_support_errors(site):
         transform = biject_to(site["fn"].support)
     # Inside a scan the coordinates of all its steps are at hand, and one step is wanted.
     index = site["infer"].get("_scan_current_index")
-    u = coordinates[name]
-    form = forms.get(name, Form())
-    log_dets = []
-    if form.couplings:
-        size = log_size(form.couplings, coordinates)
-        u = u * jnp.exp(size)
-        log_dets.append(_step(size, index))
-    if form.basis is not None:
-        u = jnp.tensordot(form.basis, u, axes=jnp.ndim(u))
-    u = _step(u, index)
-    prior = None if form.centering is None else _prior(site)
+    u = _step(latents[name], index)
+    prior = _prior(site) if name in centerings else None
     value_ndim = jnp.ndim(u) - transform.domain.event_dim + transform.codomain.event_dim
     _check_place(site, value_ndim, prior)
-    if prior is not None and form.centering is not None:
-        step = Centering(*(_step(array, index) for array in form.centering))
-        u, log_det = to_centered(u, prior, step)
-        log_dets.append(log_det)
+    log_dets = []
+    if prior is not None:
+        step = Centering(*(_step(array, index) for array in centerings[name]))
+        given = centered(prior, step)
+        log_dets.append(given.log_volumes(u))
+        u = given.push(u)
     value = transform(u)
-    # An event of the support may have fewer dimensions than one of the distribution.
-    event_dim = len(site["fn"].event_shape)
-    jacobian = transform.log_abs_det_jacobian(u, value)
-    jacobian = sum_rightmost(jacobian, jnp.ndim(jacobian) - jnp.ndim(value) + event_dim)
-    for log_det in log_dets:
-        jacobian += sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(value) + event_dim)
-    numpyro.factor(f"_{name}_log_det", jacobian)
+    if not _is_identity(transform):
+        log_dets.append(transform.log_abs_det_jacobian(u, value))
+    if log_dets:
+        # An event of the support may have fewer dimensions than one of the distribution.
+        event_dim = len(site["fn"].event_shape)
+        jacobian = sum(
+            sum_rightmost(one, jnp.ndim(one) - jnp.ndim(value) + event_dim) for one in log_dets
+        )
+        numpyro.factor(f"_{name}_log_det", jacobian)
     return value
+
+
+def _is_identity(transform: Any) -> bool:
+    """Whether a transform changes nothing: in an enumerated scan a constant factor is refused."""
+    while hasattr(transform, "base_transform"):
+        transform = transform.base_transform
+    return isinstance(transform, IdentityTransform)
 
 
 def _check_place(site: dict[str, Any], value_ndim: int, prior: LocationScale | None) -> None:
@@ -214,8 +229,9 @@ def _check_place(site: dict[str, Any], value_ndim: int, prior: LocationScale | N
         )
 
 
-def _step(array: jax.Array, index: Any) -> jax.Array:
-    return array if index is None else array[index]
+def _step(array: Any, index: Any) -> Any:
+    # Arrays of NumPy cannot be indexed by the counter of a scan.
+    return array if index is None else jnp.asarray(array)[index]
 
 
 def _prior(site: dict[str, Any]) -> LocationScale:
@@ -261,7 +277,7 @@ def hierarchical_sites(
         name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
         for name, value in latents.items()
     }
-    with Apart():
+    with Hidden():
         try:
             sources = sources_of(priors, shapes)
         except Exception:

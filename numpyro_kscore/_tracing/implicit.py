@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, constraints
-
-from numpyro_kscore._tracing.coupling import Centering, Coupling, Form
 
 __all__ = ["Implicit"]
 
@@ -34,19 +31,6 @@ class Implicit(Distribution):
         event_dim: number of event dimensions, as the model's site has it.
         unconstrained: the draw in unconstrained coordinates, shape batch + anything, if the
             guide has it; this saves the inverse of the model's transform, and its rounding.
-        centering: with ``unconstrained``, which is then in partially non-centered coordinates of
-            these degrees: the location and scale of the model's prior are taken out of it (0), or
-            left in (1, the default). Of the shape of ``unconstrained``, in [0, 1]; the prior's
-            family must have a location and a scale, and all particles share it. Or a triple of
-            such arrays, in which logarithms of typical scales of the prior follow, and where the
-            data alone would place the latent: both 0 otherwise (docs/start).
-        couplings: with ``unconstrained``, which is then first multiplied by a size that varies with
-            other latents, as a logarithm at first ``-Σ rates (w - center)``: by the names of these,
-            whose ``unconstrained`` w is, the pairs ``(rates, center)`` of shapes
-            ``unconstrained.shape + w.shape`` and ``w.shape``. They have none themselves, and all
-            particles share the rates (docs/start, Sizes that vary).
-        basis: with ``unconstrained``, which is then, after its sizes, multiplied by this array of
-            its shape twice, a matrix of determinant 1 or -1. All particles share it.
         local_log_density: a scalar, ``log p(ε) - log |det du/dε|`` with the noise ε and the draw's
             unconstrained coordinates u, if u has as many dimensions as ε: the log density of u if
             no other noise is mapped there. The site is of the draw of all latents that share the
@@ -79,7 +63,7 @@ class Implicit(Distribution):
 
     arg_constraints = {"value": constraints.dependent(is_discrete=False)}
     reparametrized_params = ["value"]
-    pytree_data_fields = ("value", "unconstrained", "form", "local_log_density", "local_score")
+    pytree_data_fields = ("value", "unconstrained", "local_log_density", "local_score")
 
     def __init__(
         self,
@@ -87,9 +71,6 @@ class Implicit(Distribution):
         event_dim: int = 0,
         *,
         unconstrained: Any = None,
-        centering: Any = None,
-        couplings: Mapping[str, tuple[Any, Any]] | None = None,
-        basis: Any = None,
         local_log_density: Any = None,
         local_score: Any = None,
         validate_args: bool | None = None,
@@ -103,34 +84,13 @@ class Implicit(Distribution):
                 f"got {event_dim}"
             )
         self.value = value
-        kind = _centering(centering)
-        for name, given in (*[("centering", a) for a in kind or ()], ("local_score", local_score)):
-            if given is not None and jnp.shape(given) != jnp.shape(unconstrained):
-                raise ValueError(
-                    f"{name}: expected the shape of unconstrained, "
-                    f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
-                    f"{jnp.shape(given)}"
-                )
-        self.unconstrained = unconstrained
-        pairs = {name: Coupling(*pair) for name, pair in (couplings or {}).items()}
-        if pairs and unconstrained is None:
-            raise ValueError("couplings: expected unconstrained, which they change; got none")
-        for name, (rates, center) in pairs.items():
-            expected = jnp.shape(unconstrained) + jnp.shape(center)
-            if jnp.shape(rates) != expected:
-                raise ValueError(
-                    f"couplings: expected rates of the shapes of unconstrained and of {name}, "
-                    f"{expected}; got {jnp.shape(rates)}"
-                )
-        if basis is not None and (
-            unconstrained is None or jnp.shape(basis) != 2 * jnp.shape(unconstrained)
-        ):
+        if local_score is not None and jnp.shape(local_score) != jnp.shape(unconstrained):
             raise ValueError(
-                "basis: expected the shape of unconstrained twice, "
-                f"{None if unconstrained is None else 2 * jnp.shape(unconstrained)}; got "
-                f"{jnp.shape(basis)}"
+                "local_score: expected the shape of unconstrained, "
+                f"{None if unconstrained is None else jnp.shape(unconstrained)}; got "
+                f"{jnp.shape(local_score)}"
             )
-        self.form = Form(kind, pairs, basis)
+        self.unconstrained = unconstrained
         if local_log_density is not None and jnp.ndim(local_log_density) != 0:
             raise ValueError(
                 "local_log_density: expected a scalar, for the whole draw; got shape "
@@ -163,18 +123,3 @@ class Implicit(Distribution):
             "log_prob. Use SVI(model, guide, optim, ImplicitELBO()) instead of Trace_ELBO and "
             "its relatives"
         )
-
-
-def _centering(given: Any) -> Centering | None:
-    """What of the prior is taken out, from degrees or from a triple."""
-    if given is None:
-        return None
-    if not isinstance(given, tuple):
-        zeros = jnp.zeros(jnp.shape(given))
-        return Centering(given, zeros, zeros)
-    if len(given) != 3:
-        raise ValueError(
-            "centering: expected degrees, or degrees, log scales and locations; got a tuple of "
-            f"{len(given)}"
-        )
-    return Centering(*given)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.anchor import Anchor, Expansion, replaced
+from numpyro_kscore._tracing.control_variate import ControlVariate, controlled
 from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particle_model import (
@@ -21,6 +21,7 @@ from numpyro_kscore._tracing.particle_model import (
 )
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._tracing.target import Taylor
 
 __all__ = ["LogJoint", "log_joint_and_gradients"]
 
@@ -72,26 +73,31 @@ def log_joint_and_gradients(
         values, scores, gradients, prior_scores = map_particles(one, draws)
         valid = are_finite(values, scores)
         return LogJoint(values, scores, prior_scores, _valid_mean(gradients, valid))
-    anchor = program.anchor
-    if anchor is None and program.reference is None and is_affordable(layout, len(draws.flat)):
-        anchor = expanded(model, differentiated, at_mean(draws))
-    return _all_at_once(model, draws, differentiated, anchor)
+    control_variate = program.control_variate
+    if (
+        control_variate is None
+        and program.reference is None
+        and is_affordable(layout, len(draws.flat))
+    ):
+        control_variate = expanded(model, differentiated, at_mean(draws))
+    return _all_at_once(model, draws, differentiated, control_variate)
 
 
 def _all_at_once(
-    model: ParticleModel, draws: Draw, theta: dict[str, Any], anchor: Anchor | None
+    model: ParticleModel, draws: Draw, theta: dict[str, Any], control_variate: ControlVariate | None
 ) -> LogJoint:
     """The model at all particles as one batch.
 
-    With an anchor all particles see the same rows, and the expansion there of the density of these
-    rows is replaced by that of all rows, which is its expectation. What is left of the noise of the
-    rows is of second or third order in the distance from the anchor, as small as the posterior is
+    With a control variate all particles see the same rows, and the expansion there of the density
+    of these rows is replaced by that of all rows, which is its expectation. What is left of the
+    noise of the rows is of second or third order in the distance from its point, as small as the
+    posterior is
     narrow (Johnson and Zhang 2013; Baker et al. 2019). It is smallest if rows are drawn in
     proportion to their part of it.
     """
-    if anchor is not None:
-        first = jax.tree.map(lambda a: a[0], draws)._replace(flat=anchor.point)
-        model = model.with_rows(theta, first, anchor.rows, anchor.kept)
+    if control_variate is not None:
+        first = jax.tree.map(lambda a: a[0], draws)._replace(flat=control_variate.point)
+        model = model.with_rows(theta, first, control_variate.rows, control_variate.kept)
 
     def total(flat: jax.Array, theta: dict[str, Any]) -> tuple[jax.Array, Any]:
         values, (_, priors) = jax.vmap(model.log_joint, (0, None, 0))(flat, theta, draws)
@@ -106,16 +112,16 @@ def _all_at_once(
     else:
         gradients = jax.grad(total, (0, 1), has_aux=True)
         (scores, theta_total), (values, _) = gradients(draws.flat, theta)
-    if anchor is not None:
-        is_curved = anchor.of_all.curvature is not None
-        # The parameters of a reference are those of the anchor.
+    if control_variate is not None:
+        is_curved = control_variate.of_all.curvature is not None
+        # The parameters of a reference are those of the control variate.
         shared = {} if is_random else theta
-        of_rows = model.referred(anchor.params).expansion(
+        of_rows = model.referred(control_variate.params).expansion(
             shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
         )
-        found = Expansion(values, scores, theta_total if shared else {})
-        moves = draws.flat - anchor.point
-        values, scores, changed, _ = replaced(found, moves, of_rows, anchor.of_all)
+        found = Taylor(values, scores, None, theta_total if shared else {})
+        moves = draws.flat - control_variate.point
+        values, scores, _, changed = controlled(found, moves, of_rows, control_variate.of_all)
         theta_total = changed if shared else theta_total
     prior_scores = None
     if model.layout.pooled_sites:

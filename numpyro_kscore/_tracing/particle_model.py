@@ -8,15 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from numpyro import handlers
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kscore._tracing.anchor import Anchor, Expansion, center
-from numpyro_kscore._tracing.coordinates import evaluate_at, trace_at
+from numpyro_kscore._tracing.control_variate import ControlVariate, KeptRows, center, with_kept_rows
 from numpyro_kscore._tracing.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
 from numpyro_kscore._tracing.dependencies import is_enumerated
 from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.kept_rows import KeptRows, with_kept_rows
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._tracing.site_density import site_log_density
@@ -26,6 +23,7 @@ from numpyro_kscore._tracing.subsampling import (
     whole_plates,
     with_spread_rows,
 )
+from numpyro_kscore._tracing.target import Target, Taylor, taylor
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]
@@ -61,11 +59,9 @@ class ParticleModel(NamedTuple):
         """
         program = self.program
         data = {**program.params, **theta, **program.plates, **draw.plates}
-        data = jax.tree.map(lambda leaf: leaf, data)
-        model = handlers.substitute(CommonKeys(program.model, self.common_key), data=data)
-        seeded = handlers.seed(model, draw.model_key)
+        target = self._target(draw.model_key, data)
         latents = self.layout.unravel(flat)
-        value, trace = evaluate_at(seeded, program.args, program.kwargs, latents, program.forms)
+        value, trace = target.evaluate(latents)
         if self.layout.pooled_sites and any(is_enumerated(site) for site in trace.values()):
             raise ValueError(
                 "aggregate: expected a model without discrete latents; got one, which a prior may "
@@ -89,13 +85,14 @@ class ParticleModel(NamedTuple):
 
     def trace(self, draw: Draw, theta: dict[str, Any]) -> dict[str, Any]:
         """Trace of the model at a draw, which draws rows of its plates for all particles."""
-        data = {**self.program.params, **theta}
-        common = handlers.substitute(CommonKeys(self.program.model, self.common_key), data=data)
-        seeded = with_spread_rows(
-            handlers.seed(common, draw.model_key), key_apart(draw.model_key, 1)
-        )
-        args, kwargs, forms = self.program.args, self.program.kwargs, self.program.forms
-        return trace_at(seeded, args, kwargs, self.layout.unravel(draw.flat), forms)
+        target = self._target(draw.model_key, {**self.program.params, **theta})
+        spread = with_spread_rows(target.model, key_apart(draw.model_key, 1))
+        return target._replace(model=spread).trace(self.layout.unravel(draw.flat))
+
+    def _target(self, key: jax.Array, data: dict[str, Any]) -> Target:
+        """The model at its coordinates, with keys that all particles share."""
+        common = CommonKeys(self.program.model, self.common_key)
+        return self.program.target(self.layout, key)._replace(model=common, data=data)
 
     def with_rows(
         self,
@@ -109,8 +106,8 @@ class ParticleModel(NamedTuple):
         Args:
             theta: the model's parameters.
             draw: one particle.
-            table: see ``Anchor.rows``.
-            kept: see ``Anchor.kept``.
+            table: see ``ControlVariate.rows``.
+            kept: see ``ControlVariate.kept``.
         """
         trace, program = self.trace(draw, theta), self.program
         rows = {
@@ -147,22 +144,13 @@ class ParticleModel(NamedTuple):
         draw: Draw,
         with_curvature: bool,
         map_directions: Callable[..., Any],
-    ) -> Expansion:
+    ) -> Taylor:
         """The density at a draw with its derivatives; ``map_directions`` is ``(fn, xs) -> ys``."""
 
         def at(flat: jax.Array) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
             return self.value_and_gradients(theta, draw._replace(flat=flat))[:3]
 
-        def along(direction: jax.Array) -> Any:
-            found, changes = jax.jvp(at, (draw.flat,), (direction,))
-            return found, changes[1]
-
-        if not with_curvature:
-            return Expansion(*at(draw.flat))
-        directions = jnp.eye(len(draw.flat), dtype=draw.flat.dtype)
-        found, curvature = map_directions(along, directions)
-        value, slope, params = jax.tree.map(lambda a: a[0], found)
-        return Expansion(value, slope, params, curvature)
+        return taylor(at, draw.flat, with_curvature, map_directions)
 
 
 def is_affordable(layout: Layout, rows: int) -> bool:
@@ -173,7 +161,7 @@ def is_affordable(layout: Layout, rows: int) -> bool:
 
 def expanded(
     model: ParticleModel, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
-) -> Anchor | None:
+) -> ControlVariate | None:
     """The density of all rows at a draw; None where the model cannot tell it."""
     fixed, is_random = {}, model.program.reference is not None
     if is_random:
@@ -184,7 +172,7 @@ def expanded(
     if every is program.model:
         return None
 
-    def of(some: Callable[..., Any]) -> Expansion:
+    def of(some: Callable[..., Any]) -> Taylor:
         here = model._replace(program=program._replace(model=some))
         # One direction after another: a pass over all rows takes memory.
         return here.expansion(theta, draw, with_curvature, lax.map)
@@ -192,8 +180,8 @@ def expanded(
     if is_random and len(model.layout.row_counts) == 1:
         # A row with latents of its own takes as much memory as hundreds of numbers.
         size = model.layout.row_counts[0][0]
-        return Anchor(draw.flat, mean_over_rows(of, program.model, size), fixed)
-    return Anchor(draw.flat, of(every), fixed)
+        return ControlVariate(draw.flat, mean_over_rows(of, program.model, size), fixed)
+    return ControlVariate(draw.flat, of(every), fixed)
 
 
 def at_mean(draws: Draw) -> Draw:

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.coordinates import Coordinates, announced_coordinates
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.draws import Draw
+from numpyro_kscore._tracing.handlers import LocalDensities
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import (
     Program,
-    form_of,
     is_subsampled,
     local_log_density_of,
     local_scores_of,
@@ -25,7 +25,6 @@ from numpyro_kscore._tracing.program import (
     values_of,
 )
 from numpyro_kscore._tracing.site_density import site_log_density
-from numpyro_kscore._tracing.wanted import with_local_densities
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = [
@@ -45,7 +44,7 @@ def with_shared(
     layout: Layout,
     compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda run: run,
 ) -> Program:
-    """The program with what all particles share: rows of plates, and forms of latents.
+    """The program with what all particles share: rows of plates, and coordinates of latents.
 
     Args:
         key: the key that those of the particles are split from.
@@ -56,17 +55,16 @@ def with_shared(
     if not layout.shared_plates and not layout.transformed:
         return program
 
-    def shared(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, Form]]:
+    def shared(key: jax.Array) -> tuple[dict[str, jax.Array], tuple[Coordinates, ...]]:
         # The keys of particles are split from the same one. What is shared has no derivative.
         fixed = program._replace(params=lax.stop_gradient(program.params))
         trace = run_guide(key_apart(key, 0), fixed)
         rows = values_of(trace, "plate")
         plates = {name: rows[name] for name in layout.shared_plates}
-        forms = {name: lax.stop_gradient(form_of(trace[name])) for name in layout.transformed}
-        return plates, forms
+        return plates, lax.stop_gradient(announced_coordinates(trace))
 
-    plates, forms = compiled(shared)(key)
-    return program._replace(plates=plates, forms=forms)
+    plates, coordinates = compiled(shared)(key)
+    return program._replace(plates=plates, coordinates=coordinates)
 
 
 def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[int, ...]) -> Any:
@@ -111,7 +109,7 @@ def at_source(
 
 def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     """Run the guide once and express its latents in unconstrained coordinates."""
-    with with_local_densities(bool(layout.conditional_parts)):
+    with LocalDensities(asked=bool(layout.conditional_parts)):
         traces = trace_both(key, program)
     latents = {
         name: unconstrain(site, traces.guide[name])
@@ -154,7 +152,7 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
 
     Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
     """
-    with with_local_densities():
+    with LocalDensities():
         trace = run_guide(key, program)
     found = [local_log_density_of(trace, part.sites) for part in layout.local_parts]
     log_density = jnp.stack([value for value in found if value is not None])

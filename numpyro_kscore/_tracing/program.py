@@ -14,27 +14,28 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.anchor import Anchor
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
-from numpyro_kscore._tracing.coupling import Form
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, trace_guide
+from numpyro_kscore._tracing.control_variate import ControlVariate
+from numpyro_kscore._tracing.coordinates import Coordinates, announced_coordinates
+from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, seeded, trace_guide
 from numpyro_kscore._tracing.enumeration import check_enumerable
+from numpyro_kscore._tracing.handlers import LocalDensities
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
+from numpyro_kscore._tracing.package_guide import package_guide
 from numpyro_kscore._tracing.subsampling import is_subsampled
 from numpyro_kscore._tracing.supports import free_axes, support_sources
+from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._tracing.validation import (
     check_draws,
     check_sites,
+    check_transformed,
     num_rows,
 )
-from numpyro_kscore._tracing.wanted import with_local_densities
 
 __all__ = [
     "Program",
-    "Split",
     "Traces",
-    "form_of",
     "run_guide",
     "inspect_program",
     "local_log_density_of",
@@ -56,9 +57,9 @@ class Program(NamedTuple):
         args: arguments of both.
         kwargs: keyword arguments of both.
         plates: rows of subsampled plates that all particles share.
-        forms: of the latents whose coordinate is not their unconstrained value.
+        coordinates: the coordinates of latents that are not unconstrained values.
         noise: values of the guide's noise sites, if they are given.
-        anchor: where the density of all rows of subsampled plates is known, if it is.
+        control_variate: where the density of all rows of subsampled plates is known, if it is.
         reference: if the model's density is random, a model of the same parameters without
             randomness that is near it, and is expanded instead.
         outline: a model of the same latents without data, if there is one, for their supports.
@@ -70,11 +71,22 @@ class Program(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     plates: dict[str, jax.Array]
-    forms: dict[str, Form] = {}  # noqa: RUF012
+    coordinates: tuple[Coordinates, ...] = ()
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
-    anchor: Anchor | None = None
+    control_variate: ControlVariate | None = None
     reference: Callable[..., Any] | None = None
     outline: Callable[..., Any] | None = None
+
+    def target(self, layout: Layout, key: jax.Array | None = None) -> Target:
+        """The model alone, at coordinates of its latents.
+
+        Args:
+            layout: the layout of a particle.
+            key: key for what the model draws itself.
+        """
+        shapes = tuple((site.name, site.shape) for site in layout.sites)
+        given = self.model, self.args, self.kwargs, shapes, self.coordinates
+        return Target(*given, dict(self.params), key)
 
 
 class Traces(NamedTuple):
@@ -105,26 +117,17 @@ def objective_program(
     Args:
         params: parameters and mutable sites by name.
         model: the model.
-        guide: the guide. If it has a method ``marginalized``, from the model to a model of some of
-            the latents, the guide of these, a reference and an outline, or None, these are taken
-            instead.
+        guide: the guide; where it is one of the package's with amortized rows, the model and guide
+            of the global latents are taken instead.
         args: arguments of both.
         kwargs: keyword arguments of both.
     """
-    split = guide.marginalized(model) if hasattr(guide, "marginalized") else None
+    own = package_guide(guide)
+    split = None if own is None else own.marginalized(model)
     if split is None:
         return Program(params, model, guide, args, kwargs, {})
     found = Program(params, split.model, split.guide, args, kwargs, {})
     return found._replace(reference=split.reference, outline=split.outline)
-
-
-class Split(NamedTuple):
-    """A model and a guide of some of the latents, see :func:`objective_program`."""
-
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
-    reference: Callable[..., Any]
-    outline: Callable[..., Any]
 
 
 def run_guide(key: jax.Array, program: Program) -> dict[str, Any]:
@@ -134,15 +137,9 @@ def run_guide(key: jax.Array, program: Program) -> dict[str, Any]:
         key: random key, which is split into that of the guide and that of the model.
         program: guide and model.
     """
-    data = {**_new(program.params), **program.plates, **program.noise}
-    seeded = handlers.seed(program.guide, jax.random.split(key)[0])
-    guide = handlers.substitute(seeded, data=data)
+    data = {**program.params, **program.plates, **program.noise}
+    guide = seeded(program.guide, jax.random.split(key)[0], data)
     return handlers.trace(guide).get_trace(*program.args, **program.kwargs)
-
-
-def _new(params: dict[str, Any]) -> dict[str, Any]:
-    """New containers, because a guide may change nested mutable state in place."""
-    return jax.tree.map(lambda leaf: leaf, params)
 
 
 def trace_both(key: jax.Array, program: Program) -> Traces:
@@ -154,8 +151,8 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
     drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
     supports = program.model if program.outline is None else program.outline
-    seeded_model = handlers.seed(handlers.replay(supports, drawn), model_key)
-    model = handlers.substitute(seeded_model, data={**_new(program.params), **mutable})
+    replayed = handlers.replay(supports, drawn)
+    model = seeded(replayed, model_key, {**program.params, **mutable})
     model_trace = handlers.trace(model).get_trace(*args, **kwargs)
     mutable.update(values_of(model_trace, "mutable"))
     return Traces(guide_trace, model_trace, mutable, model_key)
@@ -176,7 +173,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
     layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
-        with with_local_densities():
+        with LocalDensities():
             traces = trace_both(key, program._replace(outline=None))
         check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
@@ -249,7 +246,9 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
         if block.is_implicit:
             shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
     names = tuple(values_of(traces.model, "param"))
-    transformed = tuple(name for name in sites if not form_of(traces.guide[name]).is_plain)
+    found = announced_coordinates(traces.guide)
+    transformed = tuple(name for one in found for name in one.transformed)
+    check_transformed(transformed, sites)
     return Layout(tuple(sites.values()), parts, names, tuple(sorted(shared)), transformed)
 
 
@@ -277,12 +276,6 @@ def _row_counts(traces: Traces) -> tuple[tuple[int, int], ...]:
 
 def _fits(site: dict[str, Any]) -> bool:
     return site["fn"].shape() == jnp.shape(site["value"])
-
-
-def form_of(guide_site: dict[str, Any]) -> Form:
-    """How the coordinate of a guide's draw is related to its unconstrained value."""
-    fn = guide_site["fn"]
-    return fn.form if isinstance(fn, Implicit) else Form()
 
 
 def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:

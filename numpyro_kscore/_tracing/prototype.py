@@ -24,8 +24,8 @@ from numpyro.infer.initialization import (
 )
 from numpyro.infer.util import initialize_model
 
-from numpyro_kscore._tracing.apart import Apart
 from numpyro_kscore._tracing.dependencies import is_drawn
+from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -80,7 +80,7 @@ def find_prototype(
     """
 
     def initialize(key: Array, strategy: Callable[..., Any]) -> Any:
-        with Apart():
+        with Hidden():
             return initialize_model(
                 key,
                 model,
@@ -152,7 +152,7 @@ def _observed_without_value(
 ) -> list[str]:
     try:
         # A model whose parameters are not valid raises, if it is not told to let them pass.
-        with Apart(), numpyro.validation_enabled(False):
+        with Hidden(), numpyro.validation_enabled(False):
             trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
     except Exception:
         return []

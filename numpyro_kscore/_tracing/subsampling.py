@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._tracing.apart import Apart
+from numpyro_kscore._tracing.handlers import Hidden
 
 __all__ = [
     "FewRows",
@@ -223,9 +223,11 @@ def _odd_sites(
     found = set()
 
     def run(key: jax.Array) -> None:
-        with Apart():
-            seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=init_to_feasible)
-            trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        with Hidden():
+            feasible = handlers.substitute(
+                handlers.seed(model, key), substitute_fn=init_to_feasible
+            )
+            trace = handlers.trace(feasible).get_trace(*args, **kwargs)
         for name, site in trace.items():
             is_observed = site["type"] == "sample" and site["is_observed"]
             if is_observed and jnp.shape(site["value"]) != site["fn"].shape():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from numpyro_kscore._tracing.dependencies import is_drawn, is_enumerated, is_lat
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.layout import Site
 
-__all__ = ["check_draws", "check_sites", "find_latents", "num_rows"]
+__all__ = ["check_draws", "check_sites", "check_transformed", "find_latents", "num_rows"]
 
 
 def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
@@ -166,4 +167,14 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"guide: expected a number for each of the {site.size} coordinates of '{name}'; got "
             f"Implicit(value) with value of shape {jnp.shape(fn.value)}, which a plate or "
             "sample_shape repeats. Copies have no density: give value the site's shape"
+        )
+
+
+def check_transformed(names: Collection[str], sites: Collection[str]) -> None:
+    """Raise for coordinates that a guide announces for latents that the model does not have."""
+    unknown = [name for name in names if name not in sites]
+    if unknown:
+        raise ValueError(
+            f"guide: expected its automatic guides to draw latents of the model, {sorted(sites)}, "
+            f"under their own names; got {unknown}. Rename sites in the model and the guide alike"
         )

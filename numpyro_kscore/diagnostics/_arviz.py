@@ -24,7 +24,7 @@ from numpyro_kscore.diagnostics._converters import (
 from numpyro_kscore.diagnostics._discrete import draw_discrete, has_discrete, log_likelihoods
 from numpyro_kscore.diagnostics._draws import evaluate_fitted
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
-from numpyro_kscore.diagnostics._fitted import FittedGuide, constrain, fitted_guide
+from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
     at_first,
@@ -135,7 +135,7 @@ def to_arviz(
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate = _draws_and_khat(fitted, num_samples, khat, key)
     kept = min(num_samples, draws.samples.shape[0])
-    samples = jax.device_get(constrain(fitted.program, fitted.layout, draws.samples[:kept]))
+    samples = jax.device_get(fitted.target.constrain(draws.samples[:kept]))
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
     program = fitted.program

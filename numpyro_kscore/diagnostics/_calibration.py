@@ -14,6 +14,7 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
+from numpyro_kscore._tracing.package_guide import package_guide
 from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
@@ -67,7 +68,7 @@ def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
         rng_key = jax.random.key_data(rng_key)
     model, guide = svi.model, svi.guide
     kwargs = {**svi.static_kwargs, **kwargs}
-    if hasattr(guide, "forget"):
+    if package_guide(guide) is not None:
         guide = copy.copy(guide)
         guide.forget()
         if guide.warm_start:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
-from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
 from numpyro_kscore._tracing.coreset import TallPlate, tall_plate
 from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import at_source, draw_particle, draw_sources, with_shared
 from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
 from numpyro_kscore._tracing.subsampling import is_subsampled, whole_plates, with_all_rows
+from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
@@ -27,7 +25,6 @@ __all__ = [
     "BATCH",
     "FittedGuide",
     "check_mostly_finite",
-    "constrain",
     "draw_fitted",
     "fitted_guide",
     "log_joint_and_score",
@@ -51,6 +48,11 @@ class FittedGuide(NamedTuple):
     layout: Layout
     forward_mode: bool
     tall: TallPlate | None = None
+
+    @property
+    def target(self) -> Target:
+        """The model alone."""
+        return self.program.target(self.layout)
 
 
 def fitted_guide(
@@ -161,29 +163,5 @@ def log_joint_and_score(fitted: FittedGuide, key: Array) -> Callable[[Array], tu
 
     The score is differentiated in the mode that the loss uses.
     """
-    program, layout, forward, _ = fitted
-
-    def density(flat: Array) -> Array:
-        model = handlers.substitute(handlers.seed(program.model, key), data=dict(program.params))
-        latents = layout.unravel(flat)
-        return log_density_at(model, program.args, program.kwargs, latents, program.forms)
-
-    if not forward:
-        return jax.value_and_grad(density)
-
-    def both(flat: Array) -> tuple[Array, Array]:
-        gradient, value = jax.jacfwd(lambda x: (density(x),) * 2, has_aux=True)(flat)
-        return value, gradient
-
-    return both
-
-
-def constrain(program: Program, layout: Layout, flat: Array) -> dict[str, Array]:
-    """Latent and deterministic sites of the model at unconstrained draws (n, d)."""
-
-    def one(x: Array) -> dict[str, Array]:
-        model = handlers.substitute(program.model, data=dict(program.params))
-        seeded = handlers.seed(model, jax.random.key(0))
-        return sites_at(seeded, program.args, program.kwargs, layout.unravel(x), program.forms)
-
-    return quick_jit(partial(lax.map, one, batch_size=BATCH))(flat)
+    target = fitted.target._replace(key=key)
+    return lambda x: target.value_and_score(x, fitted.forward_mode)

@@ -12,14 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from numpyro import handlers
 
-from numpyro_kscore._tracing.anchor import MOST_CURVED, Expansion, center, replaced
-from numpyro_kscore._tracing.coordinates import trace_at
+from numpyro_kscore._tracing.control_variate import MOST_CURVED, center, controlled
 from numpyro_kscore._tracing.coreset import (
     RowWeights,
     TallPlate,
@@ -30,6 +27,7 @@ from numpyro_kscore._tracing.coreset import (
 )
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.subsampling import with_rows
+from numpyro_kscore._tracing.target import Taylor, taylor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
@@ -102,7 +100,8 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     check_mostly_finite(int(jnp.sum(is_finite)), NUM_DRAWS)
     draws = jnp.where(is_finite[:, None], draws, center(draws))
     point = center(draws)
-    of_all = quick_jit(partial(_expand, exact))(point)
+    is_curved = len(point) <= MOST_CURVED
+    of_all = quick_jit(lambda x: taylor(exact, x, is_curved))(point)
     scores = quick_jit(partial(_scores, exact))(draws)
     values = quick_jit(partial(_values, exact))
     whole = partial(_rows_at, fitted, tall.name, key, fitted.program.model)
@@ -110,9 +109,9 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     fitter = _Fitter(fitted, tall, key, point, draws[FITTED])
 
     @quick_jit
-    def expand_and_miss(chosen: RowWeights) -> tuple[Expansion, Array]:
+    def expand_and_miss(chosen: RowWeights) -> tuple[Taylor, Array]:
         few = _of_rows(fitted, tall, chosen, key)
-        of_few = _expand(few, point)
+        of_few = taylor(few, point, is_curved)
         return of_few, _scores(_with_expansion(few, point, of_few, of_all), draws) - scores
 
     tried = []
@@ -188,24 +187,12 @@ def _values(density: Density, points: Array) -> Array:
     return lax.map(lambda x: density(x)[0], points)
 
 
-def _expand(density: Density, point: Array) -> Expansion:
-    """Value, score and, in few dimensions, Hessian at a point."""
-    value, score = density(point)
-    curvature = None
-    if len(point) <= MOST_CURVED:
-        directions = jnp.eye(len(point), dtype=point.dtype)
-        curvature = lax.map(
-            lambda v: jax.jvp(lambda x: density(x)[1], (point,), (v,))[1], directions
-        )
-    return Expansion(value, score, {}, curvature)
-
-
-def _with_expansion(few: Density, point: Array, of_rows: Expansion, of_all: Expansion) -> Density:
+def _with_expansion(few: Density, point: Array, of_rows: Taylor, of_all: Taylor) -> Density:
     def density(x: Array) -> tuple[Array, Array]:
         value, score = few(x)
-        found = Expansion(value[None], score[None], {})
-        corrected = replaced(found, (x - point)[None], of_rows, of_all)
-        return corrected.values[0], corrected.scores[0]
+        found = Taylor(value[None], score[None])
+        corrected = controlled(found, (x - point)[None], of_rows, of_all)
+        return corrected.value[0], corrected.slope[0]
 
     return density
 
@@ -220,8 +207,5 @@ def _rows_at(
     fitted: FittedGuide, plate: str, key: Array, model: Callable[..., Any], x: Array
 ) -> Array:
     """Log likelihoods of the rows of a plate that a model has, (rows,), at latents (d,)."""
-    program = fitted.program
-    seeded = handlers.substitute(handlers.seed(model, key), data=dict(program.params))
-    latents = fitted.layout.unravel(x)
-    trace = trace_at(seeded, program.args, program.kwargs, latents, program.forms)
-    return row_log_likelihoods(trace, plate)
+    target = fitted.target._replace(key=key)
+    return row_log_likelihoods(target._replace(model=model).trace(x), plate)

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coordinates import moved_coordinates, trace_at
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
@@ -88,17 +86,6 @@ def open_guide(
 
 
 def _unconstrained(fitted: FittedGuide) -> Callable[[Array], Array]:
-    program, layout, *_ = fitted
-    if not layout.transformed:
+    if not fitted.layout.transformed:
         return lambda x: x
-
-    def one(x: Array) -> Array:
-        model = handlers.substitute(program.model, data=dict(program.params))
-        seeded = handlers.seed(model, jax.random.key(0))
-        latents = layout.unravel(x)
-        trace = trace_at(seeded, program.args, program.kwargs, latents, program.forms)
-        # Only those that differ: an unconstrained value may overflow on its way there and back.
-        moved = moved_coordinates(trace, list(layout.transformed), {})
-        return jnp.concatenate([jnp.ravel(u) for u in (latents | moved).values()])
-
-    return quick_jit(partial(lax.map, one, batch_size=BATCH))
+    return quick_jit(partial(lax.map, fitted.target.unconstrained, batch_size=BATCH))

@@ -13,7 +13,6 @@ from numpyro.infer import SVI
 from numpyro_kscore._tracing.layout import coordinate_names
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._fitted import constrain
 from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
 from numpyro_kscore.diagnostics._movement import make_frame, start_state
 from numpyro_kscore.samplers._convergence import Moments, scale_of
@@ -138,7 +137,9 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: Settings) 
     verdict, findings = find(chains, modes, guide.num_lost, names, settings.tol)
     mean_change, sd_change = _changes(guide, chains.moments)
     count, length, dim = chains.draws.shape
-    sites = jax.device_get(constrain(program, layout, jnp.asarray(chains.draws.reshape(-1, dim))))
+    sites = jax.device_get(
+        program.target(layout).constrain(jnp.asarray(chains.draws.reshape(-1, dim)))
+    )
     moments = chains.moments
     return Refinement(
         verdict,

@@ -12,7 +12,6 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import NUTS, SVI
 
-from numpyro_kscore._tracing.coordinates import log_density_at
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore.estimators._coordinates import LARGEST_WHITENED, whiten_samples
 from numpyro_kscore.samplers._guide import open_guide
@@ -119,11 +118,7 @@ def warm_start(
     guide = open_guide(svi, result, args, kwargs, rng_key)
     program, layout, *_ = guide.fitted
     model = handlers.substitute(program.model, data=dict(program.params))
-    seeded = handlers.seed(model, jax.random.key(0))
-
-    def log_density(z: dict[str, Array]) -> Array:
-        return log_density_at(seeded, program.args, program.kwargs, z, {})
-
+    log_density = program.target(layout)._replace(coordinates=()).log_density
     positions = guide.unconstrained(jnp.asarray(guide.valid(num_chains)))
     if len(positions) < num_chains:
         raise ValueError(

@@ -15,8 +15,8 @@ from numpyro_kscore import ImplicitELBO
 from numpyro_kscore._fit.expansion import make_loader_expander
 from numpyro_kscore._fit.row_collector import RowCollector
 from numpyro_kscore._fit.svi import inspect_svi, program_of
+from numpyro_kscore._tracing.control_variate import with_kept_rows
 from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.kept_rows import with_kept_rows
 from numpyro_kscore._util.batches import Batches
 from support.fits import KEY
 
@@ -134,12 +134,12 @@ def expanded(model):
 def test_a_group_of_three_rows_is_in_every_step():
     """Third orders of its likelihood matter, and one batch in 67 has one of its rows."""
     svi, state, layout, expander = expanded(model)
-    anchor = expander.expand(state)
-    shapes = [jax.tree.map(jnp.shape, one) for one in (anchor, expander.like(state))]
+    control_variate = expander.expand(state)
+    shapes = [jax.tree.map(jnp.shape, one) for one in (control_variate, expander.like(state))]
     assert shapes[0] == shapes[1]
-    rows = np.asarray(anchor.kept.shares) * 4_000
+    rows = np.asarray(control_variate.kept.shares) * 4_000
     # The three rows of the small group, and those of the large one by their counts.
-    kept = {name: np.asarray(a)[rows > 0] for name, a in anchor.kept.batch[1].items()}
+    kept = {name: np.asarray(a)[rows > 0] for name, a in control_variate.kept.batch[1].items()}
     assert np.sum(rows[rows > 0][kept["groups"] == 1]) == pytest.approx(3, rel=1e-5)
     stack = {name: jnp.stack([batch[name] for batch in LOADER]) for name in LOADER[0]}
 
@@ -148,8 +148,8 @@ def test_a_group_of_three_rows_is_in_every_step():
         def each(given):
             key, batch = given
             found = []
-            for one in (anchor, anchor._replace(kept=None)):
-                program = program_of(svi, state, ((), batch))._replace(anchor=one)
+            for one in (control_variate, control_variate._replace(kept=None)):
+                program = program_of(svi, state, ((), batch))._replace(control_variate=one)
                 found.append(evaluate_particles(key, program, layout, 32, 32)[0])
             return found
 

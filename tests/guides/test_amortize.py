@@ -19,9 +19,9 @@ from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.newton import find_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._tracing import subsampling
-from numpyro_kscore._tracing.coordinates import log_density_at
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.program import inspect_program, objective_program
+from numpyro_kscore._tracing.target import Target
 from support.compiling import quick_jit
 
 KEY = random.key(0)
@@ -68,7 +68,7 @@ def marginal_density(model, args, noise=None):
 
     def density(u):
         seeded = handlers.seed(marginal, random.key(3))
-        return log_density_at(seeded, args, {}, {"level": u[0], "spread": u[1]}, {})
+        return Target(seeded, args, {}).log_density({"level": u[0], "spread": u[1]})
 
     return density
 
@@ -108,7 +108,7 @@ def test_a_minibatch_stands_for_all_rows():
 
     def density(key):
         seeded = handlers.seed(marginal, key)
-        return log_density_at(seeded, (SEEN, 3), {}, {"level": u[0], "spread": u[1]}, {})
+        return Target(seeded, (SEEN, 3), {}).log_density({"level": u[0], "spread": u[1]})
 
     found = np.asarray(quick_jit(jax.vmap(density))(random.split(KEY, 4000)))
     error = found.std() / len(found) ** 0.5
@@ -128,7 +128,7 @@ def test_blocks_of_rows_make_the_density_of_all(monkeypatch, size):
             numpyro.sample("y", dist.Normal(level, 1.0), obs=y[rows])
 
     def at(model):
-        return log_density_at(handlers.seed(model, KEY), (), {}, {"level": jnp.asarray(0.4)}, {})
+        return Target(model, (), {}, key=KEY).log_density({"level": jnp.asarray(0.4)})
 
     found = quick_jit(lambda: subsampling.mean_over_rows(at, model, size))()
     expected = stats.norm.logpdf(0.4, 0, 2) + stats.norm.logpdf(y, 0.4).sum()
@@ -159,11 +159,10 @@ def test_modes_are_found_where_logits_start_at_zero():
     """NumPyro's log density of a binomial has a wrong derivative at logits of exactly zero."""
     counts, level = np.array([1.0, 4.0, 5.0, 9.0]), 0.5
     found = jax.jit(
-        lambda: log_density_at(
-            handlers.seed(Marginal(Amortized(binomial, ("rows",), "auto")), KEY),
-            (jnp.asarray(counts),), {}, {"level": jnp.asarray(level)}, {},
-        )
-    )()  # fmt: skip
+        lambda: Target(
+            Marginal(Amortized(binomial, ("rows",), "auto")), (jnp.asarray(counts),), {}
+        ).log_density({"level": jnp.asarray(level)})
+    )()
     # The rule of five nodes, which a start takes, at the modes. If they are .3 off it is .0005 off.
     z = np.linspace(-8.0, 9.0, 170_001)
 
@@ -306,7 +305,7 @@ def test_a_row_may_have_several_latents_and_plates_within():
 
     def draw(key):
         marginal = handlers.seed(Marginal(amortized, normal_noise), key)
-        return log_density_at(marginal, (SEEN[:2],), {}, {"level": jnp.zeros(())}, {})
+        return Target(marginal, (SEEN[:2],), {}).log_density({"level": jnp.zeros(())})
 
     found = np.asarray(quick_jit(jax.vmap(draw))(random.split(KEY, 2000)), np.float64)
 
@@ -440,17 +439,17 @@ def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
 
     @quick_jit
     def densities(keys, params):
-        anchor = svi.loss.expand(KEY, params, dense, guide, SEEN, 4, num_steps=100)
+        control_variate = svi.loss.expand(KEY, params, dense, guide, SEEN, 4, num_steps=100)
 
-        def means(anchor, params):
-            here = program._replace(anchor=anchor, params=params)
+        def means(control_variate, params):
+            here = program._replace(control_variate=control_variate, params=params)
             draws = jax.vmap(lambda key: evaluate_particles(key, here, layout, 4, 4)[0])(keys)
             return jnp.mean(draws.log_density, axis=1)
 
         # One program at both sets of parameters.
         both = jax.tree.map(lambda *leaves: jnp.stack(leaves), narrow, changed)
-        exact, expanded = lax.map(lambda params: means(anchor, params), both)
-        return anchor.params, exact, means(None, changed), expanded
+        exact, expanded = lax.map(lambda params: means(control_variate, params), both)
+        return control_variate.params, exact, means(None, changed), expanded
 
     kept, exact, plain, expanded = densities(random.split(KEY, 100), narrow)
     np.testing.assert_array_equal(kept["auto_rows_layers"], params["auto_rows_layers"])

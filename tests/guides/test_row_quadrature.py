@@ -15,7 +15,7 @@ from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.newton import find_modes
 from numpyro_kscore._guides.row_quadrature import integrate_rows
 from numpyro_kscore._guides.rows import Amortized
-from numpyro_kscore._tracing.coordinates import log_density_at
+from numpyro_kscore._tracing.target import Target
 from support.compiling import quick_jit
 
 RNG = np.random.default_rng(3)
@@ -90,7 +90,7 @@ def test_the_density_of_globals_needs_no_network_and_the_network_still_learns():
     def derivatives(level, layers):
         def density(level, layers):
             model = handlers.seed(handlers.substitute(marginal, {name: layers}), random.key(2))
-            return log_density_at(model, (), {}, {"level": level}, {})
+            return Target(model, (), {}).log_density({"level": level})
 
         value, slopes = jax.value_and_grad(density, argnums=(0, 1))(level, layers)
         return value, slopes, jax.hessian(density)(level, layers)

@@ -17,9 +17,8 @@ from scipy import stats
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore._guides import autoguide
-from numpyro_kscore._guides.perceptron import Perceptron
-from numpyro_kscore._guides.residual import local_density, push_residual
-from numpyro_kscore._tracing.wanted import with_local_densities
+from numpyro_kscore._tracing.handlers import LocalDensities
+from numpyro_kscore._transports.network import Perceptron, ResidualNetwork, push_network, volume_of
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
@@ -123,14 +122,14 @@ def test_behind_a_fold_there_is_no_score():
     def push(noise):
         return jnp.stack([noise[0] + noise[1], jnp.square(noise[1]), noise[2]])
 
-    before, behind = (
-        local_density(slopes_of(push), jnp.array([0.3, y, -0.2])) for y in (1.0, -1.0)
-    )
+    points = [jnp.array([0.3, y, -0.2]) for y in (1.0, -1.0)]
+    before, behind = (volume_of(slopes_of(push), point) for point in points)
     # The log density is that of the noise less log 2 y. In the second coordinate y moves by 1 / 2 y
     # and the first noise back by as much.
-    np.testing.assert_allclose(before.score, [-0.3, (-2 + 0.3) / 2, 0.2], rtol=1e-6)
-    assert np.all(np.isnan(behind.score))
-    np.testing.assert_allclose(behind.log_density, before.log_density, rtol=1e-6)
+    score = before.push_score(-points[0])
+    np.testing.assert_allclose(score, [-0.3, (-2 + 0.3) / 2, 0.2], rtol=1e-6)
+    assert np.all(np.isnan(behind.push_score(-points[1])))
+    np.testing.assert_allclose(behind.log_volume, before.log_volume, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -158,22 +157,21 @@ def test_a_guide_gives_the_density_of_its_derivative(dim, num_labels, flipped, w
     labels = tuple(generator.normal(size=(num_labels, 1)))
 
     with jax.enable_x64(True):
-        network = Perceptron(jnp.asarray(0.6 * generator.normal(size=size)), widths)
-        affine = tuple(jnp.asarray(a) for a in (loc, scale, mixing))
-
-        def push(noise):
-            return push_residual(noise, labels, network, affine, False)[0]
+        layers = Perceptron(jnp.asarray(0.6 * generator.normal(size=size)), widths)
+        network = ResidualNetwork(layers, *map(jnp.asarray, (loc, scale, mixing)), labels)
 
         @quick_jit
         @jax.vmap
         def both(noise):
-            given = push_residual(noise, labels, network, affine, True)[1]
-            return given, local_density(slopes_of(push), noise)
+            given = push_network(network, noise, True)[1]
+            volume = volume_of(slopes_of(network.push), noise)
+            log_density = jnp.sum(dist.Normal().log_prob(noise)) - volume.log_volume
+            return given, log_density, volume.push_score(-noise)
 
-        given, whole = both(generator.normal(size=(200, dim)))
-    np.testing.assert_allclose(given.log_density, whole.log_density, rtol=1e-10)
-    np.testing.assert_allclose(given.score, whole.score, rtol=1e-7, atol=1e-9)
-    behind = np.isnan(whole.score).all(axis=1)
+        given, log_density, score = both(generator.normal(size=(200, dim)))
+    np.testing.assert_allclose(given.log_density, log_density, rtol=1e-10)
+    np.testing.assert_allclose(given.score, score, rtol=1e-7, atol=1e-9)
+    behind = np.isnan(score).all(axis=1)
     assert 10 < behind.sum() < 190
 
 
@@ -275,7 +273,7 @@ def density_at(guide, params):
     def run(noise, where=0.5):
         data = {**params, "_auto_noise": noise, "_auto_mode": where}
         seeded = handlers.seed(handlers.substitute(guide, data=data), KEY)
-        with with_local_densities():
+        with LocalDensities():
             trace = handlers.trace(seeded).get_trace()
         sites = [site["fn"] for site in trace.values()]
         sites = [fn for fn in sites if isinstance(fn, Implicit)]
@@ -321,9 +319,9 @@ def test_a_step_computes_them_once(monkeypatch):
 
     def push(*args):
         asked.append(args[-1])
-        return push_residual(*args)
+        return push_network(*args)
 
-    monkeypatch.setattr(autoguide, "push_residual", push)
+    monkeypatch.setattr(autoguide, "push_network", push)
     guide = AutoImplicit(four_latents, hidden_dims=(4,), warm_start=False)
     objective = ImplicitELBO(16, **CHEAP)
     svi = SVI(four_latents, guide, optax.adam(1e-2), objective)
@@ -351,7 +349,7 @@ def test_few_dimensions_are_left_to_the_kernel():
         seeded = handlers.seed(
             handlers.substitute(guide, data={**params, "_auto_noise": noise}), KEY
         )
-        with with_local_densities():
+        with LocalDensities():
             fn = handlers.trace(seeded).get_trace()["x"]["fn"]
         found.append(fn.local_log_density)
         return fn.value
@@ -387,8 +385,9 @@ def test_separate_modes_have_a_gaussian_each(monkeypatch):
         x, density, _ = run(np.float32([0.3, -0.7]), np.float32(where))
         # Modes eight deviations apart: of the others nothing is left.
         by_part = [
-            np.log(weight) + stats.multivariate_normal(mean, factor @ factor.T).logpdf(x)
-            for weight, (mean, factor) in zip(guide.start.weights, guide.start.parts, strict=True)
+            np.log(weight)
+            + stats.multivariate_normal(part.mean, part.factor @ part.factor.T).logpdf(x)
+            for weight, part in zip(guide.start.weights, guide.start.parts, strict=True)
         ]
         np.testing.assert_allclose(density, np.logaddexp(*by_part), rtol=1e-5)
         # The inverse Hessian of a path is nearly the covariance.

@@ -14,8 +14,9 @@ from numpyro.infer import MCMC, SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_kscore import Implicit, ImplicitELBO, warm_start
-from numpyro_kscore.diagnostics._fitted import constrain
+from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore.samplers._guide import open_guide
+from support.coordinates import coordinates_of
 
 KEY = random.key(0)
 METRIC = "adapt_state.inverse_mass_matrix"
@@ -125,17 +126,19 @@ def non_centered():
     spread = numpyro.sample("spread", Implicit(jnp.exp(log_spread), 0))
     with numpyro.plate("schools", 4):
         effect = 3.0 + spread * z
-        numpyro.sample("effect", Implicit(effect, 0, unconstrained=z, centering=jnp.zeros(4)))
+        numpyro.sample("effect", Implicit(effect, 0, unconstrained=z))
+    zeros = {"effect": Centering(np.zeros(4), np.zeros(4), np.zeros(4))}
+    coordinates_of({"spread": 0.0, "effect": z}, zeros).announce("_coordinates")
 
 
 def test_coordinates_of_hierarchical_guides_are_left_behind():
     """Effects are non-centered in the guide, and unconstrained values of the model here."""
     svi, result = fitted(schools, non_centered, {}, ImplicitELBO())
     opened = open_guide(svi, result, (), {}, KEY)
-    program, layout, *_ = opened.fitted
+    layout = opened.fitted.layout
     assert layout.transformed == ("effect",)
     x = jnp.asarray(opened.draws[:64])
-    sites = constrain(program, layout, x)
+    sites = opened.fitted.target.constrain(x)
     u = jax.vmap(layout.unravel)(opened.unconstrained(x))
     np.testing.assert_allclose(u["effect"], sites["effect"], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(u["spread"], np.log(sites["spread"]), rtol=1e-4, atol=1e-4)

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from numpyro_kscore._starts.batch_match import Gaussian, elbo, match_scores, matched
+from numpyro_kscore._starts.batch_match import elbo, match_scores, matched
+from numpyro_kscore._transports.affine import Affine
 
 
 def gaussian_model(dim=4, seed=3):
     rng = np.random.default_rng(seed)
     factor = np.tril(rng.normal(size=(dim, dim))) + 3 * np.eye(dim)
-    target = Gaussian(rng.normal(size=dim), factor)
+    target = Affine(rng.normal(size=dim), factor)
     precision = np.linalg.inv(factor @ factor.T)
 
     def evaluate(points):
@@ -23,9 +24,7 @@ def test_a_gaussian_posterior_is_found():
     evaluate, target = gaussian_model()
     rng = np.random.default_rng(0)
     weights = [32 * 4 / k for k in range(1, 31)]
-    found = match_scores(evaluate, Gaussian(np.full(4, 30.0), 0.01 * np.eye(4)), rng, weights, 32)[
-        -1
-    ]
+    found = match_scores(evaluate, Affine(np.full(4, 30.0), 0.01 * np.eye(4)), rng, weights, 32)[-1]
     # The divergence from the target falls geometrically; there is no Monte-Carlo error in the end.
     np.testing.assert_allclose(found.mean, target.mean, atol=1e-3)
     np.testing.assert_allclose(found.factor, target.factor, atol=1e-2)
@@ -35,7 +34,7 @@ def test_a_step_minimizes_what_defines_it():
     """Source: equations 4 and 6 of the paper, by finite differences in mean and covariance."""
     rng = np.random.default_rng(1)
     dim, count, weight = 2, 8, 3.0
-    before = Gaussian(rng.normal(size=dim), np.array([[1.3, 0.0], [0.4, 0.7]]))
+    before = Affine(rng.normal(size=dim), np.array([[1.3, 0.0], [0.4, 0.7]]))
     noise, scores = rng.normal(size=(count, dim)), rng.normal(size=(count, dim))
     draws = before.push(noise)
     sigma_before = before.factor @ before.factor.T
@@ -74,19 +73,19 @@ def test_a_bound_has_the_error_of_its_draws():
     exact = elbo(target, noise, evaluate(target.push(noise))[0])
     assert exact.value == pytest.approx(evidence, abs=1e-9)
     assert exact.standard_error < 1e-9
-    wide = Gaussian(target.mean, 2 * target.factor)
+    wide = Affine(target.mean, 2 * target.factor)
     bound = elbo(wide, noise, evaluate(wide.push(noise))[0])
     # The divergence of a Gaussian twice as wide: (4 - 1) / 2 - log 2 for each dimension.
     loss = 4 * (1.5 - np.log(2))
     assert bound.value == pytest.approx(evidence - loss, abs=5 * bound.standard_error)
-    assert bound.surely < bound.value
+    assert bound.lower < bound.value
     energies = evaluate(target.push(noise))[0]
     energies[3] = np.nan
     assert elbo(target, noise, energies).value == -np.inf
 
 
 def test_steps_with_draws_that_are_not_finite_are_left_out():
-    start = Gaussian(np.zeros(2), np.eye(2))
+    start = Affine(np.zeros(2), np.eye(2))
 
     def evaluate(points):
         return np.full(len(points), np.nan), np.full_like(points, np.nan)

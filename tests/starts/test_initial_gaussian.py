@@ -23,19 +23,15 @@ from numpyro.infer.autoguide import (
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._fit.initial import initial_state
-from numpyro_kscore._starts import gaussian_start
-from numpyro_kscore._starts.batch_match import Gaussian
-from numpyro_kscore._starts.candidates import (
-    AtPoints,
-    CountedModel,
-    Latents,
-    antithetic,
-    is_same,
-    of_degrees,
-)
-from numpyro_kscore._starts.conditional import Conditional
-from numpyro_kscore._starts.gaussian_start import find_gaussian
-from numpyro_kscore._starts.refinement import preferred, refine
+from numpyro_kscore._starts import gaussian_search
+from numpyro_kscore._starts.candidates import Latents, antithetic, in_form, preferred
+from numpyro_kscore._starts.climb import climb_in_forms
+from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
+from numpyro_kscore._tracing.coordinates import unravel
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.centering import is_same, of_degrees
+from numpyro_kscore._transports.conditional import Conditional
 from support.doubles import GaussianScore
 
 KEY = random.key(0)
@@ -132,7 +128,7 @@ def test_a_step_leaves_the_start_as_it_is():
     state = svi.init(KEY, YEARS, RESPONSE)
     before = svi.get_params(state)
     after = svi.get_params(jax.jit(svi.update)(state, YEARS, RESPONSE)[0])
-    for name in ("auto_mean", "auto_factor"):
+    for name in ("auto_start_mean", "auto_start_factor"):
         np.testing.assert_array_equal(after[name], before[name])
     assert np.any(after["auto_loc"] != before["auto_loc"])
 
@@ -156,7 +152,7 @@ def test_hierarchical_models_are_partially_centered():
     svi = SVI(schools, guide, optax.adam(1e-2), CHEAP)
     state = svi.init(KEY)
     params = svi.get_params(state)
-    degrees = guide._unpack_latent(params["auto_centering"][0])
+    degrees = unravel(params["auto_centering_degrees"], guide._shapes)
     assert degrees["mean"] == 1
     assert degrees["spread"] == 1
     # Standard errors are two or three times the spread: both non-centered forms have nearly
@@ -214,15 +210,15 @@ NON_CENTERED = of_degrees(np.where(IS_EFFECT, 0.0, 1.0))
 def test_non_centered_coordinates_have_rounds_of_their_own():
     """Where partial degrees have the higher bound, so that these would be all."""
     noise = antithetic(np.random.default_rng(2), 64, 7)
-    model = CountedModel(effects)
-    cold = Gaussian(np.full(7, 0.1), 0.1 * np.eye(7))
-    colds = [model.judge(cold, form, noise) for form in (of_degrees(np.ones(7)), NON_CENTERED)]
-    best, apart = refine(model, colds, IS_EFFECT, np.random.default_rng(0), noise)
+    model = CountedDensity(effects)
+    cold = Affine(np.full(7, 0.1), 0.1 * np.eye(7))
+    colds = [in_form(model, cold, form, noise) for form in (of_degrees(np.ones(7)), NON_CENTERED)]
+    best, apart = climb_in_forms(model, colds, IS_EFFECT, np.random.default_rng(0), noise)
     # The variance of a non-centered effect is near 0 where data are good, and near 1 where not.
     assert np.all(best.centering.degrees[1:4] > 0.8)
     assert np.all(best.centering.degrees[4:] < 0.4)
     assert is_same(apart.centering, NON_CENTERED)
-    assert best.bound.surely > apart.bound.surely > colds[1].bound.surely
+    assert best.bound.lower > apart.bound.lower > colds[1].bound.lower
     assert preferred([best, apart]) is best
     # In the last choice larger differences are none.
     assert preferred([best, apart], within=1.0) is apart
@@ -240,8 +236,8 @@ def test_sizes_that_vary_make_up_for_the_non_centered_form():
     start = find_gaussian(effects, latents, rng)
     assert is_same(start.centering, NON_CENTERED)
     # Well-known effects vary with the spread, and the others do not.
-    assert np.all(start.couplings.rates[1:4, 0] > 0.8)
-    assert np.all(start.couplings.rates[4:] == 0)
+    assert np.all(start.sizes.rates[1:4, 0] > 0.8)
+    assert np.all(start.sizes.rates[4:] == 0)
     # Antithetic bounds have errors of some .01 here.
     assert evidence - 0.1 < start.elbo < evidence + 0.03
 
@@ -350,7 +346,7 @@ def test_a_first_call_in_a_compiled_program_says_that_it_starts_cold():
     svi = SVI(regression, guide, optax.adam(1e-2), CHEAP)
     with pytest.warns(UserWarning, match="expected a first call outside of jit and vmap"):
         params = jax.eval_shape(lambda: svi.get_params(svi.init(KEY, YEARS, RESPONSE)))
-    assert "auto_mean" not in params
+    assert "auto_start_mean" not in params
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -535,11 +531,11 @@ def test_sizes_that_vary_in_a_basis(wandering, monkeypatch):
     evidence = density.max() + np.log(np.sum(np.exp(density - density.max())) * cell)
     closer = AutoImplicit(local_level)
     closer.set_up(KEY, flow)
-    assert isinstance(closer.start.warp, Conditional)
+    assert isinstance(closer.start.transports.steps[1], Conditional)
     assert abs(closer.start.elbo - evidence) < 0.1
-    monkeypatch.setattr(gaussian_start, "given_drivers", lambda *_: None)
+    monkeypatch.setattr(gaussian_search, "fit_conditional", lambda *_: None)
     guide = AutoImplicit(local_level)
     guide.set_up(KEY, flow)
-    assert guide.start.couplings.basis is not None
+    assert guide.start.sizes.basis is not None
     # It is .2 nats below, and 1.3 without a basis.
     assert evidence - 0.7 < guide.start.elbo < evidence + 0.1

@@ -6,22 +6,18 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax import random
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, ExpTransform
 from scipy import stats
 
-from numpyro_kscore._tracing.centering import from_centered, location_and_scale, to_centered
-from numpyro_kscore._tracing.coordinates import (
-    hierarchical_sites,
-    log_density_at,
-    moved_coordinates,
-    trace_at,
-)
-from numpyro_kscore._tracing.coupling import Centering, Form
+from numpyro_kscore._tracing.coordinates import hierarchical_sites, moved_coordinates
+from numpyro_kscore._tracing.location_scale import location_and_scale
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._transports.centering import Centering, centered
 from support.compiling import quick_jit
+from support.coordinates import coordinates_of
 
 SCALE = np.array([[1.5, 0.0, 0.0], [0.4, 0.8, 0.0], [-0.3, 0.2, 1.1]])
 
@@ -68,12 +64,13 @@ def of_degrees(degrees):
 def density_of_coordinate(fn, v, centering):
     """Log density of v, and v itself by the way back."""
     prior = location_and_scale(fn)
-    u, log_det = to_centered(v, prior, centering)
+    given = centered(prior, centering)
+    u, log_det = given.push(v), given.log_volumes(v)
     transform = biject_to(fn.support)
     x = transform(u)
     inner = jnp.sum(transform.log_abs_det_jacobian(u, x))
     value = jnp.sum(fn.log_prob(x)) + inner + jnp.sum(log_det)
-    return value, from_centered(u, prior, centering), u
+    return value, given.invert(u), u
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -96,15 +93,15 @@ def test_the_jacobian_is_that_of_the_map(name, x64):
 
     @quick_jit
     def evaluate(v):
-        jacobian = jax.jacfwd(lambda x: to_centered(x, prior, kind)[0])(v)
-        centered = to_centered(v, prior, of_degrees(np.ones(3)))[0]
+        given = centered(prior, kind)
+        unchanged = centered(prior, of_degrees(np.ones(3))).push(v)
         back = density_of_coordinate(fn, v, kind)[1]
-        return jacobian, to_centered(v, prior, kind)[1], back, centered
+        return jax.jacfwd(given.push)(v), given.log_volumes(v), back, unchanged
 
-    jacobian, log_det, back, centered = map(np.asarray, evaluate(v))
+    jacobian, log_det, back, unchanged = map(np.asarray, evaluate(v))
     np.testing.assert_allclose(np.linalg.slogdet(jacobian)[1], np.sum(log_det), rtol=1e-9)
     np.testing.assert_allclose(back, v, rtol=1e-9)
-    np.testing.assert_array_equal(centered, v)
+    np.testing.assert_array_equal(unchanged, v)
 
 
 def test_there_is_no_funnel_where_the_data_are_a_normal_observation(x64):
@@ -118,7 +115,7 @@ def test_there_is_no_funnel_where_the_data_are_a_normal_observation(x64):
         mean = (loc / scale**2 + y / noise**2) / precision
         u = jnp.asarray(mean + rng.normal(size=5) / precision**0.5)
         prior = location_and_scale(dist.Normal(loc, scale))
-        v = from_centered(u, prior, Centering(*(jnp.full(5, a) for a in kind)))
+        v = centered(prior, Centering(*(jnp.full(5, a) for a in kind))).invert(u)
         expected = (u - mean) * precision**0.5 * noise * degree**0.5
         np.testing.assert_allclose(v, expected, rtol=1e-7, atol=1e-12)
 
@@ -182,30 +179,18 @@ def test_the_density_of_a_nested_model(x64):
         "group": Centering(*jnp.array([[0.0, 0.3, 1.0], [0.0, 0.8, 0.0], [0.0, -1.1, 0.0]])),
         "effect": of_degrees(np.full((2, 3), 0.7)),
     }
-    forms = {name: Form(kind) for name, kind in centering.items()}
-    model = handlers.seed(nested, random.key(0))
     v = {name: np.full(np.shape(values[name]), 0.3 + 0.1 * k) for k, name in enumerate(names)}
     flat = np.concatenate([np.ravel(v[name]) for name in names])
-
-    def unravel(flat):
-        out, start = {}, 0
-        for name in names:
-            size = values[name].size
-            out[name] = flat[start : start + size].reshape(values[name].shape)
-            start += size
-        return out
-
-    def centered(flat):
-        trace = trace_at(model, (), {}, unravel(flat), forms)
-        moved = moved_coordinates(trace, names, {})
-        return jnp.concatenate([jnp.ravel(moved[name]) for name in names])
+    coordinates = coordinates_of(values, centering)
+    plain = Target(nested, (), {}, coordinates.shapes)
+    target = plain._replace(coordinates=(coordinates,))
 
     @quick_jit
     def evaluate(v, flat):
-        expected = log_density_at(model, (), {}, unravel(centered(flat)), {})
-        expected = expected + jnp.linalg.slogdet(jax.jacfwd(centered)(flat))[1]
-        back = moved_coordinates(trace_at(model, (), {}, v, forms), names, centering)
-        return log_density_at(model, (), {}, v, forms), expected, back
+        expected = plain.log_density(target.unconstrained(flat))
+        expected = expected + jnp.linalg.slogdet(jax.jacfwd(target.unconstrained)(flat))[1]
+        back = moved_coordinates(target.trace(v), names, centering)
+        return target.log_density(flat), expected, back
 
     got, expected, back = evaluate(v, flat)
     np.testing.assert_allclose(got, expected, rtol=1e-9)
@@ -228,13 +213,12 @@ def test_latents_inside_a_scan(x64):
     assert hierarchical_sites(walk, (), {}, values_of(walk)) == ("x",)
     steps, scale = np.array([0.5, -1.0, 2.0, 0.1]), 0.3
     v = {"scale": np.log(scale), "x": steps}
-    model = handlers.seed(walk, random.key(0))
-    zeros = {"x": Form(of_degrees(np.zeros(4)))}
+    zeros = coordinates_of(v, {"x": of_degrees(np.zeros(4))})
+    target = Target(walk, (), {}, zeros.shapes, (zeros,))
 
     @quick_jit
     def evaluate(v):
-        x = trace_at(model, (), {}, v, zeros)["x"]["value"]
-        return x, log_density_at(model, (), {}, v, zeros)
+        return target.trace(v)["x"]["value"], target.log_density(v)
 
     x, density = evaluate(v)
     np.testing.assert_allclose(x, scale * np.cumsum(steps), rtol=1e-9)
@@ -246,6 +230,6 @@ def test_a_prior_that_changes_its_family_is_refused():
     def model():
         numpyro.sample("x", dist.Uniform(0.0, 1.0))
 
-    seeded = handlers.seed(model, random.key(0))
+    half = coordinates_of({"x": 0.0}, {"x": of_degrees(0.5)})
     with pytest.raises(ValueError, match="expected a prior with location and scale at site 'x'"):
-        log_density_at(seeded, (), {}, {"x": jnp.array(0.0)}, {"x": Form(of_degrees(0.5))})
+        Target(model, (), {}, half.shapes, (half,)).log_density(jnp.zeros(1))

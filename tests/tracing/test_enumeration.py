@@ -15,9 +15,10 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
 from numpyro_kscore import Implicit, ImplicitELBO
-from numpyro_kscore._tracing.coordinates import log_density_at, sites_at
-from numpyro_kscore._tracing.coupling import Form
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._transports.centering import Centering
 from support.compiling import quick_jit
+from support.coordinates import coordinates_of
 from support.doubles import GaussianScore
 from support.enumerated import (
     chained_switch,
@@ -32,9 +33,14 @@ from support.enumerated import (
 KEY = random.key(0)
 RNG = np.random.default_rng(1)
 MIXTURE = {"weights": RNG.normal(size=2), "spread": np.array(0.3), "means": RNG.normal(size=3)}
+HALF = Centering(np.zeros(3), np.full(3, 0.5), np.ones(3))
 CASES = {
     "plate": (mixture, MIXTURE, {}),
-    "non-centered": (mixture, MIXTURE, {"means": Form(np.array([0.0, 0.5, 1.0]))}),
+    "non-centered": (
+        mixture,
+        MIXTURE,
+        {"means": HALF},
+    ),
     "subsampled": (in_rows(partial(mixture, rows=3), rows=[1, 4, 6]), MIXTURE, {}),
     "local latents": (
         in_rows(local_latents, rows=[0, 3, 5]),
@@ -54,10 +60,12 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_density_and_gradient_are_those_of_the_marginal_model(x64, name):
-    model, coordinates, forms = CASES[name]
+    model, coordinates, centerings = CASES[name]
+    forms = (coordinates_of(coordinates, centerings),) if centerings else ()
 
     def density(at, by_hand):
-        return log_density_at(handlers.seed(model, KEY), (), {"by_hand": by_hand}, at, forms)
+        target = Target(model, (), {"by_hand": by_hand}, coordinates=forms, key=KEY)
+        return target.log_density(at)
 
     coordinates = jax.tree.map(jnp.asarray, coordinates)
     both = quick_jit(lambda at: [jax.value_and_grad(density)(at, b) for b in (False, True)])(
@@ -71,7 +79,7 @@ def test_density_and_gradient_are_those_of_the_marginal_model(x64, name):
 
 def test_loop_over_time_has_the_marginal_density():
     def density(at, **options):
-        return log_density_at(handlers.seed(hmm, KEY), (), options, at, {})
+        return Target(hmm, (), options).log_density(at)
 
     at = {"means": jnp.array([-1.0, 0.4, 1.5]), "sd": jnp.array(0.1)}
     found = quick_jit(lambda at: [density(at, as_loop=True), density(at, by_hand=True)])(at)
@@ -120,8 +128,7 @@ def test_scaled_factors_are_scaled_before_values_are_summed_over(scale):
             with handlers.scale(scale=scale):
                 numpyro.sample("y", dist.Normal(x + 2.0 * kind, 1.0), obs=y)
 
-    seeded = handlers.seed(model, KEY)
-    found = quick_jit(lambda x: log_density_at(seeded, (), {}, {"x": x}, {}))(x)
+    found = quick_jit(lambda x: Target(model, (), {}).log_density({"x": x}))(x)
     of_each = [
         np.log(share) + scale * (-0.5 * (y - x - 2 * kind) ** 2 - 0.5 * np.log(2 * np.pi))
         for kind, share in ((0, 0.7), (1, 0.3))
@@ -137,7 +144,7 @@ def test_deterministic_sites_of_discrete_latents_have_no_value():
         numpyro.deterministic("of_x", 2 * x)
         numpyro.deterministic("of_both", x + kind)
 
-    found = sites_at(handlers.seed(model, KEY), (), {}, {"x": jnp.array(1.5)}, {})
+    found = Target(model, (), {}).sites({"x": jnp.array(1.5)})
     assert {name: float(value) for name, value in found.items()} == {"x": 1.5, "of_x": 3.0}
 
 
@@ -269,9 +276,9 @@ import jax, numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 import numpyro_kscore
-from numpyro_kscore._tracing.coordinates import log_density_at
-model = handlers.seed(lambda: numpyro.sample("x", dist.Normal()), jax.random.key(0))
-log_density_at(model, (), {}, {"x": jax.numpy.ones(())}, {})
+from numpyro_kscore._tracing.target import Target
+model = lambda: numpyro.sample("x", dist.Normal())
+Target(model, (), {}).log_density({"x": jax.numpy.ones(())})
 assert "funsor" not in sys.modules
 """
     found = subprocess.run(

@@ -43,29 +43,6 @@ def test_density_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("centering", "message"),
-    [
-        (jnp.zeros(2), "centering: expected the shape of unconstrained, .3,.; got .2,."),
-        ((jnp.zeros(3), jnp.zeros(3)), "expected degrees, or degrees, log scales and locations"),
-        ((jnp.zeros(3), jnp.zeros(3), 0.0), "centering: expected the shape of unconstrained"),
-    ],
-)
-def test_centering_of_other_shapes_is_refused(centering, message):
-    with pytest.raises(ValueError, match=message):
-        Implicit(jnp.zeros(3), 1, unconstrained=jnp.zeros(3), centering=centering)
-
-
-def test_degrees_alone_are_those_at_scales_of_one():
-    degrees, zeros = jnp.array([0.0, 0.4, 1.0]), jnp.zeros(3)
-    forms = [
-        Implicit(zeros, 1, unconstrained=zeros, centering=given).form.centering
-        for given in (degrees, (degrees, zeros, zeros))
-    ]
-    for one, other in zip(*forms, strict=True):
-        assert jnp.array_equal(one, other)
-
-
-@pytest.mark.parametrize(
     ("error", "value", "event_dim"),
     [
         (ValueError, VALUE, 4),

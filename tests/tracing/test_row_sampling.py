@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
+from numpyro_kscore._tracing.all_rows import expand
 from numpyro_kscore._tracing.coreset import draw_rows, row_remainders, row_table
 from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.expanding import expand
 from numpyro_kscore._tracing.program import Program, inspect_program
 
 
@@ -76,9 +76,9 @@ def test_a_group_of_three_rows_is_in_every_step(x64):
 
         @jax.jit
         def run(keys):
-            anchor = expand(random.key(1), program, layout, 10_000)
-            anchors = anchor, anchor._replace(rows=None)
-            programs = [*(program._replace(anchor=one) for one in anchors), every]
+            control_variate = expand(random.key(1), program, layout, 10_000)
+            anchors = control_variate, control_variate._replace(rows=None)
+            programs = [*(program._replace(control_variate=one) for one in anchors), every]
 
             def each(key):
                 return [evaluate_particles(key, one, layout, 32, 32)[0].scores for one in programs]

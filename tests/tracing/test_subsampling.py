@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._tracing import expanding, joint, particle_model, particles
+from numpyro_kscore._tracing import all_rows, joint, particle_model, particles
 from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore._tracing.subsampling import (
@@ -142,8 +142,8 @@ def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
 
     @jax.jit
     def losses(params, moved):
-        anchor = svi.loss.expand(random.key(1), params, *args, 20, num_steps=80)
-        here = svi.loss.expanded(anchor)
+        control_variate = svi.loss.expand(random.key(1), params, *args, 20, num_steps=80)
+        here = svi.loss.expanded(control_variate)
         return [loss.loss(random.key(2), moved, *args, batch)
                 for loss, batch in ((here, 20), (svi.loss, None))]  # fmt: skip
 
@@ -171,11 +171,11 @@ def test_a_group_that_no_batch_has_keeps_its_width():
 
     @jax.jit
     def run(keys):
-        anchor = expanding.expand(random.key(1), program, layout, 10_000)
+        control_variate = all_rows.expand(random.key(1), program, layout, 10_000)
         every = program._replace(model=lambda batch: model(None))
 
         def both(key):
-            with_anchor = program._replace(anchor=anchor)
+            with_anchor = program._replace(control_variate=control_variate)
             return [evaluate_particles(key, one, layout, 64, 64)[0] for one in (with_anchor, every)]
 
         return jax.lax.map(both, keys)

@@ -1,0 +1,197 @@
+"""The search for a start, from a NumPyro model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.distribution import validation_enabled
+
+from numpyro_kscore._starts.candidates import Latents
+from numpyro_kscore._starts.gaussian_search import GaussianStart, find_gaussian
+from numpyro_kscore._starts.host_density import TargetInForms, batched_density
+from numpyro_kscore._starts.subset_density import (
+    MOST_BLOCKS,
+    MOST_ROWS,
+    of_batches,
+    of_rows,
+    sample_density,
+)
+from numpyro_kscore._starts.subset_search import find_from_subset
+from numpyro_kscore._tracing.coordinates import hierarchical_sites
+from numpyro_kscore._tracing.dependencies import seeded
+from numpyro_kscore._tracing.handlers import Hidden
+from numpyro_kscore._tracing.subsampling import (
+    FewRows,
+    few_rows,
+    whole_plates,
+)
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._transports.centering import of_degrees
+from numpyro_kscore._util.batches import Batches
+from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.double_precision import runs_in_double
+
+__all__ = ["find_start"]
+
+# Draws of the prior: paths start from some of them, and all tell how wide it is.
+PRIOR_DRAWS = 64
+
+
+def find_start(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: dict[str, Array],
+    forward_mode: bool,
+    plain: bool = False,
+    batches: Batches | None = None,
+    in_blocks: bool = False,
+) -> GaussianStart | None:
+    """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
+
+    Args:
+        model: the model.
+        args: its arguments, concrete.
+        kwargs: its keyword arguments.
+        latents: unconstrained values of its latents, with a finite density. Their order is that of
+            the flat coordinates. The search is a function of them: it takes no key of its own.
+        forward_mode: differentiate in forward mode.
+        plain: stay in unconstrained coordinates, whatever the priors and the scores.
+        batches: the batches whose mean density counts; the arguments are the first of them.
+        in_blocks: whether rows have latents of their own; a pass over all then takes some of them
+            at a time.
+    """
+    whole, few = (model, None) if batches is not None else _rows_of(model, args, kwargs, in_blocks)
+    seen = whole if few is None else few.model
+    shapes = tuple((name, np.shape(value)) for name, value in latents.items())
+    first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
+    target = Target(seen, args, kwargs, shapes)
+    values, scales, between = _values(target, latents)
+    hierarchical = () if plain else hierarchical_sites(seen, args, kwargs, values)
+    in_forms = TargetInForms(target, hierarchical)
+    rng = np.random.default_rng(first.view(np.uint32).tolist())
+
+    def search() -> GaussianStart | None:
+        from_prior = _prior_draws(seen, args, kwargs, latents)
+        known = Latents(
+            first,
+            from_prior,
+            is_hierarchical=_are_among(hierarchical, latents),
+            is_scale=_are_among(scales, latents),
+            is_between=_are_among(between, latents),
+            sizes=tuple(int(np.size(value)) for value in latents.values()),
+        )
+        rest = known, rng, not plain
+        try:
+            if batches is not None:
+                if batches.count is None:
+                    return find_gaussian(sample_density(in_forms, batches, forward_mode), *rest)
+                some, every = of_batches(in_forms, batches, forward_mode)
+                return find_from_subset(some, every, *rest)
+            if few is None:
+                return find_gaussian(batched_density(in_forms.energy, forward_mode), *rest)
+            given = in_forms.of_model(model), whole, few
+            some, every = of_rows(*given, forward_mode, in_blocks)
+            return find_from_subset(some, every, *rest)
+        except FloatingPointError:
+            return None
+
+    def once(point: Array) -> tuple[Array, Array]:
+        return in_forms.energy(point, *[of_degrees(np.ones_like(first))] * 2)
+
+    # Sums over many rows need double precision: a bound of 1e6 nats has errors of 1 without it.
+    # NumPyro checks the parameters of distributions operation by operation; the model was seen
+    # before, in single precision.
+    with Hidden(), validation_enabled(False):
+        is_double = jnp.result_type(float) == jnp.float64
+        in_double = is_double or runs_in_double(once, np.ones_like(first))
+        with jax.enable_x64(in_double):
+            return search()
+
+
+def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
+    """Which flat coordinates are of latents of these names, (d,)."""
+    return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
+
+
+def _rows_of(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_blocks: bool
+) -> tuple[Callable[..., Any], FewRows | None]:
+    """The model of all rows of its subsampled plates, and that of some where they are many."""
+    whole = whole_plates(model, args, kwargs)
+    most = MOST_BLOCKS if in_blocks else MOST_ROWS
+    return whole, None if whole is model else few_rows(model, args, kwargs, most)
+
+
+def _prior_draws(
+    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
+) -> np.ndarray:
+    """Unconstrained values drawn from the prior, (m, d)."""
+
+    def given(site: dict[str, Any]) -> Any:
+        # Improper priors have no draws.
+        if site["type"] != "sample" or site["name"] not in latents or _has_draws(site["fn"]):
+            return None
+        return biject_to(site["fn"].support)(jnp.asarray(latents[site["name"]]))
+
+    def draw(key: Array) -> Array:
+        placed = handlers.substitute(seeded(model, key, {}), substitute_fn=given)
+        trace = handlers.trace(placed).get_trace(*args, **kwargs)
+        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in latents]
+        return jnp.concatenate([jnp.ravel(part) for part in parts])
+
+    # With the keys in the same program, which would take one of its own. The seed is an argument:
+    # the draws of a constant would be computed while it compiles.
+    def every(seed: Array) -> Array:
+        return jax.vmap(draw)(random.split(random.key(seed), PRIOR_DRAWS))
+
+    draws = quick_jit(every, runs_once=True)(jnp.asarray(np.uint32(1)))
+    found = np.asarray(draws, float)
+    return found[np.all(np.isfinite(found), axis=1)]
+
+
+def _has_draws(fn: Any) -> bool:
+    try:
+        fn.sample(random.key(0))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _values(target: Target, latents: dict[str, Array]) -> tuple[dict[str, Any], set[str], set[str]]:
+    """Shapes of the constrained values of latents, and the names of those that are positive.
+
+    And, last, of others that are between two bounds.
+    """
+    positive, between = set(), set()
+
+    def run(coordinates: dict[str, Array]) -> dict[str, Array]:
+        trace = target.trace(coordinates)
+        for name in coordinates:
+            support = trace[name]["fn"].support
+            while hasattr(support, "base_constraint"):
+                support = support.base_constraint
+            if _is_positive(support):
+                positive.add(name)
+            elif hasattr(support, "lower_bound") and hasattr(support, "upper_bound"):
+                between.add(name)
+        return {name: trace[name]["value"] for name in coordinates}
+
+    with Hidden():
+        return jax.eval_shape(run, latents), positive, between
+
+
+def _is_positive(support: Any) -> bool:
+    """Whether all numbers of a support are positive, other than probabilities."""
+    low = getattr(support, "lower_bound", None)
+    # A bound that is computed has no value while shapes are traced.
+    if low is None or support is constraints.unit_interval or isinstance(low, jax.core.Tracer):
+        return False
+    return bool(np.all(np.asarray(low) >= 0))

@@ -1,0 +1,205 @@
+"""The Gaussian that a fit starts from, and the coordinates it is one in.
+
+The mode and the curvature there are no summary of many posteriors: densities of hierarchical models
+are unbounded, and curvature says nothing of tails. So the evidence lower bound decides: of all
+Gaussians along several quasi-Newton paths the one with the highest bound is taken (Zhang et al.
+2022, *Pathfinder*), and moved on by batch and match, which looks at whole distributions. It is kept
+only where the bound rises. Where priors depend on other latents, this happens in centered and in
+non-centered coordinates, and then in partially centered ones that suit what was found.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.candidates import (
+    Candidate,
+    Latents,
+    antithetic,
+    highest,
+    in_form,
+    preferred,
+)
+from numpyro_kscore._starts.climb import climb_in_forms, match_mode
+from numpyro_kscore._starts.exact_draws import ExactDraws, draw_exactly
+from numpyro_kscore._starts.fit_conditional import fit_conditional
+from numpyro_kscore._starts.fit_sizes import fit_sizes
+from numpyro_kscore._starts.host_density import CountedDensity, Density
+from numpyro_kscore._starts.modes import find_modes
+from numpyro_kscore._starts.pathfinder import COLD_SCALE, all_paths, given_scales
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.centering import Centering, of_degrees
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._transports.transport import Chain, pulled_back
+
+__all__ = ["GaussianStart", "find_gaussian"]
+
+# Draws for a bound in the end.
+LAST_DRAWS = 64
+# Bounds that are equal in the last choice, in nats. So many draws hardly see a tail of small
+# scales, where parents of effects have the right size in non-centered coordinates alone.
+EQUAL_IN_THE_END = 0.5
+
+
+class GaussianStart(NamedTuple):
+    """A Gaussian near the posterior, and how it was found.
+
+    Standard normal points go through ``transports`` to the coordinates of the guide, from these
+    through ``sizes`` to others, which have the degrees of ``centering``.
+
+    Attributes:
+        transports: an affine map, and perhaps one that changes with scales.
+        centering: degrees of centering, arrays (d,); a degree of 1 is the unconstrained value.
+        elbo: the evidence lower bound, in nats.
+        num_gradients: how many gradients of the model it took.
+        modes: the distinct modes whose probability counts, (k, d), in the guide's coordinates.
+        weights: fractions of probability by their Gaussian approximations, (k,).
+        parts: the Gaussians at the modes, with these weights, if they hardly overlap; otherwise
+            empty.
+        sizes: how the sizes of latents vary with others; None if they do not.
+        exact_draws: draws of the start, if it is close to the model.
+    """
+
+    transports: Chain
+    centering: Centering
+    elbo: float
+    num_gradients: int
+    modes: np.ndarray
+    weights: np.ndarray
+    parts: tuple[Affine, ...] = ()
+    sizes: Sizes | None = None
+    exact_draws: ExactDraws | None = None
+
+    @property
+    def gaussian(self) -> Affine:
+        """The first of the transports: the start itself if there is no other."""
+        return self.transports.steps[0]
+
+
+class _Found(NamedTuple):
+    """A Gaussian whose sizes vary, one that changes with scales, or a plain one.
+
+    Attributes:
+        number: the finalist that it comes from.
+        candidate: the Gaussian.
+        sizes: how the sizes of latents vary.
+        conditional: the map that its draws are pushed through.
+    """
+
+    number: int
+    candidate: Candidate
+    sizes: Sizes | None = None
+    conditional: Conditional | None = None
+
+
+@np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
+def find_gaussian(
+    density: Density,
+    latents: Latents,
+    rng: np.random.Generator,
+    with_forms: bool = True,
+) -> GaussianStart:
+    """A Gaussian near the posterior, in coordinates that suit it.
+
+    Args:
+        density: the model, see :func:`~numpyro_kscore._starts.host_density.batched_density`.
+        latents: where paths start, and which of the latents are special.
+        rng: for draws.
+        with_forms: whether sizes of latents may vary with others, and the Gaussian with scales.
+
+    Raises:
+        FloatingPointError: if the density is finite at no start.
+
+    Cost: 3000 to 15000 gradients of the model in up to ten dimensions, 30000 to 200000 in a hundred
+    (docs/start); O(d³) for each step of batch and match.
+    """
+    model = CountedDensity(density)
+    dim = len(latents.first)
+    forms = [of_degrees(np.ones(dim))]
+    if np.any(latents.is_hierarchical):
+        forms.append(of_degrees(np.where(latents.is_hierarchical, 0.0, 1.0)))
+    noise = antithetic(rng, LAST_DRAWS, dim)
+    cold = in_form(model, Affine(latents.first, COLD_SCALE * np.eye(dim)), forms[0], noise)
+    ends = all_paths(model, latents, forms, rng)
+    found = [highest([end.best for end in form]) for form in ends if form]
+    if not found:
+        raise FloatingPointError("expected a finite density at one of the starts; got none")
+    # With draws of its own: those that follow are the same where nothing comes of it.
+    own_rng = rng.spawn(1)[0]
+    given = [one for form in forms for one in given_scales(model, latents, form, own_rng)]
+    firsts = [*found, cold, *given]
+    finalists = climb_in_forms(model, firsts, latents.is_hierarchical, rng, noise)
+
+    def start_from(best: Candidate) -> GaussianStart:
+        modes = find_modes(
+            model,
+            [end for form in ends for end in form],
+            best,
+            noise,
+            lambda candidate: match_mode(model, candidate, rng, noise),
+        )
+        return GaussianStart(
+            Chain((modes.spanned,)),
+            best.centering,
+            best.bound.value,
+            model.count,
+            modes.points,
+            modes.weights,
+            modes.parts,
+        )
+
+    plain = preferred(finalists)
+    start = start_from(plain)
+    # Several modes are apart in the coordinates that they were found in.
+    if not with_forms or len(start.weights) > 1:
+        return start
+    chosen = _in_other_forms(model, latents, finalists, rng, own_rng.spawn(1)[0], noise)
+    finalist = finalists[chosen.number]
+    if finalist is not plain:
+        start = start_from(finalist)
+    # Modes may be unknown: then there are no weights.
+    if len(start.weights) <= 1:
+        if chosen.candidate is not finalist:
+            start = _in_chosen_form(start, chosen)
+        evaluate = model.in_form(start.centering)
+        if start.sizes is not None:
+            evaluate = pulled_back(evaluate, start.sizes)
+        draws = draw_exactly(evaluate, start.transports, own_rng.spawn(1)[0])
+        start = start._replace(exact_draws=draws)
+    return start._replace(num_gradients=model.count)
+
+
+def _in_chosen_form(start: GaussianStart, chosen: _Found) -> GaussianStart:
+    further = () if chosen.conditional is None else (chosen.conditional,)
+    return start._replace(
+        transports=Chain((chosen.candidate.gaussian, *further)),
+        elbo=chosen.candidate.bound.value,
+        sizes=chosen.sizes,
+    )
+
+
+def _in_other_forms(
+    model: CountedDensity,
+    latents: Latents,
+    finalists: list[Candidate],
+    rng: np.random.Generator,
+    own_rng: np.random.Generator,
+    noise: np.ndarray,
+) -> _Found:
+    """The best of some Gaussians, with sizes that vary, changing with scales, or plain."""
+    found = []
+    for number, finalist in enumerate(finalists):
+        evaluate = model.in_form(finalist.centering)
+        candidate, sizes = fit_sizes(evaluate, latents, finalist, rng, noise)
+        found.append(_Found(number, candidate, sizes))
+        if sizes is not None:
+            found.append(_Found(number, finalist))
+    for number, finalist in enumerate(finalists):
+        given = fit_conditional(model, latents, finalist, own_rng, noise)
+        if given is not None:
+            found.append(_Found(number, given[0], None, given[1]))
+    best = preferred([one.candidate for one in found], EQUAL_IN_THE_END)
+    return next(one for one in found if one.candidate is best)

@@ -1,0 +1,224 @@
+"""A model's density at a subset of its data and at all of them: rows, or batches of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from numpyro_kscore._starts.host_density import (
+    Density,
+    TargetInForms,
+    batched_density,
+    differentiated,
+)
+from numpyro_kscore._tracing.control_variate import MOST_CURVED
+from numpyro_kscore._tracing.subsampling import FewRows, counted_once, mean_over_rows
+from numpyro_kscore._tracing.target import Taylor, taylor
+from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.transport import Evaluate
+from numpyro_kscore._util.batches import Batches
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = [
+    "MOST_BLOCKS",
+    "MOST_ROWS",
+    "AllData",
+    "Subset",
+    "corrected",
+    "of_batches",
+    "of_rows",
+    "sample_density",
+]
+
+# Rows that a search looks at; fewer where each has latents of its own, which are integrated out.
+MOST_ROWS, MOST_BLOCKS = 8192, 2048
+
+# From a point (d,) and its centering to the energy there.
+Expand = Callable[[np.ndarray, Centering], Taylor]
+
+
+class Subset(NamedTuple):
+    """A subset of the data.
+
+    Attributes:
+        once: the density of its rows alone.
+        density: the density in which they stand for all.
+        expand: Taylor expansions of the latter.
+        share: which part of all data it is.
+    """
+
+    once: Density
+    density: Density
+    expand: Expand
+    share: float
+
+
+class AllData(NamedTuple):
+    """All data.
+
+    Attributes:
+        expand: Taylor expansions of the energy.
+        evaluate: energies (m,) and gradients (m, d) at points (m, d), with their centering.
+    """
+
+    expand: Expand
+    evaluate: Callable[[np.ndarray, Centering], tuple[np.ndarray, np.ndarray]]
+
+
+def corrected(evaluate: Evaluate, point: np.ndarray, difference: Taylor) -> Evaluate:
+    """Energies and gradients with a quadratic function added."""
+
+    def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        energies, gradients = evaluate(points)
+        moves = points - point
+        curvature = difference.curvature
+        bends = np.zeros_like(moves) if curvature is None else moves @ curvature
+        changes = difference.value + np.sum(moves * (difference.slope + 0.5 * bends), axis=1)
+        return energies + changes, gradients + difference.slope + bends
+
+    return inside
+
+
+def of_rows(
+    target: TargetInForms,
+    whole: Callable[..., Any],
+    few: FewRows,
+    forward_mode: bool,
+    in_blocks: bool,
+) -> tuple[Subset, AllData]:
+    """Some rows of a model's plates, and all.
+
+    Args:
+        target: the model as it was given.
+        whole: the model with all rows.
+        few: the model with some rows.
+        forward_mode: differentiate in forward mode.
+        in_blocks: whether rows have latents of their own, which are integrated out: then a pass
+            takes some rows at a time.
+    """
+    model, size = target.target.model, few.size
+
+    def over_rows(of_model: Callable[[Any], Any]) -> Any:
+        return of_model(whole) if size is None else mean_over_rows(of_model, model, size)
+
+    def of_all(*point: Any) -> Any:
+        if not in_blocks:
+            return target.of_model(whole).energy(*point)
+        # The derivative is taken some rows at a time, too.
+        return over_rows(lambda one: jax.checkpoint(target.of_model(one).energy)(*point))
+
+    def expansion(over: Callable[[Callable[[Any], Any]], Any]) -> Expand:
+        @quick_jit
+        def run(point: Array, centering: Centering) -> Taylor:
+            # Without blocks all rows times all directions would take much memory.
+            return over(
+                lambda one: _expanded(
+                    target.of_model(one), point, centering, forward_mode, one_by_one=size is None
+                )
+            )
+
+        return lambda point, centering: jax.tree.map(np.asarray, run(point, centering))
+
+    def density(one: Callable[..., Any]) -> Density:
+        return batched_density(target.of_model(one).energy, forward_mode)
+
+    # Many rows fill the processor with one point.
+    every = batched_density(of_all, forward_mode, rows_at_once=1)
+
+    def evaluate(points: np.ndarray, centering: Centering) -> tuple[np.ndarray, np.ndarray]:
+        return every(points, centering, centering)[:2]
+
+    standing = density(few.model)
+    once = standing if in_blocks else density(counted_once(few.model))
+    subset = Subset(once, standing, expansion(lambda of_model: of_model(few.model)), few.share)
+    return subset, AllData(expansion(over_rows), evaluate)
+
+
+def of_batches(
+    target: TargetInForms, batches: Batches, forward_mode: bool
+) -> tuple[Subset, AllData]:
+    """A sample of the batches of a loader, and all.
+
+    Args:
+        target: the model, which scales a batch to all data.
+        batches: the batches; those of the sample count with their mean.
+        forward_mode: differentiate in forward mode.
+    """
+
+    @quick_jit
+    def expansions(stack: Any, point: Array, centering: Centering) -> Taylor:
+        def of_one(batch: Any) -> Taylor:
+            of_batch = target.of_data(*batches.arguments(batch))
+            return _expanded(of_batch, point, centering, forward_mode)
+
+        return lax.map(of_one, stack)
+
+    def expansion(mean: Callable[..., Any]) -> Expand:
+        return lambda point, centering: mean(lambda stack: expansions(stack, point, centering))
+
+    @quick_jit
+    def values(stack: Any, points: Array, centering: Centering) -> tuple[Array, Array]:
+        def of_one(batch: Any) -> tuple[Array, Array]:
+            of_batch = target.of_data(*batches.arguments(batch))
+
+            def value(x: Array) -> tuple[Array, Array]:
+                found = of_batch.energy(x, centering, centering)[0]
+                return found, found
+
+            slopes, energies = lax.map(differentiated(forward_mode)(value, has_aux=True), points)
+            return energies, slopes
+
+        return lax.map(of_one, stack)
+
+    def evaluate(points: np.ndarray, centering: Centering) -> tuple[np.ndarray, np.ndarray]:
+        energies, slopes = batches.mean(lambda stack: values(stack, points, centering))
+        return energies, slopes
+
+    taken = jax.tree.leaves(batches.sample)[0].shape[0]
+    once = target.of_model(counted_once(target.target.model, taken))
+    subset = Subset(
+        sample_density(once, batches, forward_mode),
+        sample_density(target, batches, forward_mode),
+        expansion(batches.sample_mean),
+        taken / (batches.count or taken),
+    )
+    return subset, AllData(expansion(batches.mean), evaluate)
+
+
+def sample_density(target: TargetInForms, batches: Batches, forward_mode: bool) -> Density:
+    """The mean density of a sample of the batches."""
+
+    def mean(*point: Any) -> tuple[Array, Array]:
+        def one(batch: Any) -> tuple[Array, Array]:
+            return target.of_data(*batches.arguments(batch)).energy(*point)
+
+        values, seen = jax.vmap(one)(batches.sample)
+        return jnp.mean(values), seen[0]
+
+    return batched_density(mean, forward_mode)
+
+
+def _expanded(
+    target: TargetInForms,
+    point: Array,
+    centering: Centering,
+    forward_mode: bool,
+    one_by_one: bool = False,
+) -> Taylor:
+    """The energy at a point (d,), to second order in up to 128 dimensions."""
+
+    def value_and_slope(x: Array) -> tuple[Array, Array]:
+        def value(x: Array) -> tuple[Array, Array]:
+            found = target.energy(x, centering, centering)[0]
+            return found, found
+
+        slope, energy = differentiated(forward_mode)(value, has_aux=True)(x)
+        return energy, slope
+
+    along = lax.map if one_by_one else lambda fn, xs: jax.vmap(fn)(xs)
+    return taylor(value_and_slope, point, len(point) <= MOST_CURVED, along)

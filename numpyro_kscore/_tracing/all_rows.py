@@ -1,0 +1,157 @@
+"""The density of all rows, expanded at the mean of a guide's draws, and what is left of each."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_kscore._tracing.control_variate import MOST_CURVED, ControlVariate, KeptRows
+from numpyro_kscore._tracing.coreset import (
+    row_log_likelihoods,
+    row_remainders,
+    row_table,
+    tall_plate,
+)
+from numpyro_kscore._tracing.draws import Draw
+from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._tracing.particle_model import (
+    ParticleModel,
+    at_mean,
+    expanded,
+    is_affordable,
+)
+from numpyro_kscore._tracing.particles import (
+    are_finite,
+    at_source,
+    draw_particle,
+    draw_sources,
+    with_shared,
+)
+from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._tracing.subsampling import with_all_rows
+from numpyro_kscore._tracing.target import Taylor
+
+__all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
+
+# Draws whose mean an expansion is made at.
+EXPANSION_DRAWS = 64
+# Those of them at which it is seen what the expansion leaves of every row.
+ROW_DRAWS = 4
+
+
+def expand(
+    key: jax.Array, program: Program, layout: Layout, num_draws: int
+) -> ControlVariate | None:
+    """The density of all rows, expanded to second order at the mean of the guide's draws.
+
+    None where no plate is subsampled, where the model has parameters, with which the expansion
+    changes (a reference keeps those that it is expanded with), and where a pass over all rows is
+    too much.
+
+    Args:
+        key: random key.
+        program: guide and model, at the guide's parameters.
+        layout: the layout of a particle.
+        num_draws: how many draws the expansion will serve, at least.
+
+    Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
+    is of first order. Where rows are drawn by what it leaves of them, 17 of the likelihood alone.
+    """
+    is_fixed = not layout.model_params or program.reference is not None
+    if not is_fixed or not is_affordable(layout, num_draws):
+        return None
+    first, some = mean_draw(key, program, layout)
+    model = _fixed_model(key, program, layout, first)
+    control_variate = expanded(model, {}, first, layout.size <= MOST_CURVED)
+    if control_variate is None or program.reference is not None:
+        return control_variate
+    tall = tall_plate(program.model, model.trace(first, {}), 0)
+    if tall is None:
+        return control_variate
+    every = program._replace(model=with_all_rows(program.model))
+    return control_variate._replace(
+        rows=row_table(row_sizes(key, every, layout, first, some, tall.name))
+    )
+
+
+def row_sizes(
+    key: jax.Array, program: Program, layout: Layout, draw: Draw, some: jax.Array, plate: str
+) -> jax.Array:
+    """How much the expansion at a draw leaves of every row of a plate that is there, (rows,).
+
+    Args:
+        key: the key of :func:`mean_draw`.
+        program: guide and model, at the guide's parameters; the model has none.
+        layout: the layout of a particle.
+        draw: the draw at whose place the density is expanded.
+        some: points near it, (n, d).
+        plate: name of the plate.
+    """
+    model = _fixed_model(key, program, layout, draw)
+
+    def rows_at(point: jax.Array) -> jax.Array:
+        return row_log_likelihoods(model.trace(draw._replace(flat=point), {}), plate)
+
+    some = jnp.where(are_finite(some)[:, None], some, draw.flat)
+    return row_remainders(rows_at, draw.flat, some, layout.size <= MOST_CURVED)
+
+
+def kept_plate(
+    key: jax.Array, program: Program, layout: Layout, draw: Draw, kept: KeptRows
+) -> str | None:
+    """The plate of the rows that a program has, if these can be more; its name.
+
+    Args:
+        key: the key of :func:`mean_draw`.
+        program: guide and model, at the guide's parameters; the model has none.
+        layout: the layout of a particle.
+        draw: the draw at whose place the density is expanded.
+        kept: more rows.
+    """
+    model = _fixed_model(key, program, layout, draw)
+    tall = tall_plate(program.model, model.trace(draw, {}), 0)
+    if tall is None or program.reference is not None:
+        return None
+    try:
+        model.with_rows({}, draw, kept=kept).value_and_gradients({}, draw)
+    except (TypeError, ValueError):
+        # The model takes batches of one size alone.
+        return None
+    return tall.name
+
+
+def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, jax.Array]:
+    """A draw of the guide, moved to the mean of some, and a few of these, (n, d).
+
+    The density is expanded at the first, and it is seen at the others what that leaves.
+
+    Args:
+        key: random key.
+        program: guide and model, at the guide's parameters.
+        layout: the layout of a particle.
+    """
+    program = program._replace(params=lax.stop_gradient(program.params))
+    program = with_shared(key, program, layout)
+    sources = draw_sources(key, program, layout, (EXPANSION_DRAWS,))
+    draws = jax.vmap(at_source(draw_particle, key, program, layout))(sources)
+    return at_mean(draws), draws.flat[:ROW_DRAWS]
+
+
+def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Taylor:
+    """The density of the data that the program has, expanded as by :func:`expand`.
+
+    Args:
+        key: the key of :func:`mean_draw`.
+        program: guide and model, at the guide's parameters; the model has none.
+        layout: the layout of a particle.
+        draw: the draw at whose place to expand.
+    """
+    model = _fixed_model(key, program, layout, draw)
+    is_curved = layout.size <= MOST_CURVED
+    return model.expansion({}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
+
+
+def _fixed_model(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> ParticleModel:
+    program = program._replace(params=lax.stop_gradient(program.params))
+    return ParticleModel(with_shared(key, program, layout), layout, draw.model_key, False)

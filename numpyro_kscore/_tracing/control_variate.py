@@ -1,0 +1,131 @@
+"""A control variate for minibatches: the Taylor expansion of the density of all rows.
+
+The expansion at a point of the density of the rows drawn is replaced by that of all rows, which is
+its expectation. Rows that matter most can be kept in every step besides.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_kscore._tracing.target import Taylor
+
+__all__ = ["MOST_CURVED", "ControlVariate", "KeptRows", "center", "controlled", "with_kept_rows"]
+
+# Most dimensions of an expansion to second order.
+MOST_CURVED = 128
+
+
+class KeptRows(NamedTuple):
+    """Rows of batches.
+
+    Attributes:
+        batch: arguments and keyword arguments of a batch of these rows, leaves (k, ...).
+        shares: part of all rows that are equal to each, (k,); zero for one that is not kept.
+    """
+
+    batch: Any
+    shares: Array
+
+
+class ControlVariate(NamedTuple):
+    """A point at which the density of all rows is known.
+
+    Attributes:
+        point: unconstrained coordinates, (d,).
+        of_all: value and gradients there.
+        params: parameters of a reference that is expanded instead of the model, see ``Program``.
+        rows: table by which rows are drawn, see ``draw_rows``; without it all are as likely.
+        kept: rows that every step takes besides its batch from a loader.
+    """
+
+    point: jax.Array
+    of_all: Taylor
+    params: dict[str, Any] = {}  # noqa: RUF012
+    rows: jax.Array | None = None
+    kept: KeptRows | None = None
+
+
+def center(flat: jax.Array) -> jax.Array:
+    """The mean of the finite particles, (d,)."""
+    valid = jnp.all(jnp.isfinite(flat), axis=1)
+    weight = valid / jnp.maximum(jnp.sum(valid), 1)
+    return weight @ jnp.where(valid[:, None], flat, 0.0)
+
+
+def controlled(found: Taylor, moves: jax.Array, of_rows: Taylor, of_all: Taylor) -> Taylor:
+    """Densities with the expansion at a point of the rows drawn replaced by that of all rows.
+
+    Args:
+        found: at the particles, with the rows drawn.
+        moves: the particles less the point, (n, d).
+        of_rows: at the point, with the rows drawn.
+        of_all: at the point, with all rows.
+
+    Returns:
+        The same as before where an expansion is not finite.
+    """
+    slope = of_all.slope - of_rows.slope
+    level = of_all.value - of_rows.value
+    good = jnp.isfinite(level) & jnp.all(jnp.isfinite(slope))
+    if of_all.curvature is None or of_rows.curvature is None:
+        bends = jnp.zeros_like(moves)
+    else:
+        bends = moves @ (of_all.curvature - of_rows.curvature)
+        good = good & jnp.all(jnp.isfinite(bends))
+
+    def corrected(value: jax.Array, change: jax.Array) -> jax.Array:
+        return jnp.where(good, value + change, value)
+
+    return Taylor(
+        corrected(found.value, level + jnp.sum(moves * (slope + 0.5 * bends), axis=1)),
+        corrected(found.slope, slope + bends),
+        None,
+        jax.tree.map(
+            lambda a, b, c: corrected(a, len(moves) * (c - b)),
+            found.params,
+            of_rows.params,
+            of_all.params,
+        ),
+    )
+
+
+def with_kept_rows(
+    args: tuple[Any, ...], kwargs: dict[str, Any], kept: KeptRows, size: int
+) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
+    """Arguments of a model with the rows of its batch, and those that are kept.
+
+    Args:
+        args: its arguments, first those of the batch.
+        kwargs: its keyword arguments, those of the batch among them.
+        kept: the rows.
+        size: number of all rows.
+
+    Returns:
+        The arguments, with k rows more; and how many of all rows each stands for, none if it is in
+        the batch and kept.
+    """
+    count = len(kept.batch[0])
+    drawn = args[:count], {name: kwargs[name] for name in kept.batch[1]}
+    pairs = zip(jax.tree.leaves(drawn), jax.tree.leaves(kept.batch), strict=True)
+    is_same: Any = kept.shares > 0
+    num_drawn = 0
+    for one, other in pairs:
+        is_same, num_drawn = is_same & _are_equal(one, other), len(one)
+    stands_for = jnp.where(jnp.any(is_same, axis=1), 0.0, size / num_drawn)
+    weights = jnp.concatenate([stands_for, size * kept.shares])
+    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), drawn, kept.batch)
+    return (*joined[0], *args[count:]), {**kwargs, **joined[1]}, weights
+
+
+def _are_equal(rows: Array, others: Array) -> Array:
+    """Which of some rows (n, ...) equal which others (k, ...): (n, k)."""
+    rows, others = rows.reshape(len(rows), 1, -1), others.reshape(1, len(others), -1)
+    are_equal = rows == others
+    if jnp.issubdtype(rows.dtype, jnp.inexact):
+        are_equal = are_equal | (jnp.isnan(rows) & jnp.isnan(others))
+    return jnp.all(are_equal, axis=-1)

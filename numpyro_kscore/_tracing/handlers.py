@@ -1,0 +1,65 @@
+"""The package's own effect handlers, and the messages that its guides send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpyro.primitives import Messenger, apply_stack
+
+__all__ = ["Hidden", "LocalDensities", "are_local_densities_asked_for", "announce"]
+
+
+class Hidden(Messenger):
+    """Hides a run of a model inside a guide's call from the handlers around it.
+
+    It stops all messages, requests for random keys, too, which NumPyro's ``block`` lets pass: a
+    part of a model that is blocked asks for a key. If that reached the handler that seeds the
+    guide, a traced run would leave a tracer there.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Stop a message."""
+        msg["stop"] = True
+
+
+class LocalDensities(Messenger):
+    """Asks guides that run inside for local log densities, if they know them.
+
+    A step traces its guide many times and needs them once. Unused, they would be dropped by the
+    compiler, but first be traced, differentiated and lowered.
+
+    Args:
+        fn: the guide.
+        asked: whether they are asked for.
+    """
+
+    def __init__(self, fn: Callable[..., Any] | None = None, asked: bool = True) -> None:
+        self.asked = asked
+        super().__init__(fn)
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Answer the question of a guide."""
+        if msg["type"] == "local_densities":
+            msg["value"] = self.asked
+            msg["stop"] = True
+
+
+def are_local_densities_asked_for() -> bool:
+    """Whether the guide that runs shall give local log densities."""
+    return apply_stack(_message("local_densities", lambda: False))["value"]
+
+
+def announce(kind: str, name: str, value: Any) -> None:
+    """Leave a value in the trace of a guide, as a site of a type of its own.
+
+    Args:
+        kind: the type, which no handler of NumPyro knows.
+        name: name of the site.
+        value: the value.
+    """
+    apply_stack(_message(kind, lambda: value) | {"name": name})
+
+
+def _message(kind: str, fn: Callable[[], Any]) -> dict[str, Any]:
+    return {"type": kind, "fn": fn, "args": (), "kwargs": {}, "value": None}

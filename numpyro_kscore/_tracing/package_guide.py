@@ -1,0 +1,71 @@
+"""What a fit, an objective and a diagnosis may ask of the package's own guides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from numpyro_kscore._util.batches import Batches
+
+__all__ = ["PackageGuide", "Split", "package_guide"]
+
+
+class Split(NamedTuple):
+    """A model and a guide of the global latents alone, where rows of plates are amortized.
+
+    Attributes:
+        model: the model, whose density is random.
+        guide: the guide of these latents.
+        reference: a model without randomness near it.
+        outline: a model of the same latents without data, for their supports.
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    reference: Callable[..., Any]
+    outline: Callable[..., Any]
+
+
+class PackageGuide:
+    """A guide that sees its model once before it is fitted.
+
+    Attributes:
+        model: the model.
+    """
+
+    model: Any
+
+    @property
+    def is_set_up(self) -> bool:
+        """Whether it has seen the model."""
+        raise NotImplementedError
+
+    def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
+        """See the model and its data."""
+        raise NotImplementedError
+
+    def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
+        """See a model that is given one batch at a time."""
+        raise NotImplementedError
+
+    def expect_data(self, *args: Any, **kwargs: Any) -> None:
+        """Warn if a fit starts to other data than the guide was set up on."""
+
+    def forget(self) -> None:
+        """Forget the data: the next data set the guide up anew."""
+        raise NotImplementedError
+
+    def marginalized(self, model: Callable[..., Any]) -> Split | None:
+        """The model and the guide of the global latents alone; None if these are all."""
+        del model
+        return None
+
+    def exact_draws(self, *args: Any, **kwargs: Any) -> Any:
+        """Draws of the guide as it starts, if it is known to be close to the model."""
+
+
+def package_guide(guide: Any) -> PackageGuide | None:
+    """The guide, if it is one of the package's own."""
+    return guide if isinstance(guide, PackageGuide) else None

@@ -1,0 +1,175 @@
+"""The model at a point: its log density, and all that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from numpyro import handlers
+from numpyro.infer.util import log_density
+
+from numpyro_kscore._tracing.coordinates import (
+    Coordinates,
+    Shapes,
+    moved_coordinates,
+    placed,
+    ravel,
+    unravel,
+)
+from numpyro_kscore._tracing.dependencies import is_enumerated, seeded, sources_of
+from numpyro_kscore._tracing.enumeration import enumerated_log_density
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = ["Target", "Taylor", "taylor"]
+
+# Points that are evaluated at once.
+BATCH = 256
+
+
+class Taylor(NamedTuple):
+    """The expansion of a function at a point, or values and slopes at several (leading axis n).
+
+    Attributes:
+        value: the function there, a scalar or (n,).
+        slope: its gradient, (d,) or (n, d).
+        curvature: its Hessian, (d, d); None if it is not known.
+        params: gradients in the model's parameters, at several points their sum.
+    """
+
+    value: Any
+    slope: Any
+    curvature: Any = None
+    params: dict[str, Any] = {}  # noqa: RUF012
+
+
+class Target(NamedTuple):
+    """A model with its arguments and parameters, as a function of its continuous latents.
+
+    Discrete latents are summed out. Methods take the coordinates of the latents as one vector (d,)
+    or by name.
+
+    Attributes:
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        shapes: names of the latents and shapes of their coordinates, d numbers in this order.
+        coordinates: the coordinates of latents that are not unconstrained values.
+        data: values of parameters, of mutable state and of rows of plates.
+        key: key for what the model draws itself; 0 by default.
+    """
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: Shapes = ()
+    coordinates: tuple[Coordinates, ...] = ()
+    data: dict[str, Any] = {}  # noqa: RUF012
+    key: Array | None = None
+
+    def evaluate(self, x: Any) -> tuple[Array, dict[str, Any]]:
+        """The log joint density of data and latents, as one of the coordinates; a trace there."""
+        latents, volume = self._latents(x)
+        model = self.placed(latents)
+        value, trace = log_density(model, self.args, self.kwargs, {})
+        if any(is_enumerated(site) for site in trace.values()):
+            # What was computed above at draws of the discrete latents is dead code, which XLA
+            # drops.
+            value = enumerated_log_density(model, self.args, self.kwargs, trace)
+        return value + volume, trace
+
+    def log_density(self, x: Any) -> Array:
+        """The log joint density of data and latents, as one of the coordinates."""
+        return self.evaluate(x)[0]
+
+    def value_and_score(self, x: Array, forward_mode: bool = False) -> tuple[Array, Array]:
+        """The log density at a point (d,) and its gradient."""
+        if not forward_mode:
+            return jax.value_and_grad(self.log_density)(x)
+        gradient, value = jax.jacfwd(lambda x: (self.log_density(x),) * 2, has_aux=True)(x)
+        return value, gradient
+
+    def trace(self, x: Any) -> dict[str, Any]:
+        """The trace of the model."""
+        return handlers.trace(self.placed(self._latents(x)[0])).get_trace(*self.args, **self.kwargs)
+
+    def sites(self, x: Any) -> dict[str, Array]:
+        """Values of the continuous latents and the deterministic sites.
+
+        Deterministic sites that are computed from discrete latents have no value at coordinates of
+        the continuous ones, and are left out.
+        """
+        latents = self._latents(x)[0]
+        trace = handlers.trace(self.placed(latents)).get_trace(*self.args, **self.kwargs)
+        computed = {n: s["value"] for n, s in trace.items() if s["type"] == "deterministic"}
+        discrete = {name: site["value"] for name, site in trace.items() if is_enumerated(site)}
+        if discrete and computed:
+
+            def run(given: dict[str, Any]) -> dict[str, Any]:
+                at_given = handlers.substitute(self.placed(latents), data=given)
+                found = handlers.trace(at_given).get_trace(*self.args, **self.kwargs)
+                return {name: found[name]["value"] for name in computed}
+
+            sources = sources_of(run, discrete)
+            computed = {name: value for name, value in computed.items() if not sources[name]}
+        return {name: trace[name]["value"] for name in trace if name in latents} | computed
+
+    def constrain(self, x: Array) -> dict[str, Array]:
+        """Values of latents and deterministic sites at points (n, d), by one compiled program."""
+        return quick_jit(partial(lax.map, self.sites, batch_size=BATCH))(x)
+
+    def unconstrained(self, x: Array) -> Array:
+        """Unconstrained values of the latents at a point (d,), (d,)."""
+        names = [name for one in self.coordinates for name in one.transformed]
+        if not names:
+            return x
+        # Only those that differ: an unconstrained value may overflow on its way there and back.
+        moved = moved_coordinates(self.trace(x), names, {})
+        return ravel(unravel(x, self.shapes) | moved, self.shapes)
+
+    def _latents(self, x: Any) -> tuple[dict[str, Any], Any]:
+        latents = x if isinstance(x, dict) else unravel(x, self.shapes)
+        volume: Any = 0.0
+        for one in self.coordinates:
+            latents, added = one.latents(latents)
+            volume = volume + added
+        return latents, volume
+
+    def placed(self, latents: dict[str, Any]) -> Callable[..., Any]:
+        """The model at coordinates of some latents, of sizes that do not vary."""
+        centerings = {n: c for one in self.coordinates for n, c in one.centerings().items()}
+        key = random.key(0) if self.key is None else self.key
+        return placed(seeded(self.model, key, self.data), latents, centerings)
+
+
+def taylor(
+    value_and_slope: Callable[[Array], tuple[Any, ...]],
+    point: Array,
+    with_curvature: bool,
+    map_directions: Callable[..., Any] = lax.map,
+) -> Taylor:
+    """The expansion of a function to second order, or to first order.
+
+    Args:
+        value_and_slope: from a point (d,) to value, gradient and perhaps gradients in parameters.
+        point: where it is expanded, (d,).
+        with_curvature: whether the Hessian is computed.
+        map_directions: ``(fn, xs) -> ys``; one direction after another by default, where a pass
+            over all rows takes memory.
+
+    Cost: d derivatives of ``value_and_slope``.
+    """
+    if not with_curvature:
+        value, slope, *params = value_and_slope(point)
+        return Taylor(value, slope, None, *params)
+
+    def along(direction: Array) -> Any:
+        found, changes = jax.jvp(value_and_slope, (point,), (direction,))
+        return found, changes[1]
+
+    found, curvature = map_directions(along, jnp.eye(len(point), dtype=point.dtype))
+    value, slope, *params = jax.tree.map(lambda a: a[0], found)
+    return Taylor(value, slope, curvature, *params)

@@ -1,0 +1,1 @@
+"""Invertible maps from standard normal points to coordinates of latents."""

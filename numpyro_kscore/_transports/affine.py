@@ -1,0 +1,108 @@
+"""Affine maps, whose images of a standard normal are Gaussians, and mixtures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_kscore._transports.transport import namespace
+from numpyro_kscore._util.linalg import invert_lower
+from numpyro_kscore._util.pytree import pytree
+
+__all__ = ["Affine", "Mixture", "factor", "standard", "with_moments"]
+
+
+@pytree
+class Affine:
+    """``x -> mean + factor x``: the Gaussian N(mean, factor factorᵀ) of standard normal points.
+
+    Attributes:
+        mean: shape (d,).
+        factor: lower triangle, (d, d), with a positive diagonal.
+    """
+
+    mean: Any
+    factor: Any
+
+    @property
+    def log_det(self) -> Any:
+        """Logarithm of the determinant of the factor."""
+        return namespace(self.factor).sum(namespace(self.factor).log(_diagonal(self.factor)))
+
+    def push(self, x: Any) -> Any:
+        return self.mean + x @ self.factor.T
+
+    def log_volume(self, x: Any) -> Any:
+        return namespace(x).broadcast_to(self.log_det, x.shape[:-1])
+
+    def pull(self, x: Any, gradients: Any) -> Any:
+        del x
+        return gradients @ self.factor
+
+    def push_score(self, x: Any, score: Any) -> Any:
+        del x
+        if namespace(self.factor, score) is np:
+            return np.linalg.solve(self.factor.T, score.T).T
+        return score @ invert_lower(self.factor)
+
+
+@pytree
+class Mixture:
+    """A mixture of Gaussians, of which a draw is given its component.
+
+    Attributes:
+        weights: shape (k,).
+        means: shape (k, d).
+        factors: shape (k, d, d).
+    """
+
+    weights: Any
+    means: Any
+    factors: Any
+
+    def push(self, k: jax.Array, x: jax.Array) -> jax.Array:
+        """The draw of component ``k`` at a standard normal point (d,)."""
+        return self.means[k] + self.factors[k] @ x
+
+    def log_volume(self, k: jax.Array) -> jax.Array:
+        """The log volume of component ``k``, less the logarithm of its weight."""
+        volumes = jnp.sum(jnp.log(jax.vmap(jnp.diagonal)(self.factors)), axis=1)
+        return (volumes - jnp.log(self.weights))[k]
+
+    def push_score(self, k: jax.Array, score: jax.Array) -> jax.Array:
+        """The score of component ``k`` at the draw, (d,)."""
+        inverses = jnp.stack([invert_lower(one) for one in self.factors])
+        return score @ inverses[k]
+
+
+def standard(dim: int) -> Affine:
+    """The identity: a standard normal."""
+    return Affine(np.zeros(dim), np.eye(dim))
+
+
+def factor(covariance: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factor of a covariance (d, d)."""
+    try:
+        return np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        # Rounding: its diagonal is positive all the same.
+        return np.diag(np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny)))
+
+
+def with_moments(parts: Sequence[Affine], weights: np.ndarray) -> Affine:
+    """The Gaussian with the moments of a mixture."""
+    means = np.stack([part.mean for part in parts])
+    mean = weights @ means
+    covariance = sum(
+        w * (part.factor @ part.factor.T + np.outer(part.mean - mean, part.mean - mean))
+        for w, part in zip(weights, parts, strict=True)
+    )
+    return Affine(mean, factor(np.asarray(covariance)))
+
+
+def _diagonal(matrix: Any) -> Any:
+    return namespace(matrix).diagonal(matrix)

@@ -1,0 +1,168 @@
+"""Gaussians whose mean and covariance change with some of their latents, the scales.
+
+Given its scales, many a model is close to Gaussian in all else: time series, smooth curves, fields
+(Rue, Martino and Chopin 2009). But every value of the scales has another Gaussian. Where effects
+are written as standardized ones times a scale no prior says how it changes, and where there are
+several scales no basis makes all of these Gaussians independent. So modes and Cholesky factors are
+taken at some values of the scales (see ``_starts.fit_conditional``) and interpolated. The logarithm
+of the volume is then known everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.transport import namespace, solve_lower_transposed
+from numpyro_kscore._util.pytree import pytree, static
+
+__all__ = ["Conditional", "exponents", "features", "skewed"]
+
+# Powers of a scale, and most of two together, that entries of the Gaussian are polynomials of, for
+# one, two or more scales.
+ALONE, TOGETHER = {1: 6, 2: 6, 3: 5}, {1: 0, 2: 6, 3: 3}
+# Beyond so many standard deviations the Gaussian changes no more: there polynomials are wild.
+REACH = 3.0
+
+
+@pytree
+class Conditional:
+    """A Gaussian whose mean and covariance change with k of its latents, the scales.
+
+    Given the scales at points ``u`` of theirs, the r others are ``mean + factor (m(u) + T(u) v)``
+    at points ``v``, with a vector m(u) and a lower triangle T(u). Every entry of m and T, and the
+    logarithms of the diagonal of T, are linear in p :func:`features` of u.
+
+    Attributes:
+        scales: the Gaussian of the scales, before their skewness.
+        skews: how far the scales are stretched to the left: ``(1 - exp(-a u)) / a`` takes the
+            place of u, (k,).
+        others: the Gaussian of the others where the scales have their mean.
+        means: coefficients of m, (p, r).
+        logs: coefficients of the logarithms of the diagonal of T, (p, r).
+        rests: coefficients of the rest of T, (p, r, r).
+        order: places of the latents in the order of the other attributes, scales first, d numbers.
+    """
+
+    scales: Affine
+    skews: Any
+    others: Affine
+    means: Any
+    logs: Any
+    rests: Any
+    order: tuple[int, ...] = static()
+
+    def push(self, x: Any) -> Any:
+        xp = namespace(x)
+        u, v = self._split(x)
+        values, _ = features(u)
+        inner = values @ self.means + xp.exp(values @ self.logs) * v
+        inner = inner + xp.sum(values[..., None] * self._times_rests(v), axis=-2)
+        found = [self.scales.push(skewed(u, self.skews)), self.others.push(inner)]
+        return xp.concatenate(found, axis=-1)[..., np.argsort(self.order)]
+
+    def log_volume(self, x: Any) -> Any:
+        u, _ = self._split(x)
+        values, _ = features(u)
+        fixed = self.scales.log_det + self.others.log_det
+        return fixed + (values @ self.logs).sum(-1) - u @ self.skews
+
+    def pull(self, x: Any, gradients: Any) -> Any:
+        xp = namespace(x)
+        u, v = self._split(x)
+        of_scales, of_others = self._split(gradients[..., np.array(self.order)])
+        inner = self.others.pull(v, of_others)
+        by_scales = self.scales.pull(u, of_scales) * xp.exp(-self.skews * u)
+        values, _ = features(u)
+        back = self._rests_times(inner)
+        by_points = inner * xp.exp(values @ self.logs) + xp.sum(values[..., None] * back, axis=-2)
+        moved = by_scales + self._through_scales(u, v, inner)
+        return xp.concatenate([moved, by_points], axis=-1)
+
+    def push_score(self, x: Any, score: Any) -> Any:
+        xp = namespace(x, score)
+        u, v = self._split(x)
+        of_scales, of_others = self._split(score)
+        values, _ = features(u)
+        triangle = xp.tensordot(values, self.rests, axes=1)
+        logs = values @ self.logs
+        triangle = triangle + xp.exp(logs)[..., None] * xp.eye(logs.shape[-1], dtype=logs.dtype)
+        # The derivative is a block triangle: what others move with the scales is subtracted when
+        # their own scores are known.
+        inner = solve_lower_transposed(triangle, of_others)
+        rest = (of_scales + self._through_scales(u, v, -inner)) * xp.exp(self.skews * u)
+        found = [self.scales.push_score(u, rest), self.others.push_score(v, inner)]
+        return xp.concatenate(found, axis=-1)[..., np.argsort(self.order)]
+
+    def _through_scales(self, u: Any, v: Any, inner: Any) -> Any:
+        """The gradient in u of an energy of the others, and of minus the log volume, (..., k).
+
+        Args:
+            u: points of the scales, (..., k).
+            v: points of the others, (..., r).
+            inner: gradient of the energy in ``m(u) + T(u) v``, (..., r).
+        """
+        xp = namespace(u)
+        values, slopes = features(u)
+        scaled = inner * xp.exp(values @ self.logs)
+        by_values = inner @ self.means.T + (scaled * v - 1) @ self.logs.T
+        by_values = by_values + xp.sum(self._rests_times(inner) * v[..., None, :], axis=-1)
+        return self.skews + xp.einsum("...p,...pk->...k", by_values, slopes)
+
+    def _times_rests(self, v: Any) -> Any:
+        """Every matrix of ``rests`` times vectors (..., r): (..., p, r)."""
+        count, size, _ = self.rests.shape
+        flat = self.rests.reshape(count * size, size)
+        return (v @ flat.T).reshape(*v.shape[:-1], count, size)
+
+    def _rests_times(self, inner: Any) -> Any:
+        """Vectors (..., r) times every matrix of ``rests``: (..., p, r)."""
+        count, size, _ = self.rests.shape
+        flat = namespace(self.rests).swapaxes(self.rests, 0, 1).reshape(size, count * size)
+        return (inner @ flat).reshape(*inner.shape[:-1], count, size)
+
+    def _split(self, points: Any) -> tuple[Any, Any]:
+        count = self.skews.shape[0]
+        return points[..., :count], points[..., count:]
+
+
+def skewed(points: Any, skews: Any) -> Any:
+    """Points (..., k) stretched to the left, for positive skews (k,): Tukey's g."""
+    return -namespace(points).expm1(-skews * points) / skews
+
+
+def features(points: Any) -> tuple[Any, Any]:
+    """Powers of scales, which end beyond a few standard deviations.
+
+    Args:
+        points: points of the scales, (..., k).
+
+    Returns:
+        The features, 0 where all scales are, (..., p), and their derivatives, (..., p, k).
+    """
+    xp = namespace(points)
+    t = xp.tanh(points / REACH)
+    slopes, t = 1 - t**2, REACH * t
+    count = points.shape[-1]
+    powers = exponents(count)
+    each = t[..., None, :] ** powers
+    lowered = t[..., None, :] ** np.maximum(powers - 1, 0)
+    derivatives = powers * lowered * slopes[..., None, :]
+    columns = [np.delete(np.arange(count), j) for j in range(count)]
+    others = [xp.prod(each[..., rest], axis=-1) for rest in columns]
+    return xp.prod(each, axis=-1), derivatives * xp.stack(others, axis=-1)
+
+
+def exponents(count: int) -> np.ndarray:
+    """The exponents of every feature: all powers of one or two of the scales, (p, count)."""
+    alone, together = (degrees[min(count, 3)] for degrees in (ALONE, TOGETHER))
+    found = [
+        [i if k == a else j if k == b else 0 for k in range(count)]
+        for a in range(count)
+        for b in range(a, count)
+        for i in range(1, (alone if a == b else together - 1) + 1)
+        for j in ((0,) if a == b else range(1, together + 1 - i))
+    ]
+    return np.array(found)

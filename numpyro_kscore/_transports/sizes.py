@@ -1,0 +1,100 @@
+"""Latents whose size varies with that of others.
+
+Where a latent θ narrows as another one ω grows, as the standardized effects of a non-centered model
+do under informative data, or widens with it, the posterior is a funnel. In the coordinate v of
+
+    θ = v √(1 - r + r exp(2 t))⁻¹,  t = Σ_j rate_j (ω_j - center_j) / r
+
+it is less of one. The logarithm of the size falls at ``rate_j`` where ω is at its center, and the
+largest of the rates is r. On one side it becomes constant: where ω is the logarithm of the effects'
+scale and data and prior are normal, this is the posterior width of an effect given ω, with r the
+share of the data in its precision. For negative rates the effects are centered ones. Where a prior
+is not independent, as for a smooth curve, no element of θ has such a size, but combinations of them
+do: then ``θ = B v √(...)⁻¹`` with a matrix B of determinant 1, whose columns they are. Rates and
+matrix are found from the model's scores (``_starts.fit_sizes``), not read off its code: it does not
+matter how the model is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpyro_kscore._transports.transport import namespace
+from numpyro_kscore._util.pytree import pytree
+
+__all__ = ["Sizes"]
+
+# Bounds on r: at 1 there would be nothing but the exponential.
+SMALLEST_SHARE, LARGEST_SHARE = 1e-3, 0.98
+
+
+@pytree
+class Sizes:
+    """Coordinates to latents whose sizes vary with other latents.
+
+    Attributes:
+        rates: the rate of coordinate i with coordinate j is ``rates[i, j]``, (d, d). Coordinates
+            that others vary with have no rates themselves.
+        center: shape (d,).
+        basis: what coordinates, after their sizes, are multiplied by, (d, d), of determinant 1 or
+            -1, with the coordinates that sizes vary with left as they are; None for all of them.
+    """
+
+    rates: Any
+    center: Any
+    basis: Any = None
+
+    def push(self, x: Any) -> Any:
+        scaled = x * namespace(x).exp(self.log_sizes(x))
+        return scaled if self.basis is None else scaled @ self.basis.T
+
+    def log_volume(self, x: Any) -> Any:
+        return namespace(x).sum(self.log_sizes(x), axis=-1)
+
+    def pull(self, x: Any, gradients: Any) -> Any:
+        sizes = namespace(x).exp(self.log_sizes(x))
+        if self.basis is not None:
+            gradients = gradients @ self.basis
+        # Latents with rates vary with the others' coordinates, and so does their volume.
+        through = (gradients * x * sizes - 1) * self.slopes(x)
+        return gradients * sizes - through @ self.rates
+
+    def push_score(self, x: Any, score: Any) -> Any:
+        xp = namespace(x, score)
+        # Coordinates with rates change no others, so that their own gradients come first.
+        through = (-score * x - 1) * self.slopes(x)
+        found = (score - through @ self.rates) * xp.exp(-self.log_sizes(x))
+        if self.basis is None:
+            return found
+        inverse = xp.linalg.inv(self.basis)
+        return found @ inverse
+
+    @property
+    def vary(self) -> Any:
+        """Which latents are not their coordinates, (d,)."""
+        xp = namespace(self.rates)
+        found = xp.any(self.rates != 0, axis=1)
+        if self.basis is None:
+            return found
+        return found | xp.any(self.basis != xp.eye(len(self.basis)), axis=1)
+
+    def log_sizes(self, x: Any) -> Any:
+        """Logarithms of what coordinates (..., d) are multiplied by, (..., d)."""
+        xp, share = namespace(x), self.shares
+        # log(1 - r + r exp(x)), without overflow.
+        return -0.5 * xp.logaddexp(xp.log1p(-share), xp.log(share) + self._moves(x))
+
+    @property
+    def shares(self) -> Any:
+        """The largest rates of every latent, between their bounds, (d,)."""
+        xp = namespace(self.rates)
+        return xp.clip(xp.max(xp.abs(self.rates), axis=1), SMALLEST_SHARE, LARGEST_SHARE)
+
+    def slopes(self, x: Any) -> Any:
+        """By what factors the rates at coordinates (..., d) are those at the center, (..., d)."""
+        xp, share = namespace(x), self.shares
+        rest = xp.log1p(-share) - xp.log(share) - self._moves(x)
+        return 1 / (share * (1 + xp.exp(xp.minimum(rest, 80.0))))
+
+    def _moves(self, x: Any) -> Any:
+        return 2 * (x - self.center) @ self.rates.T / self.shares

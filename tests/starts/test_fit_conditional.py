@@ -1,0 +1,240 @@
+"""Gaussians that change with scales, against posteriors that are normal given them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import SVI
+from numpyro.optim import Adam
+
+from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore._starts.candidates import Latents, in_form
+from numpyro_kscore._starts.fit_conditional import fit_conditional
+from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.centering import of_degrees
+from numpyro_kscore._transports.conditional import Conditional
+
+STEPS, NOISE = 10, 0.5
+# Where a scale's logarithm is integrated.
+LINE = np.linspace(-9.0, 5.0, 2801)
+
+
+class Walks:
+    """``y = Σ_k exp(s_k) A_k z_k + noise`` with standard normal s and z, k up to ``count``.
+
+    A_k sums up k + 1 times: a random walk, a trend that wanders, and its own trend. Given s, all of
+    z is normal.
+    """
+
+    def __init__(self, count):
+        rng = np.random.default_rng(3)
+        once = np.tril(np.ones((STEPS, STEPS))) / np.sqrt(STEPS)
+        self.maps = [np.linalg.matrix_power(once, k + 1) for k in range(count)]
+        self.count, self.dim = count, count * (STEPS + 1)
+        draws = rng.normal(size=(count, STEPS))
+        self.data = sum(a @ z for a, z in zip(self.maps, draws, strict=True))
+        self.data = self.data + NOISE * rng.normal(size=STEPS)
+
+    def evaluate(self, points):
+        scales = np.exp(points[:, : self.count])
+        z = points[:, self.count :].reshape(-1, self.count, STEPS)
+        parts = np.stack([z[:, k] @ a.T for k, a in enumerate(self.maps)], axis=1)
+        parts = scales[:, :, None] * parts
+        rest = (parts.sum(1) - self.data) / NOISE**2
+        energies = 0.5 * np.sum(points**2, axis=1) + 0.5 * NOISE**2 * np.sum(rest**2, axis=1)
+        of_z = [scales[:, k, None] * (rest @ a) for k, a in enumerate(self.maps)]
+        moved = np.concatenate([np.einsum("mkt,mt->mk", parts, rest), *of_z], axis=1)
+        constant = -STEPS * np.log(NOISE) - 0.5 * (self.dim + STEPS) * np.log(2 * np.pi)
+        return energies - constant, points + moved
+
+    def given(self, scales):
+        """Mean and covariance of z at logarithms of scales, (k,), and the log density of those."""
+        joint = np.concatenate(
+            [np.exp(s) * a for s, a in zip(scales, self.maps, strict=True)], axis=1
+        )
+        covariance = np.linalg.inv(np.eye(joint.shape[1]) + joint.T @ joint / NOISE**2)
+        of_data = joint @ joint.T + NOISE**2 * np.eye(STEPS)
+        fit = -0.5 * self.data @ np.linalg.solve(of_data, self.data)
+        log_density = fit - 0.5 * np.linalg.slogdet(2 * np.pi * of_data)[1]
+        log_density += -0.5 * np.sum(scales**2) - 0.5 * self.count * np.log(2 * np.pi)
+        return covariance @ joint.T @ self.data / NOISE**2, covariance, log_density
+
+    def density(self, points, centering, other):
+        del centering, other
+        nothing = np.zeros_like(points)
+        return AtPoints(*self.evaluate(points), points, points, nothing, nothing)
+
+    def latents(self):
+        rng = np.random.default_rng(4)
+        is_scale = np.arange(self.dim) < self.count
+        none = np.zeros(self.dim, bool)
+        draws = rng.normal(size=(64, self.dim))
+        sizes = (1,) * self.count + (STEPS,) * self.count
+        return Latents(np.zeros(self.dim), draws, none, is_scale, none, sizes)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def found(request):
+    """Some scales, and what is found of their model from a Gaussian that is far too narrow."""
+    walks = Walks(request.param)
+    mean, covariance, _ = walks.given(np.zeros(walks.count))
+    factor = 0.1 * np.eye(walks.dim)
+    factor[walks.count :, walks.count :] = np.linalg.cholesky(covariance)
+    narrow = Affine(np.concatenate([np.zeros(walks.count), mean]), factor)
+    rng = np.random.default_rng(5)
+    half = rng.normal(size=(32, walks.dim))
+    model = CountedDensity(walks.density)
+    noise = np.concatenate([half, -half])
+    known = in_form(model, narrow, of_degrees(np.ones(walks.dim)), noise)
+    return walks, known, fit_conditional(model, walks.latents(), known, rng, noise)
+
+
+def test_between_the_values_looked_at_it_is_the_conditional_posterior(found):
+    """The divergence of the interpolated Gaussian from the exact one, where the scales are."""
+    walks, _, (_, given) = found
+    rng = np.random.default_rng(6)
+    of_scales = np.clip(rng.normal(size=(50, walks.count)), -2.5, 2.5)
+    rest = walks.dim - walks.count
+    divergences, without = [], []
+    middle = given.push(np.zeros((1, walks.dim)))[0]
+    at_center = walks.given(middle[: walks.count])
+    for point in of_scales:
+        ends = np.concatenate([np.zeros((1, rest)), np.eye(rest)])
+        pushed = given.push(np.concatenate([np.tile(point, (rest + 1, 1)), ends], axis=1))
+        mean, covariance, _ = walks.given(pushed[0, : walks.count])
+        columns = pushed[1:, walks.count :] - pushed[0, walks.count :]
+        divergences.append(divergence(pushed[0, walks.count :], columns.T, mean, covariance))
+        without.append(divergence(at_center[0], np.linalg.cholesky(at_center[1]), mean, covariance))
+    # What a Gaussian that does not change leaves; far out in three scales more is left.
+    assert np.median(divergences) < 0.02 * np.median(without)
+    assert np.mean(divergences) < 0.2 * np.mean(without)
+
+
+def divergence(mean, factor, other, covariance):
+    """KL(N(mean, factor factorᵀ) || N(other, covariance))."""
+    inverse = np.linalg.inv(covariance)
+    volume = np.linalg.slogdet(covariance)[1] - 2 * np.linalg.slogdet(factor)[1]
+    spread = np.sum(inverse * (factor @ factor.T)) - len(mean)
+    return 0.5 * (spread + (mean - other) @ inverse @ (mean - other) + volume)
+
+
+@pytest.mark.parametrize("found", [1], indirect=True)
+def test_where_the_scales_are_is_found(found):
+    """By quadrature for one scale: its mean and its width, which no mode tells."""
+    walks, _, (_, given) = found
+    masses = np.exp([walks.given(np.array([s]))[2] for s in LINE])
+    masses /= masses.sum()
+    mean = masses @ LINE
+    width = np.sqrt(masses @ (LINE - mean) ** 2)
+    points = np.zeros((2001, walks.dim))
+    points[:, 0] = np.linspace(-5, 5, 2001)
+    weights = np.exp(-0.5 * points[:, 0] ** 2)
+    weights /= weights.sum()
+    scales = given.push(points)[:, 0]
+    assert weights @ scales == pytest.approx(mean, abs=0.05 * width)
+    own = np.sqrt(weights @ (scales - weights @ scales) ** 2)
+    assert own == pytest.approx(width, rel=0.05)
+
+
+def test_its_bound_is_near_the_evidence(found):
+    """By quadrature for one scale; for more it is above that of the Gaussian it comes from."""
+    walks, known, (candidate, _) = found
+    assert candidate.bound.value > known.bound.value + 0.5
+    if walks.count == 1:
+        densities = np.array([walks.given(np.array([s]))[2] for s in LINE])
+        evidence = np.log(np.sum(np.exp(densities)) * (LINE[1] - LINE[0]))
+        error = 4 * candidate.bound.standard_error
+        assert evidence - 0.1 - error < candidate.bound.value < evidence + error
+
+
+@pytest.mark.thorough
+def test_a_search_ends_with_it():
+    walks = Walks(2)
+    start = find_gaussian(walks.density, walks.latents(), np.random.default_rng(7))
+    assert isinstance(start.transports.steps[1], Conditional)
+
+
+def test_without_scales_or_with_too_many_there_is_none():
+    walks = Walks(1)
+    model, rng = CountedDensity(walks.density), np.random.default_rng(8)
+    latents = walks.latents()
+    noise = rng.normal(size=(8, walks.dim))
+    ones = of_degrees(np.ones(walks.dim))
+    known = in_form(model, Affine(np.zeros(walks.dim), np.eye(walks.dim)), ones, noise)
+    look = partial(fit_conditional, model, known=known, rng=rng, noise=noise)
+    none = np.zeros(walks.dim, bool)
+    before = model.count
+    assert look(latents._replace(is_scale=none)) is None
+    assert look(latents._replace(is_scale=~none, sizes=(1,) * walks.dim)) is None
+    # Too many numbers for one latent to be scales.
+    assert look(latents._replace(is_scale=~none, sizes=(walks.dim,))) is None
+    assert model.count == before
+
+
+def test_where_a_mode_has_no_finite_density_there_is_none():
+    walks = Walks(1)
+
+    def broken(points, centering, other):
+        at = walks.density(points, centering, other)
+        is_far = np.abs(points[:, 0]) > 0.05
+        return at._replace(energies=np.where(is_far, np.nan, at.energies))
+
+    model, rng = CountedDensity(broken), np.random.default_rng(9)
+    noise = 1e-3 * rng.normal(size=(8, walks.dim))
+    narrow = Affine(np.zeros(walks.dim), 0.1 * np.eye(walks.dim))
+    known = in_form(model, narrow, of_degrees(np.ones(walks.dim)), noise)
+    assert fit_conditional(model, walks.latents(), known, rng, noise) is None
+
+
+@pytest.mark.thorough
+def test_a_guide_starts_at_the_posterior_of_a_curve():
+    """A Gaussian process with unknown scale, length and noise, written with standardized values.
+
+    The guide before any step, against importance sampling of the three from their prior, with the
+    curve integrated out.
+    """
+    x = jnp.linspace(0, 1, 15)
+    rng = np.random.default_rng(10)
+    data = jnp.asarray(np.sin(6 * np.asarray(x)) + 0.3 * rng.normal(size=15))
+
+    def model():
+        scale = numpyro.sample("scale", dist.LogNormal(0, 1))
+        length = numpyro.sample("length", dist.LogNormal(-1, 0.5))
+        noise = numpyro.sample("noise", dist.LogNormal(-1, 0.5))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([15]).to_event(1))
+        kernel = jnp.exp(-0.5 * ((x[:, None] - x) / length) ** 2) + 1e-4 * jnp.eye(15)
+        curve = scale * jnp.linalg.cholesky(kernel) @ z
+        numpyro.sample("y", dist.Normal(curve, noise), obs=data)
+
+    guide = AutoImplicit(model)
+    svi = SVI(model, guide, Adam(1e-2), ImplicitELBO())
+    state = svi.init(random.key(0))
+    assert isinstance(guide.start.transports.steps[1], Conditional)
+    draws = guide.sample_posterior(random.key(1), svi.get_params(state), sample_shape=(4000,))
+
+    def log_likelihood(scale, length, noise):
+        kernel = jnp.exp(-0.5 * ((x[:, None] - x) / length) ** 2) + 1e-4 * jnp.eye(15)
+        covariance = scale**2 * kernel + noise**2 * jnp.eye(15)
+        return dist.MultivariateNormal(jnp.zeros(15), covariance).log_prob(data)
+
+    with jax.enable_x64(True):
+        normal = random.normal(random.key(2), (200_000, 3))
+        prior = jnp.exp(normal * jnp.array([1, 0.5, 0.5]) - jnp.array([0.0, 1.0, 1.0]))
+        weights = jax.nn.softmax(jax.lax.map(lambda p: log_likelihood(*p), prior, batch_size=1000))
+    prior, weights = np.log(np.asarray(prior)), np.asarray(weights)
+    size = 1 / np.sum(weights**2)
+    for column, name in enumerate(("scale", "length", "noise")):
+        mean = weights @ prior[:, column]
+        width = np.sqrt(weights @ (prior[:, column] - mean) ** 2)
+        own = np.log(np.asarray(draws[name]))
+        # Four errors of both, and what the interpolation leaves.
+        error = 4 * np.sqrt(1 / size + 1 / 4000)
+        assert abs(own.mean() - mean) < (0.1 + error) * width
+        assert own.std() == pytest.approx(width, rel=0.1 + error)
