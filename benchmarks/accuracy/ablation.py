@@ -37,7 +37,6 @@ from numpyro_kscore._starts import (
     climb,
     from_model,
     gaussian_search,
-    subset_search,
 )
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import of_degrees
@@ -90,8 +89,7 @@ def without(form: str) -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, replacement in FORMS.get(form, []):
             stack.enter_context(patch.object(module, name, replacement))
-        for module in (from_model, subset_search):
-            stack.enter_context(patch.object(module, "find_gaussian", find))
+        stack.enter_context(patch.object(from_model, "find_gaussian", find))
         yield
 
 

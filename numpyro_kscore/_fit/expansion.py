@@ -17,7 +17,7 @@ from numpyro_kscore._tracing.all_rows import expand_at, kept_plate, mean_draw, r
 from numpyro_kscore._tracing.control_variate import ControlVariate, KeptRows
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.target import Taylor
+from numpyro_kscore._tracing.taylor import Taylor
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart

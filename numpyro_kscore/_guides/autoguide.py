@@ -36,16 +36,16 @@ from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._starts.exact_draws import ExactDraws
 from numpyro_kscore._starts.from_model import find_start
-from numpyro_kscore._starts.gaussian_search import GaussianStart
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
-from numpyro_kscore._tracing.coordinates import Coordinates, unravel
+from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._tracing.coordinates import LatentCoordinates, unravel
 from numpyro_kscore._tracing.dependencies import seeded
 from numpyro_kscore._tracing.handlers import are_local_densities_asked_for
 from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._tracing.package_guide import PackageGuide, Split
 from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._tracing.target import Target
-from numpyro_kscore._transports.affine import Mixture
+from numpyro_kscore._transports.affine import GaussianMixture
 from numpyro_kscore._transports.network import (
     Perceptron,
     ResidualNetwork,
@@ -322,18 +322,18 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
             out[name] = numpyro.sample(name, fn)
         return out
 
-    def _coordinates(self) -> Coordinates:
+    def _coordinates(self) -> LatentCoordinates:
         """The coordinates of the latents of a draw."""
         start = self.start
         if start is None:
-            return Coordinates()
+            return LatentCoordinates()
         degrees = unravel(start.centering.degrees, self._shapes)
         hierarchical = tuple(name for name, c in degrees.items() if np.any(c != 1))
         centering = self._frozen("centering", start.centering) if hierarchical else None
         sizes = None if start.sizes is None else self._frozen("sizes", start.sizes)
         vary = np.zeros(self.latent_dim, bool) if start.sizes is None else start.sizes.vary
         sized = tuple(name for name, which in unravel(vary, self._shapes).items() if which.any())
-        return Coordinates(centering, sizes, self._shapes, hierarchical, sized)
+        return LatentCoordinates(centering, sizes, self._shapes, hierarchical, sized)
 
     def _frozen(self, name: str, tree: Any) -> Any:
         """Arrays as parameters that are not fitted: a result needs no guide with the start."""
@@ -376,7 +376,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         means, factors = (
             np.stack([getattr(part, name) for part in start.parts]) for name in ("mean", "factor")
         )
-        mixture = self._frozen("modes", Mixture(start.weights, means, factors))
+        mixture = self._frozen("modes", GaussianMixture(start.weights, means, factors))
         k = jnp.searchsorted(jnp.cumsum(mixture.weights)[:-1], where)
         label = jnp.zeros_like(mixture.weights).at[k].set(1.0)
         x, local = self._push(noise, label)

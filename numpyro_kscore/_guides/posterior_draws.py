@@ -14,7 +14,7 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.checks import check_levels, check_set_up
 from numpyro_kscore._guides.without_density import WithoutDensity
-from numpyro_kscore._tracing.coordinates import Coordinates, Shapes
+from numpyro_kscore._tracing.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._tracing.dependencies import seeded
 from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.target import Target
@@ -45,7 +45,7 @@ class PosteriorDraws(WithoutDensity):
         """What draws all latents where rows are amortized, given arguments or those of the fit."""
 
     @abstractmethod
-    def _coordinates(self) -> Coordinates:
+    def _coordinates(self) -> LatentCoordinates:
         """The coordinates of the latents of a draw."""
 
     def sample_posterior(

@@ -16,7 +16,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.dependencies import is_latent, sources_of
-from numpyro_kscore._tracing.layout import Frame, Site
+from numpyro_kscore._tracing.layout import PlateFrame, Site
 from numpyro_kscore._tracing.site_density import site_log_prob, sum_by_row
 from numpyro_kscore._tracing.supports import free_axes
 from numpyro_kscore._tracing.validation import num_rows
@@ -186,10 +186,12 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
     return RowBlock(plate, tuple(sites), plates, dims, scale, columns)
 
 
-def _frames(trace: dict[str, Any], site: dict[str, Any]) -> tuple[Frame, ...]:
+def _frames(trace: dict[str, Any], site: dict[str, Any]) -> tuple[PlateFrame, ...]:
     batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
     return tuple(
-        Frame(frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame))
+        PlateFrame(
+            frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame)
+        )
         for frame in site["cond_indep_stack"]
     )
 

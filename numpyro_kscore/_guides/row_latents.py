@@ -18,7 +18,6 @@ import numpy as np
 from jax import lax, random
 from numpyro import handlers
 
-from numpyro_kscore._guides.newton import RowGaussians, find_modes, gaussians_at, hessian_blocks
 from numpyro_kscore._guides.row_blocks import (
     RowBlock,
     RowSites,
@@ -27,6 +26,12 @@ from numpyro_kscore._guides.row_blocks import (
     find_row_sites,
     row_densities,
     start_of,
+)
+from numpyro_kscore._guides.row_modes import (
+    RowGaussians,
+    find_row_modes,
+    gaussians_at,
+    hessian_blocks,
 )
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
 from numpyro_kscore._tracing.dependencies import is_latent
@@ -225,7 +230,7 @@ def _laplace(
     The search is not differentiated. One more step of Newton's method from its end, at which
     gradients are zero, has the derivative of the mode in what is given.
     """
-    near = find_modes(there, start)
+    near = find_row_modes(there, start)
     modes = near.mean + near.solve(jax.grad(here)(near.mean))
     return gaussians_at(here, modes)[1]
 

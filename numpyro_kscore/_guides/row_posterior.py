@@ -14,7 +14,7 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.row_latents import RowTarget
 from numpyro_kscore._guides.rows import Amortized, Outline
-from numpyro_kscore._tracing.coordinates import Coordinates, Shapes
+from numpyro_kscore._tracing.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.subsampling import whole_plates
 from numpyro_kscore._tracing.target import Target
@@ -46,7 +46,7 @@ class RowPosterior(NamedTuple):
     kwargs: dict[str, Any]
     shapes: Shapes
     draw_globals: Callable[[jax.Array, Params, int], jax.Array]
-    coordinates: Callable[[Params], Coordinates]
+    coordinates: Callable[[Params], LatentCoordinates]
 
     def sample(self, key: jax.Array, params: Params, count: int) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites, leading axis ``count``.
@@ -86,7 +86,7 @@ class RowPosterior(NamedTuple):
         return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
 
     def _draws(self, key: jax.Array, params: Params, count: int) -> Any:
-        """Coordinates of global latents and of those in rows, and values of all sites."""
+        """LatentCoordinates of global latents and of those in rows, and values of all sites."""
 
         def draw(key: jax.Array, params: Params) -> Any:
             global_key, row_key = random.split(key)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_kscore._guides.newton import RowGaussians
+from numpyro_kscore._guides.row_modes import RowGaussians
 
 __all__ = ["integrate_rows", "is_integrable"]
 

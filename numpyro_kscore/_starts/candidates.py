@@ -9,16 +9,14 @@ import numpy as np
 
 from numpyro_kscore._starts.batch_match import Bound, elbo
 from numpyro_kscore._starts.host_density import CountedDensity
-from numpyro_kscore._transports.affine import Affine, factor
+from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 
 __all__ = [
     "Candidate",
     "Latents",
-    "antithetic",
     "bounded",
-    "fitted",
     "highest",
     "in_form",
     "is_noncentered",
@@ -120,12 +118,6 @@ def is_noncentered(candidate: Candidate) -> bool:
     return bool(np.all(np.isin(degrees, (0, 1))) and np.any(degrees == 0))
 
 
-def antithetic(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
-    """Standard normal noise (count, dim) in pairs of opposite sign: means have no error."""
-    half = rng.standard_normal((count // 2, dim))
-    return np.concatenate([half, -half])
-
-
 def widths_of(draws: np.ndarray, dim: int) -> np.ndarray:
     """Standard deviations of draws (m, d), by quantiles; 1 where they say nothing."""
     if len(draws) < FEWEST_DRAWS:
@@ -133,12 +125,3 @@ def widths_of(draws: np.ndarray, dim: int) -> np.ndarray:
     low, high = np.quantile(draws, [0.16, 0.84], axis=0)
     found = 0.5 * (high - low)
     return np.where(np.isfinite(found) & (found > 0), found, 1.0)
-
-
-def fitted(draws: np.ndarray) -> Affine:
-    """The Gaussian with the moments of draws (m, d), correlations shrunk."""
-    count, dim = draws.shape
-    covariance = np.cov(draws.T).reshape(dim, dim)
-    kept = count / (count + dim)
-    covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
-    return Affine(draws.mean(0), factor(covariance))

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Latents, antithetic
-from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._starts.candidates import Latents
+from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.transport import Evaluate
 
 __all__ = ["fit_basis"]

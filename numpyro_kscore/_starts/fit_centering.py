@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import antithetic, fitted
 from numpyro_kscore._starts.host_density import CountedDensity
-from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.affine import Affine, antithetic, fitted
 from numpyro_kscore._transports.centering import Centering, of_degrees
 
 __all__ = ["fit_centering", "in_suited_form", "recentered"]

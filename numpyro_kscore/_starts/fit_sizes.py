@@ -18,12 +18,11 @@ import numpy as np
 from numpyro_kscore._starts.candidates import (
     Candidate,
     Latents,
-    antithetic,
-    fitted,
     lower_bound,
 )
 from numpyro_kscore._starts.climb import LEAST_GAIN, climb_near
 from numpyro_kscore._starts.fit_basis import fit_basis
+from numpyro_kscore._transports.affine import antithetic, fitted
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
 

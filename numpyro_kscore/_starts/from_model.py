@@ -14,8 +14,9 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.distribution import validation_enabled
 
 from numpyro_kscore._starts.candidates import Latents
-from numpyro_kscore._starts.gaussian_search import GaussianStart, find_gaussian
-from numpyro_kscore._starts.host_density import TargetInForms, batched_density
+from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density
+from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
     MOST_ROWS,
@@ -23,7 +24,7 @@ from numpyro_kscore._starts.subset_density import (
     of_rows,
     sample_density,
 )
-from numpyro_kscore._starts.subset_search import find_from_subset
+from numpyro_kscore._starts.subset_search import moved_to_all_data
 from numpyro_kscore._tracing.coordinates import hierarchical_sites
 from numpyro_kscore._tracing.dependencies import seeded
 from numpyro_kscore._tracing.handlers import Hidden
@@ -88,18 +89,21 @@ def find_start(
             is_between=_are_among(between, latents),
             sizes=tuple(int(np.size(value)) for value in latents.values()),
         )
-        rest = known, rng, not plain
+        with_forms = not plain
         try:
             if batches is not None:
                 if batches.count is None:
-                    return find_gaussian(sample_density(in_forms, batches, forward_mode), *rest)
+                    some_batches = sample_density(in_forms, batches, forward_mode)
+                    return find_gaussian(some_batches, known, rng, with_forms)
                 some, every = of_batches(in_forms, batches, forward_mode)
-                return find_from_subset(some, every, *rest)
-            if few is None:
-                return find_gaussian(batched_density(in_forms.energy, forward_mode), *rest)
-            given = in_forms.of_model(model), whole, few
-            some, every = of_rows(*given, forward_mode, in_blocks)
-            return find_from_subset(some, every, *rest)
+            elif few is None:
+                density = batched_density(in_forms.energy, forward_mode)
+                return find_gaussian(density, known, rng, with_forms)
+            else:
+                given = in_forms.of_model(model), whole, few
+                some, every = of_rows(*given, forward_mode, in_blocks)
+            found = find_gaussian(some.once, known, rng, with_forms=False)
+            return moved_to_all_data(found, some, every, known, rng, with_forms)
         except FloatingPointError:
             return None
 

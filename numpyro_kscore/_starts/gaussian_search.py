@@ -17,66 +17,31 @@ import numpy as np
 from numpyro_kscore._starts.candidates import (
     Candidate,
     Latents,
-    antithetic,
     highest,
     in_form,
     preferred,
 )
 from numpyro_kscore._starts.climb import climb_in_forms, match_mode
-from numpyro_kscore._starts.exact_draws import ExactDraws, draw_exactly
+from numpyro_kscore._starts.exact_draws import draw_exactly
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
 from numpyro_kscore._starts.host_density import CountedDensity, Density
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.pathfinder import COLD_SCALE, all_paths, given_scales
-from numpyro_kscore._transports.affine import Affine
-from numpyro_kscore._transports.centering import Centering, of_degrees
+from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._transports.affine import Affine, antithetic
+from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 
-__all__ = ["GaussianStart", "find_gaussian"]
+__all__ = ["find_gaussian"]
 
 # Draws for a bound in the end.
 LAST_DRAWS = 64
 # Bounds that are equal in the last choice, in nats. So many draws hardly see a tail of small
 # scales, where parents of effects have the right size in non-centered coordinates alone.
 EQUAL_IN_THE_END = 0.5
-
-
-class GaussianStart(NamedTuple):
-    """A Gaussian near the posterior, and how it was found.
-
-    Standard normal points go through ``transports`` to the coordinates of the guide, from these
-    through ``sizes`` to others, which have the degrees of ``centering``.
-
-    Attributes:
-        transports: an affine map, and perhaps one that changes with scales.
-        centering: degrees of centering, arrays (d,); a degree of 1 is the unconstrained value.
-        elbo: the evidence lower bound, in nats.
-        num_gradients: how many gradients of the model it took.
-        modes: the distinct modes whose probability counts, (k, d), in the guide's coordinates.
-        weights: fractions of probability by their Gaussian approximations, (k,).
-        parts: the Gaussians at the modes, with these weights, if they hardly overlap; otherwise
-            empty.
-        sizes: how the sizes of latents vary with others; None if they do not.
-        exact_draws: draws of the start, if it is close to the model.
-    """
-
-    transports: Chain
-    centering: Centering
-    elbo: float
-    num_gradients: int
-    modes: np.ndarray
-    weights: np.ndarray
-    parts: tuple[Affine, ...] = ()
-    sizes: Sizes | None = None
-    exact_draws: ExactDraws | None = None
-
-    @property
-    def gaussian(self) -> Affine:
-        """The first of the transports: the start itself if there is no other."""
-        return self.transports.steps[0]
 
 
 class _Found(NamedTuple):
@@ -105,7 +70,7 @@ def find_gaussian(
     """A Gaussian near the posterior, in coordinates that suit it.
 
     Args:
-        density: the model, see :func:`~numpyro_kscore._starts.host_density.batched_density`.
+        density: the model, see :func:`~numpyro_kscore._starts.compiled_density.batched_density`.
         latents: where paths start, and which of the latents are special.
         rng: for draws.
         with_forms: whether sizes of latents may vary with others, and the Gaussian with scales.

@@ -13,7 +13,7 @@ from numpyro_kscore._starts.pathfinder import PathEnd
 from numpyro_kscore._transports.affine import Affine, with_moments
 from numpyro_kscore._transports.centering import is_same
 
-__all__ = ["LEAST_MASS", "Modes", "distinct", "find_modes"]
+__all__ = ["LEAST_MASS", "StartModes", "distinct", "find_modes"]
 
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
@@ -24,7 +24,7 @@ SEPARATE, MOST_MISFIT = 16.0, 0.5
 LEAST_SLOPE = 0.01
 
 
-class Modes(NamedTuple):
+class StartModes(NamedTuple):
     """The distinct modes whose probability counts.
 
     Attributes:
@@ -46,7 +46,7 @@ def find_modes(
     best: Candidate,
     noise: np.ndarray,
     refine_mode: Callable[[Candidate], Candidate],
-) -> Modes:
+) -> StartModes:
     """Distinct modes with their weights, and the Gaussian with the moments of all of them.
 
     Args:
@@ -59,14 +59,14 @@ def find_modes(
     same_form = [end for end in ends if is_same(end.best.centering, best.centering)]
     ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
     arrived = [end for end in ranked if _is_mode(end, best)]
-    # Modes that hardly overlap each have a Gaussian of their own, and others one for all.
+    # StartModes that hardly overlap each have a Gaussian of their own, and others one for all.
     found = _distinct(arrived, SEPARATE)
     is_separate = len(found) > 1
     if not is_separate:
         found = _distinct(arrived, SAME_MODE)
     if len(found) < 2:
         points = np.array([end.last.point for end in found]).reshape(-1, len(best.gaussian.mean))
-        return Modes(points, np.ones(len(found)), (), best.gaussian)
+        return StartModes(points, np.ones(len(found)), (), best.gaussian)
     if is_separate:
         found = [end._replace(best=refine_mode(end.best)) for end in found]
     fits = [_fit_of(model, end.best, noise) for end in found]
@@ -78,9 +78,9 @@ def find_modes(
     weights = weights[kept] / weights[kept].sum()
     points = np.stack([end.last.point for end in found])
     if len(found) == 1:
-        return Modes(points, weights, (), best.gaussian)
+        return StartModes(points, weights, (), best.gaussian)
     parts = tuple(end.best.gaussian for end in found)
-    return Modes(points, weights, parts if is_separate else (), with_moments(parts, weights))
+    return StartModes(points, weights, parts if is_separate else (), with_moments(parts, weights))
 
 
 def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:

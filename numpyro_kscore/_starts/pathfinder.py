@@ -11,7 +11,6 @@ from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._starts.candidates import (
     Candidate,
     Latents,
-    antithetic,
     highest,
     in_form,
     lower_bound,
@@ -19,7 +18,7 @@ from numpyro_kscore._starts.candidates import (
 )
 from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.newton import newton
-from numpyro_kscore._transports.affine import Affine, factor
+from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
 
 __all__ = ["COLD_SCALE", "PathEnd", "all_paths", "given_scales"]

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_kscore._starts.host_density import (
-    Density,
+from numpyro_kscore._starts.compiled_density import (
     TargetInForms,
     batched_density,
     differentiated,
 )
+from numpyro_kscore._starts.host_density import Density
 from numpyro_kscore._tracing.control_variate import MOST_CURVED
 from numpyro_kscore._tracing.subsampling import FewRows, counted_once, mean_over_rows
-from numpyro_kscore._tracing.target import Taylor, taylor
+from numpyro_kscore._tracing.taylor import Taylor, taylor
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.batches import Batches
@@ -28,7 +28,7 @@ __all__ = [
     "MOST_BLOCKS",
     "MOST_ROWS",
     "AllData",
-    "Subset",
+    "DataSubset",
     "corrected",
     "of_batches",
     "of_rows",
@@ -42,7 +42,7 @@ MOST_ROWS, MOST_BLOCKS = 8192, 2048
 Expand = Callable[[np.ndarray, Centering], Taylor]
 
 
-class Subset(NamedTuple):
+class DataSubset(NamedTuple):
     """A subset of the data.
 
     Attributes:
@@ -90,7 +90,7 @@ def of_rows(
     few: FewRows,
     forward_mode: bool,
     in_blocks: bool,
-) -> tuple[Subset, AllData]:
+) -> tuple[DataSubset, AllData]:
     """Some rows of a model's plates, and all.
 
     Args:
@@ -135,13 +135,13 @@ def of_rows(
 
     standing = density(few.model)
     once = standing if in_blocks else density(counted_once(few.model))
-    subset = Subset(once, standing, expansion(lambda of_model: of_model(few.model)), few.share)
+    subset = DataSubset(once, standing, expansion(lambda of_model: of_model(few.model)), few.share)
     return subset, AllData(expansion(over_rows), evaluate)
 
 
 def of_batches(
     target: TargetInForms, batches: Batches, forward_mode: bool
-) -> tuple[Subset, AllData]:
+) -> tuple[DataSubset, AllData]:
     """A sample of the batches of a loader, and all.
 
     Args:
@@ -181,7 +181,7 @@ def of_batches(
 
     taken = jax.tree.leaves(batches.sample)[0].shape[0]
     once = target.of_model(counted_once(target.target.model, taken))
-    subset = Subset(
+    subset = DataSubset(
         sample_density(once, batches, forward_mode),
         sample_density(target, batches, forward_mode),
         expansion(batches.sample_mean),

@@ -26,24 +26,23 @@ from numpyro_kscore._starts.batch_match import Bound, match_far
 from numpyro_kscore._starts.candidates import (
     Candidate,
     Latents,
-    antithetic,
     bounded,
     lower_bound,
 )
 from numpyro_kscore._starts.climb import climb, climb_near
 from numpyro_kscore._starts.fit_centering import in_suited_form
 from numpyro_kscore._starts.fit_sizes import fit_sizes
-from numpyro_kscore._starts.gaussian_search import GaussianStart, find_gaussian
 from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.modes import LEAST_MASS, distinct
-from numpyro_kscore._starts.subset_density import AllData, Subset, corrected
-from numpyro_kscore._tracing.target import Taylor
-from numpyro_kscore._transports.affine import Affine, with_moments
+from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._starts.subset_density import AllData, DataSubset, corrected
+from numpyro_kscore._tracing.taylor import Taylor
+from numpyro_kscore._transports.affine import Affine, antithetic, with_moments
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
-__all__ = ["find_from_subset"]
+__all__ = ["moved_to_all_data"]
 
 # Most rounds with surrogates, or with scores of all data; steps of batch and match in each, and
 # draws for a bound after it.
@@ -81,31 +80,31 @@ class _Moved(NamedTuple):
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
-def find_from_subset(
-    subset: Subset,
+def moved_to_all_data(
+    found: GaussianStart,
+    subset: DataSubset,
     every: AllData,
     latents: Latents,
     rng: np.random.Generator,
-    with_forms: bool,
+    with_sizes: bool,
 ) -> GaussianStart:
-    """A Gaussian near the posterior of all data, see :func:`find_gaussian`.
+    """A Gaussian near the posterior of all data.
 
     Args:
+        found: the start of the subset alone, in which every row counts once. Its sizes do not vary:
+            that is looked for where all data place the posterior.
         subset: a subset of the data.
         every: all data.
         latents: the model's latents.
         rng: for draws.
-        with_forms: whether sizes of latents may vary with others in its coordinates.
+        with_sizes: whether sizes of latents may vary with others in its coordinates.
 
     Raises:
-        FloatingPointError: if the density is finite at no start.
+        FloatingPointError: if no bound with all data is finite.
 
-    Cost: a search on the subset, and three to nine passes over all data, each with two gradients
-    for each dimension up to 128, for every mode; where the subset cannot stand for all, 4 to 64
-    more.
+    Cost: three to nine passes over all data, each with two gradients for each dimension up to 128,
+    for every mode; where the subset cannot stand for all, 4 to 64 more.
     """
-    # Sizes that vary with others are looked for where all data place the posterior.
-    found = find_gaussian(subset.once, latents, rng, with_forms=False)
     mover = _Mover(subset, every, latents, rng)
     firsts = found.parts or (found.gaussian,)
     moved = [mover.by_surrogate(first, found.centering, not found.parts) for first in firsts]
@@ -116,7 +115,7 @@ def find_from_subset(
             by_scores = mover.by_scores(first, found.centering, not found.parts)
             candidates[k] = max(candidates[k], by_scores, key=lower_bound)
     sizes = None
-    if with_forms and not found.parts and moved[0].is_sound:
+    if with_sizes and not found.parts and moved[0].is_sound:
         candidates[0], sizes = mover.with_sizes(moved[0])
     if not any(np.isfinite(one.bound.value) for one in candidates):
         raise FloatingPointError("expected a finite bound with all data; got none")
@@ -155,7 +154,7 @@ class _Mover:
     """
 
     def __init__(
-        self, subset: Subset, every: AllData, latents: Latents, rng: np.random.Generator
+        self, subset: DataSubset, every: AllData, latents: Latents, rng: np.random.Generator
     ) -> None:
         self.of_subset, self.count = CountedDensity(subset.density), 0
         self._subset, self._every = subset, every

@@ -30,7 +30,7 @@ from numpyro_kscore._tracing.particles import (
 )
 from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._tracing.subsampling import with_all_rows
-from numpyro_kscore._tracing.target import Taylor
+from numpyro_kscore._tracing.taylor import Taylor
 
 __all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
 

@@ -1,4 +1,4 @@
-"""Coordinates of a model's latents, and the model at values of them.
+"""LatentCoordinates of a model's latents, and the model at values of them.
 
 The coordinates of a latent are its unconstrained value, or another form of it: partially
 non-centered (see ``_transports.centering``), and of a size that varies with other latents (see
@@ -26,12 +26,13 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
 from numpyro_kscore._tracing.handlers import Hidden, announce
 from numpyro_kscore._tracing.location_scale import location_and_scale
-from numpyro_kscore._transports.centering import Centering, LocationScale, centered
+from numpyro_kscore._transports.centering import Centering, centered
+from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._util.pytree import pytree, static
 
 __all__ = [
-    "Coordinates",
+    "LatentCoordinates",
     "announced_coordinates",
     "hierarchical_sites",
     "moved_coordinates",
@@ -46,7 +47,7 @@ KIND = "coordinates"
 
 
 @pytree
-class Coordinates:
+class LatentCoordinates:
     """The coordinates of some latents that are not all unconstrained values.
 
     Attributes:
@@ -69,7 +70,7 @@ class Coordinates:
         return tuple(n for n, _ in self.shapes if n in self.hierarchical or n in self.sized)
 
     def latents(self, given: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        """Coordinates without sizes from those with them, by name, and the log volume."""
+        """LatentCoordinates without sizes from those with them, by name, and the log volume."""
         if self.sizes is None:
             return given, 0.0
         flat = ravel(given, self.shapes)
@@ -92,7 +93,7 @@ class Coordinates:
             announce(KIND, name, (name, self))
 
 
-def announced_coordinates(trace: dict[str, Any]) -> tuple[Coordinates, ...]:
+def announced_coordinates(trace: dict[str, Any]) -> tuple[LatentCoordinates, ...]:
     """The coordinates that a guide has announced in its trace."""
     found = []
     for seen, site in trace.items():
@@ -105,7 +106,7 @@ def announced_coordinates(trace: dict[str, Any]) -> tuple[Coordinates, ...]:
         named = (coordinates.hierarchical, coordinates.sized)
         hierarchical, sized = (tuple(prefix + one for one in names) for names in named)
         given = coordinates.centering, coordinates.sizes
-        found.append(Coordinates(*given, shapes, hierarchical, sized))
+        found.append(LatentCoordinates(*given, shapes, hierarchical, sized))
     return tuple(found)
 
 

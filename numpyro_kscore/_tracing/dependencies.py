@@ -15,6 +15,7 @@ from numpyro.distributions import Delta, Distribution
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._tracing.layers import layers
 
 __all__ = [
     "KEY",
@@ -22,7 +23,6 @@ __all__ = [
     "is_drawn",
     "is_enumerated",
     "is_latent",
-    "layers",
     "seeded",
     "sources_of",
     "trace_guide",
@@ -165,14 +165,6 @@ def is_latent(site: dict[str, Any]) -> bool:
 def is_enumerated(site: dict[str, Any]) -> bool:
     """Whether a site of a model's trace is a discrete latent, whose values are summed over."""
     return is_drawn(site) and site["fn"].support.is_discrete
-
-
-def layers(fn: Distribution) -> list[Distribution]:
-    """A distribution and the distributions it wraps, from the outermost to the innermost."""
-    wrapped = [fn]
-    while hasattr(wrapped[-1], "base_dist"):
-        wrapped.append(wrapped[-1].base_dist)
-    return wrapped
 
 
 def _is_given(fn: Distribution) -> bool:

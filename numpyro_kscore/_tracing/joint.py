@@ -21,7 +21,7 @@ from numpyro_kscore._tracing.particle_model import (
 )
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.target import Taylor
+from numpyro_kscore._tracing.taylor import Taylor
 
 __all__ = ["LogJoint", "log_joint_and_gradients"]
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-__all__ = ["Frame", "Layout", "Part", "Site", "coordinate_names", "default_num_particles"]
+__all__ = ["PlateFrame", "Layout", "Part", "Site", "coordinate_names", "default_num_particles"]
 
 
-class Frame(NamedTuple):
+class PlateFrame(NamedTuple):
     """A plate that a site is in.
 
     Attributes:
@@ -43,7 +43,7 @@ class Site(NamedTuple):
     name: str
     shape: tuple[int, ...]
     start: int
-    frames: tuple[Frame, ...]
+    frames: tuple[PlateFrame, ...]
 
     @property
     def size(self) -> int:

@@ -23,7 +23,8 @@ from numpyro_kscore._tracing.subsampling import (
     whole_plates,
     with_spread_rows,
 )
-from numpyro_kscore._tracing.target import Target, Taylor, taylor
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._tracing.taylor import Taylor, taylor
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]

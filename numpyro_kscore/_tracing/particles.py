@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.coordinates import Coordinates, announced_coordinates
+from numpyro_kscore._tracing.coordinates import LatentCoordinates, announced_coordinates
 from numpyro_kscore._tracing.dependencies import is_latent
 from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.handlers import LocalDensities
@@ -55,7 +55,7 @@ def with_shared(
     if not layout.shared_plates and not layout.transformed:
         return program
 
-    def shared(key: jax.Array) -> tuple[dict[str, jax.Array], tuple[Coordinates, ...]]:
+    def shared(key: jax.Array) -> tuple[dict[str, jax.Array], tuple[LatentCoordinates, ...]]:
         # The keys of particles are split from the same one. What is shared has no derivative.
         fixed = program._replace(params=lax.stop_gradient(program.params))
         trace = run_guide(key_apart(key, 0), fixed)

@@ -16,12 +16,12 @@ from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._tracing.control_variate import ControlVariate
-from numpyro_kscore._tracing.coordinates import Coordinates, announced_coordinates
+from numpyro_kscore._tracing.coordinates import LatentCoordinates, announced_coordinates
 from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, seeded, trace_guide
 from numpyro_kscore._tracing.enumeration import check_enumerable
 from numpyro_kscore._tracing.handlers import LocalDensities
 from numpyro_kscore._tracing.implicit import Implicit
-from numpyro_kscore._tracing.layout import Frame, Layout, Part, Site
+from numpyro_kscore._tracing.layout import Layout, Part, PlateFrame, Site
 from numpyro_kscore._tracing.package_guide import package_guide
 from numpyro_kscore._tracing.subsampling import is_subsampled
 from numpyro_kscore._tracing.supports import free_axes, support_sources
@@ -71,7 +71,7 @@ class Program(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     plates: dict[str, jax.Array]
-    coordinates: tuple[Coordinates, ...] = ()
+    coordinates: tuple[LatentCoordinates, ...] = ()
     noise: dict[str, jax.Array] = {}  # noqa: RUF012
     control_variate: ControlVariate | None = None
     reference: Callable[..., Any] | None = None
@@ -293,12 +293,12 @@ def local_scores_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array 
     return jnp.concatenate(given) if given and len(given) == len(found) else None
 
 
-def _frames(trace: dict[str, Any], name: str) -> tuple[Frame, ...]:
+def _frames(trace: dict[str, Any], name: str) -> tuple[PlateFrame, ...]:
     site = trace[name]
     # Axes from the left are the same for constrained and unconstrained values.
     batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
     return tuple(
-        Frame(
+        PlateFrame(
             frame.name,
             frame.dim,
             batch_ndim + frame.dim,

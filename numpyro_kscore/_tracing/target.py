@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from numpyro_kscore._tracing.coordinates import (
-    Coordinates,
+    LatentCoordinates,
     Shapes,
     moved_coordinates,
     placed,
@@ -24,26 +23,10 @@ from numpyro_kscore._tracing.dependencies import is_enumerated, seeded, sources_
 from numpyro_kscore._tracing.enumeration import enumerated_log_density
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["Target", "Taylor", "taylor"]
+__all__ = ["Target"]
 
 # Points that are evaluated at once.
 BATCH = 256
-
-
-class Taylor(NamedTuple):
-    """The expansion of a function at a point, or values and slopes at several (leading axis n).
-
-    Attributes:
-        value: the function there, a scalar or (n,).
-        slope: its gradient, (d,) or (n, d).
-        curvature: its Hessian, (d, d); None if it is not known.
-        params: gradients in the model's parameters, at several points their sum.
-    """
-
-    value: Any
-    slope: Any
-    curvature: Any = None
-    params: dict[str, Any] = {}  # noqa: RUF012
 
 
 class Target(NamedTuple):
@@ -66,7 +49,7 @@ class Target(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shapes: Shapes = ()
-    coordinates: tuple[Coordinates, ...] = ()
+    coordinates: tuple[LatentCoordinates, ...] = ()
     data: dict[str, Any] = {}  # noqa: RUF012
     key: Array | None = None
 
@@ -143,33 +126,3 @@ class Target(NamedTuple):
         centerings = {n: c for one in self.coordinates for n, c in one.centerings().items()}
         key = random.key(0) if self.key is None else self.key
         return placed(seeded(self.model, key, self.data), latents, centerings)
-
-
-def taylor(
-    value_and_slope: Callable[[Array], tuple[Any, ...]],
-    point: Array,
-    with_curvature: bool,
-    map_directions: Callable[..., Any] = lax.map,
-) -> Taylor:
-    """The expansion of a function to second order, or to first order.
-
-    Args:
-        value_and_slope: from a point (d,) to value, gradient and perhaps gradients in parameters.
-        point: where it is expanded, (d,).
-        with_curvature: whether the Hessian is computed.
-        map_directions: ``(fn, xs) -> ys``; one direction after another by default, where a pass
-            over all rows takes memory.
-
-    Cost: d derivatives of ``value_and_slope``.
-    """
-    if not with_curvature:
-        value, slope, *params = value_and_slope(point)
-        return Taylor(value, slope, None, *params)
-
-    def along(direction: Array) -> Any:
-        found, changes = jax.jvp(value_and_slope, (point,), (direction,))
-        return found, changes[1]
-
-    found, curvature = map_directions(along, jnp.eye(len(point), dtype=point.dtype))
-    value, slope, *params = jax.tree.map(lambda a: a[0], found)
-    return Taylor(value, slope, curvature, *params)

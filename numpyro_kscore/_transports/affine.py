@@ -9,11 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._transports.transport import namespace
 from numpyro_kscore._util.linalg import invert_lower
+from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
-__all__ = ["Affine", "Mixture", "factor", "standard", "with_moments"]
+__all__ = [
+    "Affine",
+    "GaussianMixture",
+    "antithetic",
+    "factor",
+    "fitted",
+    "standard",
+    "with_moments",
+]
 
 
 @pytree
@@ -51,7 +59,7 @@ class Affine:
 
 
 @pytree
-class Mixture:
+class GaussianMixture:
     """A mixture of Gaussians, of which a draw is given its component.
 
     Attributes:
@@ -91,6 +99,21 @@ def factor(covariance: np.ndarray) -> np.ndarray:
     except np.linalg.LinAlgError:
         # Rounding: its diagonal is positive all the same.
         return np.diag(np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny)))
+
+
+def fitted(draws: np.ndarray) -> Affine:
+    """The Gaussian with the moments of draws (m, d), correlations shrunk."""
+    count, dim = draws.shape
+    covariance = np.cov(draws.T).reshape(dim, dim)
+    kept = count / (count + dim)
+    covariance = kept * covariance + (1 - kept) * np.diag(np.diag(covariance))
+    return Affine(draws.mean(0), factor(covariance))
+
+
+def antithetic(rng: np.random.Generator, count: int, dim: int) -> np.ndarray:
+    """Standard normal noise (count, dim) in pairs of opposite sign: means have no error."""
+    half = rng.standard_normal((count // 2, dim))
+    return np.concatenate([half, -half])
 
 
 def with_moments(parts: Sequence[Affine], weights: np.ndarray) -> Affine:

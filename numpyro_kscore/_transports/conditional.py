@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
-from numpyro_kscore._transports.transport import namespace, solve_lower_transposed
+from numpyro_kscore._transports.transport import solve_lower_transposed
+from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
 
 __all__ = ["Conditional", "exponents", "features", "skewed"]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numpyro_kscore._transports.transport import namespace
+from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
 __all__ = ["Sizes"]

@@ -8,7 +8,6 @@ with those of JAX they are part of a guide's program.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.linalg import solve_transposed
+from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "Evaluate",
     "LocalDensity",
     "Transport",
-    "namespace",
     "pulled_back",
     "push_density",
     "solve_lower_transposed",
@@ -134,11 +133,6 @@ def pulled_back(evaluate: Evaluate, transport: Transport) -> Evaluate:
         return energies - transport.log_volume(points), transport.pull(points, gradients)
 
     return inside
-
-
-def namespace(*arrays: Any) -> ModuleType:
-    """``numpy`` if all arrays are NumPy's, otherwise ``jax.numpy``."""
-    return np if all(isinstance(a, np.ndarray | np.generic) for a in arrays) else jnp
 
 
 def solve_lower_transposed(triangle: Any, vectors: Any) -> Any:

@@ -27,7 +27,7 @@ from numpyro_kscore._tracing.coreset import (
 )
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._tracing.subsampling import with_rows
-from numpyro_kscore._tracing.target import Taylor, taylor
+from numpyro_kscore._tracing.taylor import Taylor, taylor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density

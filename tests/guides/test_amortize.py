@@ -16,7 +16,7 @@ from scipy import stats
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._guides.marginal import Marginal, normal_noise
-from numpyro_kscore._guides.newton import find_modes, gaussians_at
+from numpyro_kscore._guides.row_modes import find_row_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._tracing import subsampling
 from numpyro_kscore._tracing.evaluation import evaluate_particles
@@ -142,7 +142,7 @@ def poisson(rows):
 
 def test_modes_are_found_from_afar():
     """A full step from 0 would go to 320, where the rate overflows."""
-    found = np.asarray(jax.jit(lambda u: find_modes(poisson, u).mean)(jnp.zeros((4, 1))))[:, 0]
+    found = np.asarray(jax.jit(lambda u: find_row_modes(poisson, u).mean)(jnp.zeros((4, 1))))[:, 0]
     counts = np.array([0.0, 3.0, 400.0, 20.0])
     slopes = counts - np.exp(found) - found / 4
     assert np.all(np.abs(slopes) < 0.05 * np.sqrt(np.exp(found) + 0.25))

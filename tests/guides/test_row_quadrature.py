@@ -12,7 +12,7 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore._guides.marginal import Marginal, normal_noise
-from numpyro_kscore._guides.newton import find_modes
+from numpyro_kscore._guides.row_modes import find_row_modes
 from numpyro_kscore._guides.row_quadrature import integrate_rows
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._tracing.target import Target
@@ -44,7 +44,7 @@ def test_integrals_are_those_of_a_grid(dim, fine, coarse):
 
     @jax.jit
     def integrals():
-        gaussians = find_modes(lambda rows: jnp.sum(by_row(rows)), jnp.zeros((4, dim)))
+        gaussians = find_row_modes(lambda rows: jnp.sum(by_row(rows)), jnp.zeros((4, dim)))
         return [integrate_rows(by_row, gaussians, coarse=coarse) for coarse in (False, True)]
 
     found, roughly = integrals()

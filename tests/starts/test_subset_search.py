@@ -15,11 +15,13 @@ from scipy import special, stats
 from numpyro_kscore import AutoImplicit
 from numpyro_kscore._starts.batch_match import elbo
 from numpyro_kscore._starts.candidates import Latents
+from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.host_density import AtPoints
-from numpyro_kscore._starts.subset_density import AllData, Subset
-from numpyro_kscore._starts.subset_search import find_from_subset
-from numpyro_kscore._tracing.target import Taylor
-from numpyro_kscore._transports.centering import Centering, LocationScale, centered
+from numpyro_kscore._starts.subset_density import AllData, DataSubset
+from numpyro_kscore._starts.subset_search import moved_to_all_data
+from numpyro_kscore._tracing.taylor import Taylor
+from numpyro_kscore._transports.centering import Centering, centered
+from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._util.batches import Batches
 
 # Means of the data of twelve effects, and their standard errors; where a part of the data has them.
@@ -110,9 +112,10 @@ def test_a_start_knows_where_all_data_place_the_effects(is_sound):
         latents = Latents(
             np.zeros(DIM), draws, is_effect, ~is_effect, np.zeros(DIM, bool), (1, 1, len(DATA))
         )
-        some_data = Subset(some, some, expansion(PART), 0.1)
+        some_data = DataSubset(some, some, expansion(PART), 0.1)
         all_data = whole(expansion(DATA if is_sound else DATA + 5))
-        start = find_from_subset(some_data, all_data, latents, rng, with_forms=False)
+        found = find_gaussian(some, latents, rng, with_forms=False)
+        start = moved_to_all_data(found, some_data, all_data, latents, rng, with_sizes=False)
         noise = np.random.default_rng(1).normal(size=(4_000, DIM))
         at = every(start.gaussian.push(noise), start.centering, start.centering)
         bound = elbo(start.gaussian, noise, at.energies)
@@ -217,9 +220,10 @@ def test_modes_of_a_part_that_are_one_for_all_data():
         rng = np.random.default_rng(0)
         draws = 3 * rng.normal(size=(32, 2))
         latents = Latents(np.ones(2), draws, *np.zeros((3, 2), bool), (1, 1))
-        some_data = Subset(rows(two_modes), rows(two_modes), expand(two_modes), 0.1)
+        some_data = DataSubset(rows(two_modes), rows(two_modes), expand(two_modes), 0.1)
         all_data = AllData(expand(one_mode), lambda points, _: rows(one_mode)(points, 0, 0)[:2])
-        found = find_from_subset(some_data, all_data, latents, rng, with_forms=True)
+        found = find_gaussian(some_data.once, latents, rng, with_forms=False)
+        found = moved_to_all_data(found, some_data, all_data, latents, rng, with_sizes=True)
     np.testing.assert_allclose(found.gaussian.mean, [3.0, 1.0], atol=1e-3)
     np.testing.assert_allclose(found.gaussian.factor, 0.2 * np.eye(2), atol=1e-3)
     assert len(found.weights) == 1

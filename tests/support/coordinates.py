@@ -1,9 +1,9 @@
-"""Coordinates of a model's latents, from what tests know by name."""
+"""LatentCoordinates of a model's latents, from what tests know by name."""
 
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._tracing.coordinates import Coordinates
+from numpyro_kscore._tracing.coordinates import LatentCoordinates
 from numpyro_kscore._transports.centering import Centering
 
 
@@ -16,4 +16,4 @@ def coordinates_of(values, centerings, sizes=None, sized=()):
         given = jnp.stack([jnp.asarray(a) for a in centerings.get(name, ones)])
         columns.append(given.reshape(3, -1))
     centering = Centering(*jnp.concatenate(columns, axis=1))
-    return Coordinates(centering, sizes, shapes, tuple(centerings), tuple(sized))
+    return LatentCoordinates(centering, sizes, shapes, tuple(centerings), tuple(sized))

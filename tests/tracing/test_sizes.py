@@ -9,7 +9,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 
-from numpyro_kscore._tracing.coordinates import Coordinates, announced_coordinates
+from numpyro_kscore._tracing.coordinates import LatentCoordinates, announced_coordinates
 from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
@@ -39,7 +39,7 @@ def test_the_density_is_that_of_the_coordinates(x64):
     center = np.zeros(12)
     center[:3] = 0.3, -0.2, 0.5
     sizes = Sizes(rates, center, basis)
-    # Coordinates are multiplied before the prior's location is added.
+    # LatentCoordinates are multiplied before the prior's location is added.
     degrees = Centering(*jnp.array([[0.0, 0.4, 1.0], [0.0] * 3, [0.0] * 3]))
     coordinates = coordinates_of(VALUES, {"share": degrees}, sizes, ("z", "share"))
     plain = Target(model, (), {}, coordinates.shapes)
@@ -72,7 +72,7 @@ def test_sizes_are_posterior_widths(scale):
 
 def test_coordinates_are_announced_under_a_scope():
     """Latents have other names inside of a scope, and so have those of their coordinates."""
-    coordinates = Coordinates(None, None, (("z", (2,)),), ("z",))
+    coordinates = LatentCoordinates(None, None, (("z", (2,)),), ("z",))
 
     def guide():
         coordinates.announce("_auto_coordinates")

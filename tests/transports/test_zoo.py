@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore._transports.affine import Affine, Mixture, with_moments
-from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
+from numpyro_kscore._transports.affine import Affine, GaussianMixture, with_moments
+from numpyro_kscore._transports.centering import Centered, Centering, centered
 from numpyro_kscore._transports.conditional import Conditional, exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
+from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 from support.compiling import quick_jit
@@ -88,9 +89,11 @@ ZOO = {
     "nothing": lambda: (Chain(), 3, True),
     "chain": lambda: (Chain((affine(6, seed=3, width=0.3), conditional(2), sizes(True))), 6, True),
     "chain with a network": lambda: (
-        Chain((network(3, dim=6), affine(6, seed=3, width=0.3), conditional(2), sizes(False))), 6, False
+        Chain((network(3, dim=6), affine(6, seed=3, width=0.3), conditional(2), sizes(False))),
+        6,
+        False,
     ),
-}  # fmt: skip
+}
 
 
 def energy(y):
@@ -184,7 +187,7 @@ def test_a_component_of_a_mixture_has_its_density():
     with jax.enable_x64(True):
         parts, weights = [affine(3, seed) for seed in (0, 1)], np.array([0.3, 0.7])
         means, factors = (np.stack([getattr(p, n) for p in parts]) for n in ("mean", "factor"))
-        mixture = jax.tree.map(jnp.asarray, Mixture(weights, means, factors))
+        mixture = jax.tree.map(jnp.asarray, GaussianMixture(weights, means, factors))
         x = np.array([0.3, -1.2, 0.8])
         for k, part in enumerate(parts):
             np.testing.assert_allclose(mixture.push(k, x), part.push(x), rtol=1e-12)

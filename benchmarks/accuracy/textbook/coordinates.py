@@ -1,4 +1,4 @@
-"""Coordinates for NUTS, whose chains start within two of zero in each of them."""
+"""LatentCoordinates for NUTS, whose chains start within two of zero in each of them."""
 
 from __future__ import annotations
 

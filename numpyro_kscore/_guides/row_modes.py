@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["RowGaussians", "find_modes", "gaussians_at", "hessian_blocks"]
+__all__ = ["RowGaussians", "find_row_modes", "gaussians_at", "hessian_blocks"]
 
 LogDensity = Callable[[jax.Array], jax.Array]
 
@@ -137,7 +137,7 @@ class _Search(NamedTuple):
     steps: jax.Array
 
 
-def find_modes(log_density: LogDensity, start: jax.Array) -> RowGaussians:
+def find_row_modes(log_density: LogDensity, start: jax.Array) -> RowGaussians:
     """Gaussians of rows near the modes of their densities, at a distance of .03 of their widths.
 
     Newton's steps, shortened where the slope along them turns: of the density itself only the sum

@@ -1,0 +1,136 @@
+"""A model's density in any form of coordinates, compiled once for any number of points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_kscore._starts.host_density import AtPoints, Density
+from numpyro_kscore._tracing.coordinates import (
+    LatentCoordinates,
+    moved_coordinates,
+    priors_of,
+    ravel,
+)
+from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._util.compiling import quick_jit
+
+__all__ = ["TargetInForms", "batched_density", "differentiated"]
+
+# Rows of a compiled batch, and how many of them are evaluated at once. Few rows at once keep the
+# program and its memory small; a loop over as many as are asked for wastes little.
+MOST_ROWS, ROWS_AT_ONCE = 128, 4
+
+
+class TargetInForms(NamedTuple):
+    """A model whose coordinates have any degrees of centering.
+
+    Attributes:
+        target: the model.
+        hierarchical: names of the latents that have degrees of centering.
+    """
+
+    target: Target
+    hierarchical: tuple[str, ...]
+
+    def of_model(self, model: Callable[..., Any]) -> TargetInForms:
+        """The same with another model of these latents."""
+        return self._replace(target=self.target._replace(model=model))
+
+    def of_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TargetInForms:
+        """The same with other arguments."""
+        return self._replace(target=self.target._replace(args=args, kwargs=kwargs))
+
+    def energy(
+        self, point: jax.Array, centering: Centering, other: Centering
+    ) -> tuple[jax.Array, jax.Array]:
+        """Minus log density at a point (d,), and the rest of :class:`AtPoints` there, (4, d)."""
+        shapes = self.target.shapes
+        own, others = (
+            LatentCoordinates(form, shapes=shapes, hierarchical=self.hierarchical)
+            for form in (centering, other)
+        )
+        value, trace = self.target._replace(coordinates=(own,)).evaluate(point)
+        moved = values = point
+        locs = log_scales = jnp.zeros_like(point)
+        if self.hierarchical:
+            names = [name for name, _ in shapes]
+            moved, values = (
+                ravel(moved_coordinates(trace, names, c), shapes) for c in (others.centerings(), {})
+            )
+            priors = priors_of(trace, self.hierarchical)
+            locs, log_scales = (
+                ravel(
+                    {
+                        name: jnp.broadcast_to(priors[name][k] if name in priors else 0.0, shape)
+                        for name, shape in shapes
+                    },
+                    shapes,
+                )
+                for k in (0, 1)
+            )
+        return -value, jnp.stack([moved, values, locs, log_scales])
+
+
+def batched_density(
+    energy: Callable[..., tuple[jax.Array, jax.Array]],
+    forward_mode: bool,
+    rows_at_once: int = ROWS_AT_ONCE,
+) -> Density:
+    """Compile a model's energy and gradient, once for any number of points.
+
+    Args:
+        energy: from a point (d,), its centering and another one to the energy, and the rest of
+            :class:`AtPoints` there, (4, d).
+        forward_mode: differentiate in forward mode, d evaluations each.
+        rows_at_once: points that are evaluated together, a divisor of 128.
+    """
+
+    def one(point: jax.Array, centering: Centering, other: Centering) -> tuple[Any, Any, Any]:
+        def with_value(x: jax.Array) -> Any:
+            value, seen = energy(x, centering, other)
+            return value, (value, seen)
+
+        gradient, (value, seen) = differentiated(forward_mode)(with_value, has_aux=True)(point)
+        return value, gradient, seen
+
+    @quick_jit
+    def run(points: jax.Array, count: jax.Array, centering: Centering, other: Centering) -> Any:
+        def body(k: jax.Array, out: Any) -> Any:
+            start = k * rows_at_once
+            rows = lax.dynamic_slice_in_dim(points, start, rows_at_once)
+            found = jax.vmap(one, (0, None, None))(rows, centering, other)
+            return jax.tree.map(
+                lambda a, b: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), start, 0),
+                out,
+                found,
+            )
+
+        # Infinite where nothing was computed: a row that is read by mistake would be noticed.
+        empty = (jnp.full(MOST_ROWS, jnp.inf, points.dtype), jnp.zeros_like(points))
+        seen = jnp.zeros((MOST_ROWS, 4, points.shape[1]), points.dtype)
+        return lax.fori_loop(0, count, body, (*empty, seen))
+
+    def evaluate(points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
+        parts = []
+        for start in range(0, len(points), MOST_ROWS):
+            rows = points[start : start + MOST_ROWS]
+            # The last row fills up: a row of zeros may be outside of a model's support.
+            padded = np.concatenate([rows, np.repeat(rows[-1:], MOST_ROWS - len(rows), axis=0)])
+            found = run(padded, -(-len(rows) // rows_at_once), centering, other)
+            parts.append([np.asarray(a, float)[: len(rows)] for a in found])
+        energies, gradients, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return AtPoints(energies, gradients, *np.moveaxis(seen, 1, 0))
+
+    return evaluate
+
+
+def differentiated(forward_mode: bool) -> Callable[..., Any]:
+    """``jax.grad``, or ``jax.jacfwd`` for models that have no reverse mode."""
+    return jax.jacfwd if forward_mode else jax.grad
