@@ -1,6 +1,6 @@
 """What an accelerator does: the table behind docs/performance, "On an accelerator".
 
-    python -m benchmarks.speed.accelerator --csv docs/performance_gpu.csv [--only products ...]
+    python -m benchmarks.speed.accelerator --csv benchmarks/results/performance_gpu.csv [--only products ...]
         [--quick]
 
 A row is written as soon as it is measured, with the name of the device in it; the same command goes
