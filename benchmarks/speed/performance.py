@@ -1,6 +1,6 @@
 """All speed benchmarks, with the tables and figures of docs/performance.
 
-    python -m benchmarks.speed.performance [--out benchmarks/results --figures docs/figures] \
+    python -m benchmarks.speed.performance [--out benchmarks/results --figures docs/figures]
         [--only products solvers ...] [--quick]
 
 The parts run one after another, and each writes its table before the next begins. Run them on an
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts and write their tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmark_results"))
-    parser.add_argument("--figures", type=Path, help="folder of the figure; OUT/figures if left out")
+    parser.add_argument("--figures", type=Path, help="folder of the figure, by default OUT/figures")
     parser.add_argument("--only", nargs="+", choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="quick runs of all parts")
     options = parser.parse_args(arguments)
