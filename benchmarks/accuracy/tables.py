@@ -1,6 +1,6 @@
 """The tables of the documentation, from the rows that ``posterior_accuracy`` wrote.
 
-python -m benchmarks.accuracy.tables docs/posterior_accuracy.csv
+python -m benchmarks.accuracy.tables benchmarks/results/posterior_accuracy.csv
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an accelerator does: the table behind docs/performance, "On an accelerator".
 
-    python -m benchmarks.speed.accelerator --csv docs/performance_gpu.csv [--only products ...]
-        [--quick]
+    python -m benchmarks.speed.accelerator --csv benchmarks/results/performance_gpu.csv
+        [--only products ...] [--quick]
 
 A row is written as soon as it is measured, with the name of the device in it; the same command goes
 on where it was stopped, and one on another device adds its rows. A part that does not fit into

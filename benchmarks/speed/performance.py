@@ -1,6 +1,7 @@
 """All speed benchmarks, with the tables and figures of docs/performance.
 
-    python -m benchmarks.speed.performance [--out docs] [--only products solvers ...] [--quick]
+    python -m benchmarks.speed.performance [--out benchmarks/results --figures docs/figures]
+        [--only products solvers ...] [--quick]
 
 The parts run one after another, and each writes its table before the next begins. Run them on an
 idle machine: about 25 minutes on two cores. Where JAX's default device is no CPU, ``gpu`` alone is
@@ -52,10 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the parts and write their tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=Path("benchmark_results"))
+    parser.add_argument("--figures", type=Path, help="folder of the figure, by default OUT/figures")
     parser.add_argument("--only", nargs="+", choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="quick runs of all parts")
     options = parser.parse_args(arguments)
-    figures = options.out / "figures"
+    figures = options.figures or options.out / "figures"
+    options.out.mkdir(parents=True, exist_ok=True)
     figures.mkdir(parents=True, exist_ok=True)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
     print(f"jax {jax.__version__} on {devices}, {platform.machine()}")
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name == "growth":
             command += ["--figure", str(figures / "performance_growth.png")]
         PARTS[name](command + ["--quick"] * options.quick)
-    print(f"\ntables and figures are in {options.out}")
+    print(f"\ntables and figures are in {options.out} and {figures}")
 
 
 if __name__ == "__main__":

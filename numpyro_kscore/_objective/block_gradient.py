@@ -27,7 +27,8 @@ from numpyro_kscore.estimators._gaussian import moment_scores
 __all__ = ["BlockGradient", "block_gradient", "put_columns", "typical_length"]
 
 # The noise of the estimate: the residual's size at a converged fit, in units of the guide's own
-# spread, times d sqrt(n) (docs/accuracy: 44 to 154 for d = 1 to 100 and n = 32 to 512).
+# spread, times d sqrt(n): 44 to 154 for d = 1 to 100 and n = 32 to 512
+# (benchmarks/results/2026-11-21-length-of-a-step.md).
 NOISE = 85.0
 # Floor on squared lengths relative to the longest, since some are zero; well above denormals, by
 # which compiled code may divide as if they were zero.

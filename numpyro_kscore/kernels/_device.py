@@ -24,9 +24,10 @@ __all__ = ["KERNEL", "MATRIX", "TILES", "field_or", "path_or", "suits_kernel"]
 MATRIX, TILES, KERNEL = 0, 1, 2
 
 # From so many pairs on the kernel is used: wherever tiles are. On an H200 it takes 1.6 times as
-# long as matrices at four million pairs, and as long at 67 million (docs/performance).
+# long as matrices at four million pairs, and as long at 67 million
+# (benchmarks/results/2026-11-26-h200.md).
 FEWEST_PAIRS = 4096 * 2048
-# There a program's rows and sums begin to spill from the registers of an H100 (docs/performance).
+# There a program's rows and sums begin to spill from the registers of an H100 (the same note).
 MOST_DIMENSIONS = 64
 # Points and coefficients of the trial in :func:`_lowers`.
 TRIAL_POINTS = 128

@@ -340,7 +340,7 @@ def test_a_base_that_cannot_be_improved_is_left_alone():
 
 @pytest.mark.slow
 def test_a_choice_is_about_as_good_as_hindsight():
-    """Error over that of the best fixed strength; docs/accuracy has the whole table.
+    """Error over that of the best fixed strength; benchmarks/results has all of them.
 
     In two dimensions, where there is something to choose: on normal draws the base alone, on the
     others a fit that is better than it. The mean over these three is 1.10 at 128 samples, 1.09 at

@@ -128,7 +128,8 @@ def test_halves_are_of_equal_size_and_share_nothing(n):
 def test_a_chain_is_not_fitted_to_its_own_steps(estimator, correlation):
     """Draws of a standard normal with a correlation from each to the next.
 
-    docs/accuracy has the table: .20 and .24. All figures are means over four chains.
+    benchmarks/results/2026-11-27-chains.md has the table: .20 and .24. All figures are means over
+    four chains.
     """
     in_blocks, singly = chains.errors(estimator, "normal", correlation, 1000, 4)
     assert in_blocks < 0.4 * singly

@@ -172,7 +172,8 @@ def test_the_gradient_of_a_latent_drawn_apart_from_its_bound():
     moved = np.exp(log_sd) * e
     x = 1 / (1 + np.exp(-2.0 - moved))
     expected = -1 - weights @ ((1 - 2 * x) * moved) / weights.sum()
-    # The bias at 128 particles is 3.6 % (docs/accuracy). The coordinate of x moves with the bound;
-    # an estimate that is not conditional on the bound gives a gradient of -.08.
+    # The bias at 128 particles is 3.6 %: benchmarks/results/2026-11-21-default-kernel-and-steps.md.
+    # The coordinate of x moves with the bound; an estimate that is not conditional on the bound
+    # gives a gradient of -.08.
     error = np.std(found, ddof=1) / 60**0.5
     assert abs(np.mean(found) - expected) < 3 * error + 0.04 * abs(expected), (found, expected)
