@@ -16,13 +16,14 @@ import numpy as np
 from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.expansion import Expander
-from numpyro_kscore._fit.progress import Cause, Look, Progress, Rule
+from numpyro_kscore._fit.progress import Look, Progress, Rule
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
 from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore.diagnostics._codes import Cause
 
 __all__ = ["MOST_RECOVERIES", "run_chunks"]
 

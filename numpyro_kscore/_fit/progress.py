@@ -8,12 +8,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from numpyro_kscore._fit.windows import Gain
+from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = ["CONVERGED", "Cause", "Doubt", "Ending", "Look", "Progress", "Rule"]
+__all__ = ["CONVERGED", "Ending", "Look", "Progress", "Rule"]
 
 Phase = Literal["search", "settle", "done"]
-Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
-Doubt = Literal["", "far", "moments", "noisy", "skipped", "recovered"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")
 

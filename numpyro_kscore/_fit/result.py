@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_kscore._fit.messages import describe
-from numpyro_kscore._fit.progress import Cause, Doubt, Look, Rule
+from numpyro_kscore._fit.progress import Look, Rule
 from numpyro_kscore._fit.run import Run
 from numpyro_kscore._fit.stopping import conclude
+from numpyro_kscore.diagnostics._codes import Cause, Doubt
+from numpyro_kscore.diagnostics._messages import fit_reason
 
 __all__ = ["FitInfo", "FitResult", "finish"]
 
@@ -104,7 +105,7 @@ def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause) -> FitResult:
     trace = (*start, *looks)
     losses = run.all_losses() if looks else np.array([look.loss for look in start])
     ending = conclude(progress, rule, stopped)
-    reason, advice = describe(ending)
+    reason, advice = fit_reason(ending.cause, ending.doubt, ending._asdict())
     if advice:
         warnings.warn(f"fit: {reason}. {advice}", UserWarning, stacklevel=3)
     size = rule.chunk_size

@@ -14,16 +14,9 @@ import math
 
 import numpy as np
 
-from numpyro_kscore._fit.progress import (
-    CONVERGED,
-    Cause,
-    Doubt,
-    Ending,
-    Look,
-    Progress,
-    Rule,
-)
+from numpyro_kscore._fit.progress import CONVERGED, Ending, Look, Progress, Rule
 from numpyro_kscore._fit.windows import Gain, window_gain
+from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
 __all__ = ["advance", "begin", "conclude", "step_sizes"]
 

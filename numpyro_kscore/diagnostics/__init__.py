@@ -2,15 +2,18 @@
 
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore.diagnostics._arviz import to_arviz
-from numpyro_kscore.diagnostics._bounds import fisher_divergence, spread_ratios
 from numpyro_kscore.diagnostics._calibration import vsbc
 from numpyro_kscore.diagnostics._diagnose import Diagnosis, diagnose
-from numpyro_kscore.diagnostics._discrepancy import Discrepancy, stein_discrepancy
-from numpyro_kscore.diagnostics._distances import mmd_squared, sliced_wasserstein
-from numpyro_kscore.diagnostics._draws import evaluate_guide
-from numpyro_kscore.diagnostics._estimate import KhatEstimate
-from numpyro_kscore.diagnostics._khat import khat
-from numpyro_kscore.diagnostics._modes import Modes
+from numpyro_kscore.diagnostics._discrepancy import (
+    Discrepancy,
+    SteinTest,
+    ksd,
+    spread_ratios,
+    stein_discrepancy,
+)
+from numpyro_kscore.diagnostics._guide_draws import evaluate_guide
+from numpyro_kscore.diagnostics._khat import KhatEstimate, fisher_divergence, khat
+from numpyro_kscore.diagnostics._missed_modes import Modes
 from numpyro_kscore.diagnostics._movement import Movement
 from numpyro_kscore.diagnostics._pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._plots import (
@@ -20,7 +23,7 @@ from numpyro_kscore.diagnostics._plots import (
     plot_vsbc,
     plot_weights,
 )
-from numpyro_kscore.diagnostics._stein_tests import SteinTest, ksd
+from numpyro_kscore.diagnostics._two_samples import mmd_squared, sliced_wasserstein
 
 __all__ = [
     "Diagnosis",

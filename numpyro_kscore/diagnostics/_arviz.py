@@ -1,4 +1,4 @@
-"""``to_arviz``: a fit as an ArviZ data structure, for guides with a density and without."""
+"""``to_arviz``: a fit as an ArviZ data structure, of versions 1.x and 0.2x."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from numpyro_kscore.diagnostics._converters import (
     make_converter,
     one_chain,
 )
-from numpyro_kscore.diagnostics._discrete import draw_discrete, has_discrete, log_likelihoods
-from numpyro_kscore.diagnostics._draws import evaluate_fitted
-from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
+from numpyro_kscore.diagnostics._guide_draws import evaluate_fitted
+from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
     at_first,
+    draw_discrete,
     draw_posterior_predictive,
     draw_prior,
     find_constant_data,
+    has_discrete,
+    log_likelihoods,
 )
 from numpyro_kscore.estimators._bandwidth import Median
 from numpyro_kscore.estimators._coordinates import whiten_samples
@@ -130,7 +132,7 @@ def to_arviz(
         tree["posterior"]["loc"]  # (1, 1000)
     """
     convert = make_converter()
-    _check_options(num_samples, khat)
+    check_count("num_samples", num_samples)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate = _draws_and_khat(fitted, num_samples, khat, key)
@@ -139,72 +141,55 @@ def to_arviz(
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
     program = fitted.program
-    model = substitute(program.model, data=dict(program.params))
+    program = program._replace(model=substitute(program.model, data=dict(program.params)))
     predict_key, prior_key = jax.random.split(key_apart(key, 2))
     if posterior_predictive is True:
-        posterior_predictive = draw_posterior_predictive(predict_key, model, program, samples)
+        posterior_predictive = draw_posterior_predictive(predict_key, program, samples)
     if prior is True:
-        prior = draw_prior(prior_key, model, program, num_samples)
-    likelihoods = _summed_likelihoods(model, program, samples) if log_likelihood else None
+        prior = draw_prior(prior_key, program, num_samples)
+    likelihoods = _summed_likelihoods(program, samples) if log_likelihood else {}
     if constant_data is None:
-        constant_data = find_constant_data(model, program, samples)
+        constant_data = find_constant_data(program, samples)
     if infer_discrete:
-        samples |= _discrete_draws(key_apart(key, 3), model, program, samples)
+        samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
     groups = {
         "prior": prior or None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
         "constant_data": constant_data or None,
         "predictions_constant_data": predictions_constant_data,
-        "log_likelihood": log_likelihood and likelihoods is None,
+        "log_likelihood": log_likelihood and not likelihoods,
         "coords": coords,
         "dims": dims,
         "pred_dims": pred_dims,
         "extra_event_dims": extra_event_dims,
         "index_origin": index_origin,
     }
-    found = ConvertedFit(at_first(model, samples), program, one_chain(samples), stats)
-    tree = convert(found, groups)
+    program = program._replace(model=at_first(program.model, samples))
+    tree = convert(ConvertedFit(program, one_chain(samples), stats), groups)
     _add_scalars(tree, result, estimate, draws, svi)
-    add_log_likelihoods(tree, likelihoods or {})
+    add_log_likelihoods(tree, likelihoods)
     return tree
-
-
-def _check_options(num_samples: int, khat: Any) -> None:
-    check_count("num_samples", num_samples)
-    if not isinstance(khat, bool | KhatEstimate):
-        raise TypeError(
-            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
-            "no weights: pass all of it"
-        )
-
-
-def _summed_likelihoods(
-    model: Any, program: Program, samples: dict[str, np.ndarray]
-) -> dict[str, np.ndarray] | None:
-    """Log likelihoods with discrete latents summed out; None where ArviZ computes them."""
-    if not has_discrete(model, program, samples):
-        return None
-    return jax.device_get(log_likelihoods(model, program, samples))
-
-
-def _discrete_draws(
-    key: Array, model: Any, program: Program, samples: dict[str, np.ndarray]
-) -> dict[str, Any]:
-    if not has_discrete(model, program, samples):
-        raise ValueError("infer_discrete: expected a model with discrete latents; got none")
-    return jax.device_get(draw_discrete(key, model, program, samples))
 
 
 def _draws_and_khat(
     fitted: FittedGuide, num_samples: int, khat: KhatEstimate | bool, key: Array
 ) -> tuple[GuideDraws, KhatEstimate | None]:
     """At least ``num_samples`` draws, unless some are lost, and k̂ unless ``khat`` is False."""
+    if not isinstance(khat, bool | KhatEstimate):
+        raise TypeError(
+            f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
+            "no weights: pass all of it"
+        )
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)
     draws = evaluate_fitted(fitted, max(num_draws, 4), key)
-    if khat is True:
-        return draws, compute_khat(draws)
-    return draws, khat if isinstance(khat, KhatEstimate) else None
+    return draws, compute_khat(draws) if khat is True else khat or None
+
+
+def _summed_likelihoods(program: Program, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Log likelihoods with discrete latents summed out; empty where ArviZ computes them."""
+    found = log_likelihoods(program, samples) if has_discrete(program, samples) else {}
+    return jax.device_get(found)
 
 
 def _sample_stats(

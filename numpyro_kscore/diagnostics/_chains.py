@@ -1,8 +1,11 @@
-"""Short Markov chains from a guide's draws, which leave the model's distribution as it is.
+"""Hamiltonian Monte Carlo of many chains at once (Neal 2011), for ``diagnose`` and ``refine``.
 
-Every chain is Hamiltonian Monte Carlo (Neal 2011) in coordinates whitened by the draws. Its steps
-are of random size, down to a tenth of the longest, so that chains also move where the posterior is
-narrow. The acceptance rate of all chains together sets the longest step in the first window.
+Chains are in coordinates whitened by draws. All have the same random number of leapfrog steps in a
+transition, so that none waits for another, and each a step size of its own, so that chains also
+move where the posterior is narrow. The acceptance of all chains together sets the longest step.
+
+``diagnose`` needs no optional package, which rules out BlackJAX; NumPyro's integrator takes more
+code and is no faster (benchmarks/results/2026-11-28-hmc-engines.md).
 """
 
 from __future__ import annotations
@@ -13,33 +16,43 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore.estimators._coordinates import whiten_samples
 
-__all__ = ["ChainState", "Density", "Frame", "Window", "advance", "evaluate"]
+__all__ = [
+    "DIAGNOSIS",
+    "REFINEMENT",
+    "WINDOW",
+    "ChainState",
+    "Density",
+    "Metric",
+    "Window",
+    "advance_chains",
+    "evaluate",
+    "fit_metric",
+    "start_chains",
+]
 
 # A point (d,) to the model's log density and its gradient (d,).
 Density = Callable[[Array], tuple[Array, Array]]
 
-# Transitions in a window, and leapfrog steps in a transition at most.
-WINDOW, LONGEST = 10, 24
-# Mean length of a trajectory, in standard deviations: a quarter of a Gaussian's period.
-LENGTH = 1.6
-# Steps are between this fraction of the longest and the longest.
-SHORTEST = 0.1
-# Acceptance aimed at, and how fast log step sizes follow it.
-ACCEPTANCE, RATE = 0.8, 0.5
-# Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
-FARTHEST = 10.0
+# Transitions in a window.
+WINDOW = 10
+# A transition with a larger error of the energy has diverged.
+DIVERGENT = 1000.0
+# How fast log step sizes follow the acceptance.
+RATE = 0.5
 
 
-class Frame(NamedTuple):
+class Metric(NamedTuple):
     """Coordinates of the chains: ``x = mean + root z``.
 
     Attributes:
-        mean: of the draws, (d,).
+        mean: mean of draws, (d,).
         root: a factor of their covariance, (d, d).
         sd: their standard deviations, (d,).
     """
@@ -48,14 +61,77 @@ class Frame(NamedTuple):
     root: Array
     sd: Array
 
+    def whiten(self, x: Any) -> np.ndarray:
+        """Points (n, d) in whitened coordinates, in double precision."""
+        mean, root = (np.asarray(a, np.float64) for a in (self.mean, self.root))
+        return np.linalg.solve(root, (np.asarray(x, np.float64) - mean).T).T
+
+    def unwhiten(self, z: Any) -> np.ndarray:
+        """Whitened points (..., d) in the original coordinates, in double precision."""
+        mean, root = (np.asarray(a, np.float64) for a in (self.mean, self.root))
+        return mean + np.asarray(z, np.float64) @ root.T
+
+
+class Schedule(NamedTuple):
+    """How steps and trajectories are drawn, and which acceptance the longest step aims at.
+
+    Attributes:
+        most_steps: largest number of leapfrog steps in a transition.
+        least_path: least number of steps times the longest step, in standard deviations; uniform
+            between this and the next.
+        most_path: its largest value.
+        share_short: probability that a chain takes steps shorter than the longest.
+        shortest: their least length, relative to the longest; its logarithm is uniform.
+        acceptance: target of the power mean of the acceptance probabilities of all chains.
+        power: exponent of that mean: 1 for the arithmetic mean, -1 for the harmonic one, which
+            falls far where a few chains accept next to nothing.
+        floor: lower limit of the probabilities in it.
+    """
+
+    most_steps: int
+    least_path: float
+    most_path: float
+    share_short: float
+    shortest: float
+    acceptance: float
+    power: float
+    floor: float
+
+
+# Trajectories of 1.6 standard deviations on average, a quarter of a Gaussian's period: steps are
+# between a tenth of the longest and the longest.
+DIAGNOSIS = Schedule(
+    most_steps=24,
+    least_path=1.28,
+    most_path=5.12,
+    share_short=1.0,
+    shortest=0.1,
+    acceptance=0.8,
+    power=1.0,
+    floor=0.0,
+)
+# Trajectories of 0.8 standard deviations on average. A quarter of the transitions take shorter
+# steps, and the harmonic mean shows chains that accept next to nothing: both are for places where
+# the posterior is far narrower than elsewhere.
+REFINEMENT = Schedule(
+    most_steps=32,
+    least_path=0.0,
+    most_path=1.6,
+    share_short=0.25,
+    shortest=0.05,
+    acceptance=0.65,
+    power=-1.0,
+    floor=0.1,
+)
+
 
 class ChainState(NamedTuple):
-    """Where chains are.
+    """Positions of chains, and their step size.
 
     Attributes:
         point: in whitened coordinates, (n, d).
         value: log density, (n,); -inf where it or its gradient is not finite.
-        gradient: of it in whitened coordinates, (n, d).
+        gradient: gradient of the log density in whitened coordinates, (n, d).
         log_step: logarithm of the longest leapfrog step, in standard deviations.
     """
 
@@ -66,50 +142,77 @@ class ChainState(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Averages over the transitions of a window, chain by chain.
+    """Some transitions of all chains, on the device or on the host.
 
     Attributes:
-        first: of the standardized coordinates ``u = (x - mean)/sd``, (n, d).
-        second: of their squares, (n, d).
-        score: of the model's score v in the same coordinates, (n, d), zero on average under the
-            model.
-        product: of ``u v + 1``, (n, d), likewise, by Stein's identity.
-        acceptance: mean over chains and transitions.
+        draws: in whitened coordinates, (WINDOW, n, d).
+        scores: gradients of the log density there, (WINDOW, n, d).
+        acceptance: mean probability of acceptance of each chain, (n,).
+        num_divergent: transitions whose error of the energy was above 1000 or no number.
+        num_steps: leapfrog steps, gradients of each chain.
     """
 
-    first: Array
-    second: Array
-    score: Array
-    product: Array
-    acceptance: Array
+    draws: Any
+    scores: Any
+    acceptance: Any
+    num_divergent: Any
+    num_steps: Any
 
 
-def evaluate(density: Density, frame: Frame, z: Array) -> tuple[Array, Array]:
+@jax.jit
+def fit_metric(samples: Array) -> Metric:
+    """Coordinates whitened by draws (n, d)."""
+    coordinates = whiten_samples(samples)
+    return Metric(coordinates.mean, coordinates.root(), coordinates.scale)
+
+
+def start_chains(
+    density: Density, metric: Metric, z: np.ndarray, log_step: Any = None
+) -> ChainState:
+    """Chains at whitened points (n, d).
+
+    Args:
+        density: the model.
+        metric: the coordinates.
+        z: the points.
+        log_step: logarithm of the longest step; by default the step has the same acceptance in all
+            dimensions.
+    """
+    if log_step is None:
+        log_step = -0.25 * np.log(z.shape[1])
+    point, log_step = (jnp.asarray(a, metric.mean.dtype) for a in (z, log_step))
+    return ChainState(point, *evaluate(density, metric, point), log_step)
+
+
+def evaluate(density: Density, metric: Metric, z: Array) -> tuple[Array, Array]:
     """Log density (n,) and its gradient (n, d) at whitened points (n, d)."""
-    return _compiled(_evaluate, density)(frame, z)
+    return _compiled(_evaluate, density)(metric, z)
 
 
-def advance(
+def advance_chains(
     density: Density,
-    frame: Frame,
+    metric: Metric,
     state: ChainState,
     key: Array,
-    adapts: Array,
-    coldness: Array,
+    schedule: Schedule,
+    adapts: bool,
+    coldness: float = 1.0,
 ) -> tuple[ChainState, Window]:
     """A window of transitions.
 
     Args:
         density: the model.
-        frame: the coordinates.
+        metric: the coordinates.
         state: where the chains are.
         key: random key.
-        adapts: whether the step size follows the acceptance, 1 or 0.
+        schedule: lengths of steps and trajectories; one program serves all schedules.
+        adapts: whether the step size follows the acceptance.
         coldness: the power of the density that is left invariant; below 1 it is flatter.
 
-    Cost: up to 240 gradients of each chain.
+    Cost: up to ``WINDOW * schedule.most_steps`` gradients of each chain.
     """
-    return _compiled(_advance, density)(frame, state, key, adapts, coldness)
+    numbers = jnp.asarray([adapts, coldness, *schedule], state.point.dtype)
+    return _compiled(_advance, density)(metric, state, key, numbers)
 
 
 @lru_cache(maxsize=4)
@@ -118,54 +221,60 @@ def _compiled(fn: Callable[..., Any], density: Density) -> Callable[..., Any]:
 
 
 @full_precision
-def _evaluate(density: Density, frame: Frame, z: Array) -> tuple[Array, Array]:
-    value, gradient = jax.vmap(density)(frame.mean + z @ frame.root.T)
-    gradient = gradient @ frame.root
+def _evaluate(density: Density, metric: Metric, z: Array) -> tuple[Array, Array]:
+    value, gradient = jax.vmap(density)(metric.mean + z @ metric.root.T)
+    gradient = gradient @ metric.root
     finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient), axis=1)
     return jnp.where(finite, value, -jnp.inf), jnp.where(finite[:, None], gradient, 0.0)
 
 
 @full_precision
 def _advance(
-    density: Density,
-    frame: Frame,
-    state: ChainState,
-    key: Array,
-    adapts: Array,
-    coldness: Array,
+    density: Density, metric: Metric, state: ChainState, key: Array, numbers: Array
 ) -> tuple[ChainState, Window]:
-    def transition(state: ChainState, key: Array) -> tuple[ChainState, tuple[Array, ...]]:
-        state, probability = _transition(density, frame, state, key, coldness)
-        change = adapts * RATE * (jnp.mean(probability) - ACCEPTANCE)
-        state = state._replace(log_step=state.log_step + change)
-        # Rows of norm 1: the mean of u v is minus the square of the norm.
-        rows = frame.root / frame.sd[:, None]
-        u, v = state.point @ rows.T, state.gradient @ rows.T
-        near = jnp.clip(u, -FARTHEST, FARTHEST)
-        return state, (near, near**2, v, u * v + jnp.sum(rows**2, axis=1), jnp.mean(probability))
+    adapts, coldness, *settings = numbers
+    schedule = Schedule(*settings)
+    evaluate = partial(_evaluate, density, metric)
 
-    state, averaged = lax.scan(transition, state, jax.random.split(key, WINDOW))
-    return state, Window(*(jnp.mean(a, axis=0) for a in averaged))
+    def transition(state: ChainState, key: Array) -> tuple[ChainState, tuple[Array, ...]]:
+        state, probability, is_divergent, count = _transition(
+            evaluate, state, key, schedule, coldness
+        )
+        powers = jnp.maximum(probability, schedule.floor) ** schedule.power
+        change = jnp.mean(powers) ** (1 / schedule.power) - schedule.acceptance
+        state = state._replace(log_step=state.log_step + adapts * RATE * change)
+        return state, (state.point, state.gradient, probability, jnp.sum(is_divergent), count)
+
+    state, seen = lax.scan(transition, state, jax.random.split(key, WINDOW))
+    draws, scores, probability, num_divergent, count = seen
+    divergent, steps = jnp.sum(num_divergent), jnp.sum(count)
+    return state, Window(draws, scores, jnp.mean(probability, axis=0), divergent, steps)
 
 
 def _transition(
-    density: Density, frame: Frame, state: ChainState, key: Array, coldness: Array
-) -> tuple[ChainState, Array]:
-    """One transition, with the same number of steps for all chains, and its acceptance (n,)."""
-    n, _ = state.point.shape
-    dtype = state.point.dtype
-    keys = jax.random.split(key, 4)
+    evaluate: Callable[[Array], tuple[Array, Array]],
+    state: ChainState,
+    key: Array,
+    schedule: Schedule,
+    coldness: Array,
+) -> tuple[ChainState, Array, Array, Array]:
+    """One transition, its acceptance (n,), whether it diverged (n,), and its number of steps."""
+    n, dtype = len(state.point), state.point.dtype
+    keys = jax.random.split(key, 5)
     longest = jnp.exp(state.log_step)
-    step = longest * SHORTEST ** jax.random.uniform(keys[0], (n, 1), dtype)
-    length = LENGTH * jax.random.uniform(keys[1], (), dtype, minval=0.4, maxval=1.6)
-    count = jnp.clip(jnp.ceil(2 * length / longest).astype(int), 1, LONGEST)
+    shorter = schedule.shortest ** jax.random.uniform(keys[0], (n, 1), dtype)
+    is_short = jax.random.uniform(keys[4], (n, 1), dtype) < schedule.share_short
+    step = longest * jnp.where(is_short, shorter, 1.0)
+    least, most = schedule.least_path, schedule.most_path
+    path = jax.random.uniform(keys[1], (), dtype, least, most)
+    count = jnp.clip(jnp.ceil(path / longest), 1, schedule.most_steps).astype(int)
     momentum = jax.random.normal(keys[2], state.point.shape, dtype)
 
     def leapfrog(_: Array, place: tuple[Array, ...]) -> tuple[Array, ...]:
         point, momentum, _, gradient = place
         momentum = momentum + 0.5 * step * coldness * gradient
         point = point + step * momentum
-        value, gradient = _evaluate(density, frame, point)
+        value, gradient = evaluate(point)
         return point, momentum + 0.5 * step * coldness * gradient, value, gradient
 
     first = (state.point, momentum, state.value, state.gradient)
@@ -179,4 +288,4 @@ def _transition(
         jnp.where(accept[:, None], gradient, state.gradient),
         state.log_step,
     )
-    return moved, probability
+    return moved, probability, ~(gain > -DIVERGENT), count

@@ -1,37 +1,65 @@
-"""Decisions of diagnostics, as codes that a program can match on."""
+"""Decisions of ``fit``, ``diagnose``, ``khat`` and ``refine``, as codes that a program matches on.
+
+:mod:`numpyro_kscore.diagnostics._messages` has the words for them, one wording a code.
+"""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Code", "Doubt", "Finding", "Known", "Verdict"]
+__all__ = [
+    "MEAN_LIMIT",
+    "SD_LIMIT",
+    "Cause",
+    "Code",
+    "Doubt",
+    "Finding",
+    "KhatDoubt",
+    "Known",
+    "Verdict",
+]
+
+# A fit is right if no mean is off by more, in standard deviations, and no ratio of standard
+# deviations differs from 1 by more.
+MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
 
 Verdict = Literal["good", "bad", "cannot tell"]
-# Why a k̂ cannot be trusted; empty where it can.
-Doubt = Literal["", "interval", "few draws", "flat draws", "large error"]
-# What is known of a guide's density: all, the local density of each draw, or nothing.
+# The known part of a guide's density: all, the local density of each draw, or nothing.
 Known = Literal["density", "local density", "draws"]
+# Findings of `diagnose` and `refine`: those of both, of the first, and of the second.
 Code = Literal[
     "draws lost",
     "mode missed",
+    "chains moving",
     "mean off",
     "collapsed",
     "too narrow",
     "too wide",
     "chains slow",
-    "chains moving",
     "errors large",
     "nothing found",
+    "settled",
+    "chains apart",
+    "too few draws",
+    "few far draws",
+    "chains stuck",
+    "divergences",
 ]
+# Why a k̂ cannot be trusted; empty where it can.
+KhatDoubt = Literal["", "interval", "few draws", "flat draws", "large error"]
+# Why a fit stopped.
+Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
+# The fault of a fit that converged; empty if there is none.
+Doubt = Literal["", "far", "moments", "noisy", "skipped", "recovered"]
 
 
 class Finding(NamedTuple):
-    """A finding of ``diagnose``, and the number it rests on.
+    """A finding, and the number it rests on.
 
     Attributes:
-        code: what was found.
-        value: a count of draws, a share of the posterior's mass, a shift in standard deviations, a
-            ratio of standard deviations, or a slope, as the code asks for.
+        code: the kind of finding.
+        value: a count of draws, a share, a shift in standard deviations, a ratio of standard
+            deviations, a slope, R-hat or a number of standard errors, as the code asks for.
         error: the standard error of the value, in the same units; 0 for a count.
         where: the coordinate it was found in, such as ``"theta[3]"``; empty if in none.
     """

@@ -21,13 +21,11 @@ class ConvertedFit(NamedTuple):
     """A fit in the form that a converter reads.
 
     Attributes:
-        model: with its parameters substituted.
-        program: guide, model and their arguments.
+        program: the model, with its parameters substituted, and its arguments.
         samples: sites by name, leading axes (chain, draw).
         stats: statistics of draws by name, the same.
     """
 
-    model: Callable[..., Any]
     program: Program
     samples: dict[str, np.ndarray]
     stats: dict[str, np.ndarray]
@@ -50,8 +48,8 @@ def make_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
         def __init__(self, fit: ConvertedFit) -> None:
             self.fit = fit
             shape = next(iter(fit.samples.values())).shape[:2]
-            args, kwargs = fit.program.args, fit.program.kwargs
-            super().__init__(fit, fit.model, args, kwargs, shape)
+            program = fit.program
+            super().__init__(fit, program.model, program.args, program.kwargs, shape)
 
         @property
         def sample_dims(self) -> list[str]:
@@ -94,7 +92,7 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
             num_chains=num_chains,
             num_samples=count,
             thinning=1,
-            sampler=SimpleNamespace(model=fit.model),
+            sampler=SimpleNamespace(model=fit.program.model),
             _args=fit.program.args,
             _kwargs=fit.program.kwargs,
         )
@@ -108,8 +106,8 @@ def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
     """Add the group of log likelihoods, with the dimensions and labels of the observed data.
 
     Args:
-        tree: what a converter made.
-        values: by observed site, leading axis of draws and then those of the batch.
+        tree: the result of a converter.
+        values: log likelihoods by observed site, leading axis of draws and then those of the batch.
     """
     if not values:
         return
@@ -132,7 +130,7 @@ def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
 
 @contextmanager
 def _unwarned() -> Iterator[None]:
-    """Without warnings that say nothing of these draws."""
+    """Silence warnings that do not apply to these draws."""
     with warnings.catch_warnings():
         # NumPyro's: ArviZ looks for initial values where the model has some already.
         warnings.filterwarnings("ignore", r"init_to_median\(\) skipping", UserWarning)

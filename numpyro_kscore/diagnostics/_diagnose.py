@@ -3,7 +3,7 @@
 It asks two questions that a guide need not have a density for. Do means and standard deviations
 move, if Markov chains that leave the model invariant start from the guide's draws
 (:mod:`numpyro_kscore.diagnostics._movement`)? Do ascents from afar find modes where the guide has
-no draws (:mod:`numpyro_kscore.diagnostics._modes`)? Other questions have functions of their own:
+no draws (:mod:`numpyro_kscore.diagnostics._missed_modes`)? Others have functions of their own:
 :func:`~numpyro_kscore.khat` (can importance weights correct the guide?),
 :func:`~numpyro_kscore.diagnostics.ksd` (is the local shape right?),
 :func:`~numpyro_kscore.diagnostics.spread_ratios` and
@@ -26,40 +26,52 @@ from numpyro.infer import SVI
 from numpyro_kscore._tracing.layout import Layout, Site, coordinate_names
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._codes import Code, Known, Verdict
-from numpyro_kscore.diagnostics._decide import decide, judge
+from numpyro_kscore.diagnostics._chains import fit_metric
+from numpyro_kscore.diagnostics._codes import (
+    MEAN_LIMIT,
+    SD_LIMIT,
+    Code,
+    Finding,
+    Known,
+    Verdict,
+)
 from numpyro_kscore.diagnostics._fitted import check_mostly_finite, draw_fitted, fitted_guide
-from numpyro_kscore.diagnostics._messages import advise, describe
-from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
-from numpyro_kscore.diagnostics._movement import Movement, Walk, make_frame
+from numpyro_kscore.diagnostics._messages import advise, describe, verdict_lines
+from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_missed_modes
+from numpyro_kscore.diagnostics._movement import Movement, Walk
 from numpyro_kscore.diagnostics._tall import ModelDensity, model_density
 
-__all__ = [
-    "Diagnosis",
-    "diagnose",
-    "examine",
-]
+__all__ = ["Diagnosis", "decide", "diagnose", "examine", "judge"]
 
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
 # Missed modes are searched for if the guide is not far from all of them.
 NEAR_SHIFT, NEAR_RATIOS = 1.0, (0.4, 2.5)
+# Standard errors to the inside of the limits for "good", and to the outside for "bad": for that one
+# of many coordinates is enough.
+INSIDE, OUTSIDE = 2.5, 3.0
+# Chains that remember more of where they started cannot say that a fit is good.
+MOST_MEMORY = 0.5
+# Standard errors from which on the later half of the chains differs from the earlier one.
+TREND = 4.0
+# A guide that is narrower has collapsed.
+COLLAPSED = 0.4
 
 
 class Diagnosis(NamedTuple):
-    """What is known of a fit.
+    """A verdict on a fit, with its reasons.
 
     Attributes:
         verdict: ``"good"``, ``"bad"`` or ``"cannot tell"``.
-        codes: what was found, to match on: some of ``"draws lost"``, ``"mode missed"``,
+        codes: findings to match on: some of ``"draws lost"``, ``"mode missed"``,
             ``"mean off"``, ``"collapsed"``, ``"too narrow"``, ``"too wide"``; of a fit that is not
             bad one of ``"nothing found"``, ``"chains slow"``, ``"chains moving"`` and
             ``"errors large"``.
-        findings: the same in words, a sentence for each code.
-        advice: what to try next, in words.
-        movement: of means and standard deviations along Markov chains from the guide's draws.
-        modes: what ascents found.
-        names: of the unconstrained coordinates that ``movement`` is about, such as ``"theta[3]"``.
+        findings: a sentence for each code.
+        advice: suggestions of what to try next.
+        movement: changes of means and standard deviations along chains from the guide's draws.
+        modes: result of the search for modes.
+        names: unconstrained coordinates that ``movement`` is about, such as ``"theta[3]"``.
         num_draws: number of draws.
 
     Example::
@@ -91,14 +103,12 @@ class Diagnosis(NamedTuple):
             return f"{move.ratio[k]:.2f} ± {error:.2f} ({self.names[k]})"
 
         lines = [
-            f"verdict: {self.verdict}",
-            *(f"  {finding}" for finding in self.findings),
-            *(f"  try: {advice}" for advice in self.advice),
+            *verdict_lines(self),
             f"largest shift of a mean: {move.shift[shift]:+.2f} ± {move.shift_error[shift]:.2f} sd "
             f"({self.names[shift]})",
             f"guide's sd over the model's: {ratio(low)} to {ratio(high)}",
             f"{move.num_transitions} transitions of each chain, {move.acceptance:.0%} accepted",
-            _of_modes(modes),
+            str(modes),
         ]
         return "\n".join(lines)
 
@@ -172,31 +182,30 @@ def examine(
 
     Args:
         samples: independent draws of a guide in unconstrained coordinates, finite.
-        density: of the model.
+        density: the model's log density.
         sites: the latents that the coordinates belong to.
         key: random key.
         num_lost: draws that were left out.
-        known: of the guide's density, on which the advice depends.
+        known: the known part of the guide's density, on which the advice depends.
     """
     points = jnp.asarray(samples)
-    frame = make_frame(points)
-    walk = Walk(density.evaluate, frame, points, key_apart(key, 2))
+    metric = fit_metric(points)
+    walk = Walk(density.evaluate, metric, points, key_apart(key, 2))
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
     check_mostly_finite(int(finite.sum()), len(values))
-    modes = UNSEARCHED
+    modes, names = UNSEARCHED, coordinate_names(sites)
     for num_windows in LOOKS:
         walk.prolong(num_windows)
         movement = _widened(walk.movement(), density)
         if modes == UNSEARCHED and _is_near(movement):
             mode_key = key_apart(key, 3)
             home = values[finite]
-            modes = find_modes(
-                density.evaluate, frame, samples, home, walk.state, sites, mode_key, density.exact
+            modes = find_missed_modes(
+                density.evaluate, metric, samples, home, walk.state, sites, mode_key, density.exact
             )
-        if modes.num_missed or judge(movement) != "cannot tell":
+        if modes.num_missed or judge(movement, names)[0] != "cannot tell":
             break
-    names = coordinate_names(sites)
     num_lost += int(len(values) - finite.sum())
     verdict, findings = decide(movement, modes, num_lost, names)
     return Diagnosis(
@@ -211,21 +220,6 @@ def examine(
     )
 
 
-def _of_modes(modes: Modes) -> str:
-    """What the search for modes found, and what it could not."""
-    if modes == UNSEARCHED:
-        return "modes were not searched for"
-    if modes.num_arrived == 0 and modes.num_missed == 0:
-        return (
-            f"none of {modes.num_paths} ascents arrived at a maximum: modes without draws would "
-            "not have been seen"
-        )
-    return (
-        f"{modes.num_arrived} of {modes.num_paths} ascents arrived at a maximum; "
-        f"{modes.num_missed} mode(s) missed"
-    )
-
-
 def _known(layout: Layout) -> Known:
     if not layout.implicit_parts:
         return "density"
@@ -233,7 +227,7 @@ def _known(layout: Layout) -> Known:
 
 
 def _widened(movement: Movement, density: ModelDensity) -> Movement:
-    """With the errors of moments that an error of the density makes."""
+    """A movement whose errors include those of an approximate density."""
     return movement._replace(
         shift_error=np.hypot(movement.shift_error, density.shift),
         ratio_error=np.hypot(movement.ratio_error, density.width),
@@ -246,3 +240,73 @@ def _is_near(movement: Movement) -> bool:
     return bool(
         np.all(np.abs(movement.shift) < NEAR_SHIFT) and np.all((low < ratio) & (ratio < high))
     )
+
+
+def decide(
+    movement: Movement, modes: Modes, num_lost: int, names: Sequence[str]
+) -> tuple[Verdict, tuple[Finding, ...]]:
+    """The verdict on a guide, and what it rests on.
+
+    Args:
+        movement: changes of means and standard deviations along chains.
+        modes: result of the search for modes.
+        num_lost: draws that were not finite.
+        names: names of the coordinates.
+    """
+    verdict, moved = judge(movement, names)
+    findings = [Finding("draws lost", num_lost)] if num_lost else []
+    if modes.num_missed:
+        findings.append(Finding("mode missed", modes.share))
+        # Doubts about the movement do not matter then.
+        verdict, moved = "bad", moved if verdict == "bad" else []
+    return verdict, (*findings, *moved)
+
+
+def judge(movement: Movement, names: Sequence[str]) -> tuple[Verdict, list[Finding]]:
+    """The verdict by means and standard deviations alone, and what it rests on."""
+    off, narrow, wide = np.stack(_excess(movement, -OUTSIDE)) > 0
+    shift, ratio = movement.shift, movement.ratio
+    ratio_error = ratio * movement.ratio_error
+    limits: tuple[tuple[Code, np.ndarray, np.ndarray, np.ndarray, np.ndarray], ...] = (
+        ("mean off", off, np.abs(shift), shift, movement.shift_error),
+        ("too narrow", narrow, -ratio, ratio, ratio_error),
+        ("too wide", wide, ratio, ratio, ratio_error),
+    )
+    # The worst coordinate of each kind that is outside.
+    findings = []
+    for code, is_outside, size, value, error in limits:
+        if is_outside.any():
+            worst = int(np.argmax(np.where(is_outside, size, -np.inf)))
+            is_collapsed = code == "too narrow" and value[worst] < COLLAPSED
+            numbers = float(value[worst]), float(error[worst])
+            findings.append(Finding("collapsed" if is_collapsed else code, *numbers, names[worst]))
+    if findings:
+        return "bad", findings
+    # Chains that remember have gone only part of the way.
+    way = 1 - np.clip(movement.memory, 0.0, 0.9)
+    whole = movement._replace(
+        shift=shift / way,
+        shift_error=movement.shift_error / way,
+        ratio=np.exp(np.log(ratio) / way),
+        ratio_error=movement.ratio_error / way,
+    )
+    # Why the movement cannot say "good", the most important first.
+    doubts: tuple[tuple[Code, np.ndarray, float], ...] = (
+        ("chains slow", movement.memory, MOST_MEMORY),
+        ("chains moving", movement.trend, TREND),
+        ("errors large", np.max(_excess(whole, INSIDE), axis=0), 0.0),
+    )
+    for code, values, limit in doubts:
+        worst = int(np.argmax(values))
+        if values[worst] > limit:
+            return "cannot tell", [Finding(code, float(values[worst]), where=names[worst])]
+    return "good", [Finding("nothing found", 0.0)]
+
+
+def _excess(movement: Movement, errors: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distances of shifts and ratios beyond the limits, with some standard errors added."""
+    shift = np.abs(movement.shift) + errors * movement.shift_error - MEAN_LIMIT
+    margin = 1 + errors * movement.ratio_error
+    narrow = (1 - SD_LIMIT) - movement.ratio / margin
+    wide = movement.ratio * margin - (1 + SD_LIMIT)
+    return shift, narrow, wide

@@ -7,7 +7,7 @@ without a density, and says how far they can be trusted.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,15 @@ import numpy as np
 
 from numpyro_kscore._tracing.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
-from numpyro_kscore.diagnostics._closed_form import take_rows
-from numpyro_kscore.diagnostics._codes import Doubt, Verdict
+from numpyro_kscore.diagnostics._codes import KhatDoubt, Verdict
+from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._energy import (
     FAMILIES,
     FOLDS,
-    CrossFit,
     Family,
     cross_fit,
+    take_rows,
 )
-from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother, weight_ess
 from numpyro_kscore.estimators._coordinates import whiten_samples
@@ -32,7 +31,7 @@ from numpyro_kscore.estimators._estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["check_is_draws", "energy_estimator", "khat", "whitened_draws"]
+__all__ = ["KhatEstimate", "energy_estimator", "fisher_divergence", "khat", "whitened_draws"]
 
 NUM_REPEATS, NUM_BOOTSTRAP = 4, 100
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
@@ -42,12 +41,68 @@ DRAWS_PER_DIMENSION = 10
 DEGENERATE = 0.1
 # Distrust an energy whose error, in nats, exceeds this and half the spread of the log weights.
 LARGE_ERROR = 0.5
+# A jackknife that leaves out one of the folds makes errors smaller by this factor.
+FOLD_SCALE = (FOLDS - 1.0) ** 0.5
 # Coverage of the interval.
 LEVEL = 0.9
 # Coefficient of variation below which weights of a rival do not matter. By Cauchy and Schwarz they
 # change no average by more than .15 sd: what `diagnose` calls good (a variance changes by .15 √2 of
 # itself at most where tails are Gaussian, an sd by 10 %).
 SMALLEST_VARIATION = 0.15
+
+
+class KhatEstimate(NamedTuple):
+    """A Pareto k̂ and how far it can be trusted.
+
+    Attributes:
+        value: the estimate; ``-inf`` where all weights are equal.
+        low: lower end of a 90 % interval, which includes the error of the energy.
+        high: upper end.
+        verdict: ``"good"`` (the interval below 0.7), ``"bad"`` (above) or ``"cannot tell"``.
+        reason: why, in words.
+        log_weights: log p - log q at the draws, up to a constant, (n,); unless they are exact, n
+            is rounded down to a multiple of 4.
+        log_q: the guide's log density at the same draws, up to a constant, (n,).
+        energy: the family of the energy, the estimate of -log q, that was used; ``"exact"`` if the
+            guide has a density.
+        energy_error: standard deviation over draws of the error of that estimate, in nats.
+        alternatives: k̂ by other families that fit the draws equally well; at most ``value``
+            where their weights hardly vary, see :func:`~numpyro_kscore.khat`.
+        fisher: lower bound of the Fisher divergence in whitened coordinates, averaged over
+            dimensions, and its standard error; see
+            :func:`~numpyro_kscore.diagnostics.fisher_divergence`.
+        doubt: the reason of a "cannot tell", to match on: ``"interval"`` (it holds 0.7),
+            ``"few draws"``, ``"flat draws"`` or ``"large error"``; empty otherwise.
+
+    Example::
+
+        from numpyro_kscore import khat
+
+        estimate = khat(draws)
+        print(estimate.verdict, estimate.reason)
+        estimate.log_weights  # (4000,): for importance_resample
+        estimate.doubt in ("", "interval")  # True
+    """
+
+    value: float
+    low: float
+    high: float
+    verdict: Verdict
+    reason: str
+    log_weights: np.ndarray
+    log_q: np.ndarray
+    energy: str
+    energy_error: float
+    alternatives: dict[str, float]
+    fisher: tuple[float, float]
+    doubt: KhatDoubt = ""
+
+    def __str__(self) -> str:
+        equal = " (all weights are equal)" if self.value == -np.inf else ""
+        return (
+            f"k̂ = {self.value:.2f}{equal}, 90 % interval {self.low:.2f} to {self.high:.2f}: "
+            f"{self.verdict} ({self.reason})"
+        )
 
 
 def khat(
@@ -106,7 +161,7 @@ def khat(
         estimate.low <= estimate.value <= estimate.high  # True
         print(estimate)  # with the verdict, and why
     """
-    check_is_draws(draws)
+    _check_is_draws(draws)
     check_count("num_repeats", num_repeats, minimum=2)
     check_count("num_bootstrap", num_bootstrap, minimum=20)
     draws = draws.checked()
@@ -123,7 +178,50 @@ def khat(
     return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
 
 
-def check_is_draws(draws: Any) -> None:
+def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> Discrepancy:
+    """A lower bound of the Fisher divergence ``E|s_q - s_p|²``, averaged over dimensions.
+
+    For any field f, ``-2 E[½|f|² + f·s_p + div f]`` is the divergence less ``E|f - (s_q - s_p)|²``.
+    Here f is the estimated difference of the scores, at held-out draws. In whitened coordinates the
+    bound has no units: for a Gaussian guide in which only the means are wrong, the divergence is
+    their mean squared error in standard deviations squared. The bound is zero if no difference is
+    found.
+
+    Args:
+        draws: from :func:`~numpyro_kscore.evaluate_guide`.
+        fitted: k̂ of the same draws, which saves its computation; ignored if it is exact.
+
+    Returns:
+        The bound and its standard error.
+
+    Raises:
+        TypeError: if the draws are not ``GuideDraws``.
+        ValueError: for draws that do not fit together, or without their Laplacian.
+        FloatingPointError: see :func:`~numpyro_kscore.khat`.
+        ImportError: without ArviZ.
+
+    Cost: that of :func:`~numpyro_kscore.khat`; nothing with ``fitted``.
+
+    Example::
+
+        from numpyro_kscore.diagnostics import fisher_divergence
+
+        bound = fisher_divergence(draws)
+        bound.value < 0.1 + 3 * bound.standard_error  # True
+    """
+    _check_is_draws(draws)
+    if draws.laplacian is None:
+        raise ValueError(
+            "draws: expected the model's Laplacian; got None. evaluate_guide gives it if it is "
+            "finite at every draw"
+        )
+    if fitted is None or fitted.energy == "exact":
+        fitted = khat(draws, exact=False)
+    value, error = fitted.fisher
+    return Discrepancy(jnp.asarray(value), jnp.asarray(error))
+
+
+def _check_is_draws(draws: Any) -> None:
     """Raise ``TypeError`` for anything but ``GuideDraws``."""
     if not isinstance(draws, GuideDraws):
         raise TypeError(
@@ -132,18 +230,9 @@ def check_is_draws(draws: Any) -> None:
 
 
 def _exact_khat(draws: GuideDraws, num_bootstrap: int, rng: np.random.Generator) -> KhatEstimate:
-    log_q = np.asarray(draws.log_q, np.float64)
-    weights = np.asarray(draws.log_density, np.float64) - log_q
-    value = pareto_smooth(weights)[1]
-    offsets = _bootstrap([weights], weights, 0.0, num_bootstrap, rng)
-    low, high = _interval(value, offsets, {})
-    verdict, doubt = _judge(low, high)
-    n, dim = draws.samples.shape
-    reason = khat_reason(doubt, "exact", n, dim, 0.0)
-    missing = (float("nan"), float("nan"))
-    return KhatEstimate(
-        value, low, high, verdict, reason, weights, log_q, "exact", 0.0, {}, missing, doubt
-    )
+    weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
+    unknown = (float("nan"), float("nan"))
+    return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
 
 
 def _energy_khat(
@@ -158,54 +247,64 @@ def _energy_khat(
     target = whitened_draws(draws)
     part = take_rows(target, slice(used))
     orders = [jnp.asarray(rng.permutation(used)) for _ in range(num_repeats)]
-    families = _families(n, dim, draws.laplacian is not None)
-    first = {family: cross_fit(part, orders[0], family, estimator) for family in families}
-    best, rivals = _choose({family: np.asarray(fit.loss) for family, fit in first.items()})
-    fits = [first[best], *(cross_fit(part, order, best, estimator) for order in orders[1:])]
-    rows = [_weights(fit) for fit in fits]
-    weights = np.mean(rows, axis=0)
-    value = pareto_smooth(weights)[1]
-    alternatives = {family.name: _rival_shape(_weights(first[family]), value) for family in rivals}
-    scale = (FOLDS - 1.0) ** 0.5
-    error = scale * float(np.sqrt(np.mean(np.var(rows, axis=0, ddof=1))))
-    offsets = _bootstrap(rows, weights, scale, num_bootstrap, rng)
-    low, high = _interval(value, offsets, alternatives)
-    verdict, doubt = _judge(low, high, _doubt(target.samples, weights, error))
-    reason = khat_reason(doubt, best.name, n, dim, error)
-    bound = np.asarray(fits[0].fisher, np.float64) / dim
-    fisher = (float(np.mean(bound)), float(np.std(bound) / used**0.5))
-    log_q = np.asarray(part.log_density, np.float64) - weights
-    return KhatEstimate(
-        value, low, high, verdict, reason, weights, log_q, best.name, error, alternatives, fisher,
-        doubt,
-    )  # fmt: skip
-
-
-def _are_few(n: int, dim: int) -> bool:
-    return n < DRAWS_PER_DIMENSION * dim
-
-
-def _families(n: int, dim: int, has_laplacian: bool) -> list[Family]:
-    """The families of energies to compare."""
     # With few draws the verdict is "cannot tell": only cheap energies are fitted, for log_q.
-    return [
-        family
+    are_few = n < DRAWS_PER_DIMENSION * dim
+    first = {
+        family: cross_fit(part, orders[0], family, estimator)
         for family in FAMILIES
         if family.serves(n, dim)
-        and not (family.kernel and _are_few(n, dim))
-        and (has_laplacian or family.model == "fixed")
-    ]
+        and not (family.kernel and are_few)
+        and (draws.laplacian is not None or family.fixed)
+    }
+    best, rivals = _choose({family: np.asarray(fit.loss) for family, fit in first.items()})
+    fits = [first[best], *(cross_fit(part, order, best, estimator) for order in orders[1:])]
+    rows = [np.asarray(fit.log_weights, np.float64) for fit in fits]
+    weights = np.mean(rows, axis=0)
+    error = FOLD_SCALE * float(np.sqrt(np.mean(np.var(rows, axis=0, ddof=1))))
+    bound = np.asarray(fits[0].fisher, np.float64) / dim
+    doubt: KhatDoubt = ""
+    if are_few:
+        doubt = "few draws"
+    elif not _least_variance(target.samples) > DEGENERATE:
+        doubt = "flat draws"
+    elif error > max(LARGE_ERROR, 0.5 * float(np.std(weights))):
+        doubt = "large error"
+    rival_weights = {
+        family.name: np.asarray(first[family].log_weights, np.float64) for family in rivals
+    }
+    fisher = (float(np.mean(bound)), float(np.std(bound) / used**0.5))
+    return _estimate(part, rows, best.name, rival_weights, fisher, doubt, error, num_bootstrap, rng)
 
 
-def _doubt(points: jax.Array, weights: np.ndarray, error: float) -> Doubt:
-    """Why an energy of whitened draws cannot be trusted, whatever its k̂; empty if it can."""
-    if _are_few(*points.shape):
-        return "few draws"
-    if not _least_variance(points) > DEGENERATE:
-        return "flat draws"
-    if error > max(LARGE_ERROR, 0.5 * float(np.std(weights))):
-        return "large error"
-    return ""
+def _estimate(
+    draws: GuideDraws,
+    rows: list[np.ndarray],
+    energy: str,
+    rivals: dict[str, np.ndarray],
+    fisher: tuple[float, float],
+    doubt: KhatDoubt,
+    error: float,
+    num_bootstrap: int,
+    rng: np.random.Generator,
+) -> KhatEstimate:
+    """k̂ of the mean of log weights by foldings, (n,) each; verdict unless there is a doubt."""
+    weights = np.mean(rows, axis=0)
+    value = pareto_smooth(weights)[1]
+    shapes = {name: _rival_shape(other, value) for name, other in rivals.items()}
+    tails = np.quantile(
+        _bootstrap(rows, weights, num_bootstrap, rng), [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]
+    )
+    ends = [value + tails[0], value + tails[1], *shapes.values()]
+    low, high = float(min(ends)), float(max(ends))
+    if not doubt and low <= GOOD_KHAT <= high:
+        doubt = "interval"
+    verdict: Verdict = "cannot tell" if doubt else "good" if high < GOOD_KHAT else "bad"
+    log_q = np.asarray(draws.log_density, np.float64) - weights
+    n, dim = draws.samples.shape
+    reason = khat_reason(doubt, energy, n, dim, error)
+    return KhatEstimate(
+        value, low, high, verdict, reason, weights, log_q, energy, error, shapes, fisher, doubt
+    )
 
 
 @jax.jit
@@ -233,10 +332,6 @@ def _rival_shape(log_weights: np.ndarray, value: float) -> float:
     return shape if variance >= SMALLEST_VARIATION**2 else min(shape, value)
 
 
-def _weights(fit: CrossFit) -> np.ndarray:
-    return np.asarray(fit.log_weights, np.float64)
-
-
 def _choose(losses: dict[Family, np.ndarray]) -> tuple[Family, list[Family]]:
     """The family with the least loss, and those within two standard errors of it."""
     means = {family: float(np.mean(loss)) for family, loss in losses.items()}
@@ -257,39 +352,18 @@ def _choose(losses: dict[Family, np.ndarray]) -> tuple[Family, list[Family]]:
 
 
 def _bootstrap(
-    rows: list[np.ndarray],
-    center: np.ndarray,
-    scale: float,
-    num_bootstrap: int,
-    rng: np.random.Generator,
+    rows: list[np.ndarray], center: np.ndarray, num_bootstrap: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Deviations of bootstrap k̂ from their mean."""
     n = center.shape[0]
     replicates = []
     for _ in range(num_bootstrap):
         row = rows[rng.integers(len(rows))]
-        values = center + scale * (row - center)
+        values = center + FOLD_SCALE * (row - center)
         replicates.append(pareto_smooth(values[rng.integers(n, size=n)])[1])
     # Replicates of equal weights have no tail.
     finite = np.array(replicates)[np.isfinite(replicates)]
     return finite - np.mean(finite) if finite.size else np.zeros(1)
-
-
-def _interval(
-    value: float, offsets: np.ndarray, alternatives: dict[str, float]
-) -> tuple[float, float]:
-    tails = np.quantile(offsets, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
-    ends = [value + tails[0], value + tails[1], *alternatives.values()]
-    return float(min(ends)), float(max(ends))
-
-
-def _judge(low: float, high: float, doubt: Doubt = "") -> tuple[Verdict, Doubt]:
-    """The verdict of an interval, unless there is a doubt already."""
-    if not doubt and high < GOOD_KHAT:
-        return "good", doubt
-    if not doubt and low > GOOD_KHAT:
-        return "bad", doubt
-    return "cannot tell", doubt or "interval"
 
 
 def energy_estimator(estimator: Any = None) -> ScoreEstimator:

@@ -15,21 +15,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.diagnostics._chains import (
-    FARTHEST,
+    DIAGNOSIS,
     WINDOW,
-    ChainState,
     Density,
-    Frame,
+    Metric,
     Window,
-    advance,
-    evaluate,
+    advance_chains,
+    start_chains,
 )
-from numpyro_kscore.estimators._coordinates import whiten_samples
 
-__all__ = ["NUM_CHAINS", "Movement", "Walk", "make_frame", "start_state"]
+__all__ = ["Movement", "Walk"]
 
 NUM_CHAINS = 512
+# Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
+FARTHEST = 10.0
 # Acceptance below which the step size goes on to adapt.
 POOR = 0.3
 # Part of the windows that is left out of averages.
@@ -45,7 +46,7 @@ LEAST_VARIANCE = 0.1 / LARGEST**2
 
 
 class Movement(NamedTuple):
-    """What chains from a guide's draws say of its moments, coordinate by coordinate.
+    """Changes of a guide's moments along chains from its draws, coordinate by coordinate.
 
     Attributes:
         shift: mean of the guide less that of the model, in standard deviations of the model, (d,);
@@ -80,49 +81,46 @@ class Movement(NamedTuple):
     acceptance: float
 
 
-@jax.jit
-def make_frame(samples: Array) -> Frame:
-    """Coordinates whitened by draws (n, d)."""
-    coordinates = whiten_samples(samples)
-    return Frame(coordinates.mean, coordinates.root(), coordinates.scale)
-
-
 class Walk:
     """Chains from some of the draws, prolonged as long as their answer is not clear.
 
     Args:
         density: the model.
-        frame: coordinates whitened by all draws.
+        metric: coordinates whitened by all draws.
         samples: all draws, (N, d); chains start from the first 512.
         key: random key.
     """
 
-    def __init__(self, density: Density, frame: Frame, samples: Array, key: Array) -> None:
-        self.density, self.frame, self.key = density, frame, key
-        u = np.asarray((samples - frame.mean) / frame.sd, np.float64)
+    def __init__(self, density: Density, metric: Metric, samples: Array, key: Array) -> None:
+        self.density, self.metric, self.key = density, metric, key
+        u = np.asarray((samples - metric.mean) / metric.sd, np.float64)
         self._guide = np.clip(u, -FARTHEST, FARTHEST)
         self._start = self._guide[:NUM_CHAINS]
-        self.state = start_state(density, frame, samples[:NUM_CHAINS])
-        self.windows: list[Window] = []
+        self.state = start_chains(density, metric, metric.whiten(samples[:NUM_CHAINS]))
+        # Averages over each window, and the acceptance of all chains in it.
+        self._averages: list[tuple[np.ndarray, ...]] = []
+        self._acceptance: list[float] = []
 
     def prolong(self, num_windows: int) -> None:
         """Go on until the chains have so many windows."""
-        while len(self.windows) < num_windows:
-            index = len(self.windows)
+        for index in range(len(self._averages), num_windows):
             # Steps that suit the guide may be far too long where it is far from the model.
-            is_poor = index == 0 or float(self.windows[-1].acceptance) < POOR
-            adapts, cold = jnp.asarray([float(is_poor), 1.0], self.state.point.dtype)
+            is_poor = index == 0 or self._acceptance[-1] < POOR
             key = jax.random.fold_in(self.key, index)
-            self.state, window = advance(self.density, self.frame, self.state, key, adapts, cold)
-            self.windows.append(jax.device_get(window))
+            self.state, window = advance_chains(
+                self.density, self.metric, self.state, key, DIAGNOSIS, is_poor
+            )
+            self._averages.append(jax.device_get(_average(self.metric, window)))
+            self._acceptance.append(float(np.mean(window.acceptance)))
 
     def movement(self) -> Movement:
-        """What the chains say so far."""
-        kept = self.windows[int(LEFT_OUT * len(self.windows)) :]
-        halves = [_average(part) for part in (kept[: len(kept) // 2], kept[len(kept) // 2 :])]
+        """Estimates from the chains so far."""
+        count = len(self._averages)
+        kept = np.asarray(self._averages[int(LEFT_OUT * count) :], np.float64)
+        halves = [part.mean(0) for part in (kept[: len(kept) // 2], kept[len(kept) // 2 :])]
         u, start = self._guide, self._start
-        mean = _Moment(start, [(first, *known) for first, _, *known in halves], u)
-        square = _Moment(start**2, [(second, *known) for _, second, *known in halves], u**2)
+        mean = _adjusted(start, [half[[0, 2, 3]] for half in halves], u)
+        square = _adjusted(start**2, [half[[1, 2, 3]] for half in halves], u**2)
         variance = np.maximum(square.value - mean.value**2, LEAST_VARIANCE)
         guide_mean, guide_variance = u.mean(0), np.maximum(u.var(0), LEAST_VARIANCE)
         # The error of a variance, from those of the chains' averages.
@@ -140,62 +138,74 @@ class Walk:
             np.where(is_followed, relative, 0.0),
             np.maximum(mean.memory, square.memory),
             np.maximum(mean.trend, square.trend),
-            len(self.windows) * WINDOW,
-            float(np.mean([w.acceptance for w in self.windows])),
+            count * WINDOW,
+            float(np.mean(self._acceptance)),
         )
 
 
-def start_state(density: Density, frame: Frame, x: Array) -> ChainState:
-    """Chains at points (n, d)."""
-    root = np.asarray(frame.root, np.float64)
-    centered = np.asarray(x, np.float64) - np.asarray(frame.mean, np.float64)
-    z = jnp.asarray(np.linalg.solve(root, centered.T).T, x.dtype)
-    log_step = jnp.asarray(-0.25 * np.log(x.shape[1]), x.dtype)
-    value, gradient = evaluate(density, frame, z)
-    return ChainState(z, value, gradient, log_step)
+@jax.jit
+@full_precision
+def _average(metric: Metric, window: Window) -> tuple[Array, ...]:
+    """Averages over a window of four functions of a chain, (n, d) each.
+
+    They are the standardized coordinates ``u = (x - mean)/sd`` and their squares, the score v in
+    the same coordinates, and ``u v + 1``. The last two are zero on average under the model, by
+    Stein's identity.
+    """
+    # Rows of norm 1: the mean of u v is minus the square of the norm.
+    rows = metric.root / metric.sd[:, None]
+    u, v = window.draws @ rows.T, window.scores @ rows.T
+    near = jnp.clip(u, -FARTHEST, FARTHEST)
+    values = near, near**2, v, u * v + jnp.sum(rows**2, axis=1)
+    return tuple(jnp.mean(a, axis=0) for a in values)
 
 
-class _Moment:
-    """Averages of chains, adjusted for where they started and for Stein's identities.
-
-    The adjustment is the linear regression of the averages, chain by chain, on the value at the
-    start, whose mean over all draws of the guide is known, and on two functions of the score whose
-    mean under the model is zero (Mira, Solgi and Imparato 2013). It takes most of the noise away
-    where the posterior is nearly normal.
-
-    Args:
-        start: values where the chains start, (n, d).
-        halves: of the earlier and the later half of the chains, averages of the values and of the
-            two functions, (n, d) each.
-        guide: values at all draws of the guide, (N, d).
+class _Moment(NamedTuple):
+    """A moment after the chains.
 
     Attributes:
+        value: the moment, (d,).
+        residual: residuals of the regression, (n, d).
         memory: slope of the averages on the values at the start alone, (d,).
-        value: the moment after the chains, (d,).
-        residual: of the regression, (n, d).
         trend: change from the earlier to the later half, in standard errors, (d,).
     """
 
-    def __init__(
-        self, start: np.ndarray, halves: list[tuple[np.ndarray, ...]], guide: np.ndarray
-    ) -> None:
-        average, *controls = (0.5 * (a + b) for a, b in zip(*halves, strict=True))
-        centered = start - start.mean(0)
-        self.memory = (centered * average).mean(0) / np.maximum((centered**2).mean(0), TINY)
-        # Where their mean is not zero the chains are not at rest, or the density has an edge at
-        # which Stein's identity lacks a term.
-        holds = [np.abs(c.mean(0)) < MOST_CONTROL * np.maximum(_error(c), TINY) for c in controls]
-        used = np.logical_and(*holds)
-        # Columns with known means: (d, n, 3).
-        known = [start - guide.mean(0), *(np.where(used, c, 0.0) for c in controls)]
-        columns = np.stack(known, axis=-1).swapaxes(0, 1)
-        slopes = _regress(columns, average)
-        values = average - _predict(columns, slopes)
-        self.value = values.mean(0)
-        self.residual = values - self.value
-        change, *others = (b - a for a, b in zip(*halves, strict=True))
-        moved = change - _predict(np.stack(others, axis=-1).swapaxes(0, 1), slopes[:, 1:])
-        self.trend = np.abs(moved.mean(0)) / np.maximum(_error(moved), TINY)
+    value: np.ndarray
+    residual: np.ndarray
+    memory: np.ndarray
+    trend: np.ndarray
+
+
+def _adjusted(start: np.ndarray, halves: list[np.ndarray], guide: np.ndarray) -> _Moment:
+    """A moment from averages of chains, by regression on the start and on Stein's identities.
+
+    The averages are regressed, chain by chain, on the value at the start, whose mean over all draws
+    of the guide is known, and on two functions of the score whose mean under the model is zero
+    (Mira, Solgi and Imparato 2013). That takes most of the noise away where the posterior is nearly
+    normal.
+
+    Args:
+        start: values where the chains start, (n, d).
+        halves: averages of the values and of the two functions over the earlier and the later half
+            of the chains, (3, n, d) each.
+        guide: values at all draws of the guide, (N, d).
+    """
+    average, *controls = 0.5 * (halves[0] + halves[1])
+    centered = start - start.mean(0)
+    memory = (centered * average).mean(0) / np.maximum((centered**2).mean(0), TINY)
+    # Where their mean is not zero the chains are not at rest, or the density has an edge at which
+    # Stein's identity lacks a term.
+    holds = [np.abs(c.mean(0)) < MOST_CONTROL * np.maximum(_error(c), TINY) for c in controls]
+    used = np.logical_and(*holds)
+    # Columns with known means: (d, n, 3).
+    known = [start - guide.mean(0), *(np.where(used, c, 0.0) for c in controls)]
+    columns = np.stack(known, axis=-1).swapaxes(0, 1)
+    slopes = _regress(columns, average)
+    values = average - _predict(columns, slopes)
+    change, *others = halves[1] - halves[0]
+    moved = change - _predict(np.stack(others, axis=-1).swapaxes(0, 1), slopes[:, 1:])
+    trend = np.abs(moved.mean(0)) / np.maximum(_error(moved), TINY)
+    return _Moment(values.mean(0), values - values.mean(0), memory, trend)
 
 
 def _regress(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -209,14 +219,8 @@ def _regress(columns: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _predict(columns: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """What columns (d, n, k) explain of values (n, d)."""
+    """Predictions (n, d) from columns (d, n, k) and their slopes."""
     return (columns @ slopes)[:, :, 0].T
-
-
-def _average(windows: list[Window]) -> tuple[np.ndarray, ...]:
-    """Averages over windows of the four functions of a chain, (n, d) each."""
-    columns = zip(*(window[:4] for window in windows), strict=True)
-    return tuple(np.mean(np.asarray(a, np.float64), axis=0) for a in columns)
 
 
 def _error(values: np.ndarray) -> np.ndarray:

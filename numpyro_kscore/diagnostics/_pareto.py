@@ -64,7 +64,7 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
         smoothed, shape = smoother()(values)
     smoothed = np.asarray(smoothed, np.float64)
     if not np.all(np.isfinite(smoothed)):
-        # Such a tail has no shape, and the weights stay as they are.
+        # The tail has no shape, and the weights stay as they are.
         smoothed, shape = values, np.inf
     return smoothed - np.logaddexp.reduce(smoothed), float(shape)
 

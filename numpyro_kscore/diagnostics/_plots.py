@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore.diagnostics._estimate import KhatEstimate
+from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth
 from numpyro_kscore.estimators._estimator import ScoreEstimator
 
@@ -24,7 +24,7 @@ __all__ = ["plot_convergence", "plot_pairs", "plot_score_field", "plot_vsbc", "p
 CONTOUR_DRAWS = 1_000
 GRID = 60
 ARROWS = 80
-# Log densities of contours below the top: those of 3, 2 and 1 standard deviations of a Gaussian.
+# Depths of contours below the top, in nats: 3, 2 and 1 standard deviations of a Gaussian.
 DEPTHS = (-4.5, -2.0, -0.5)
 
 
@@ -48,9 +48,13 @@ def _names(names: Sequence[str] | None, dim: int) -> list[str]:
     return labels
 
 
-def _grid(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _ends(x: np.ndarray) -> np.ndarray:
     # Quantiles: the range of a heavy tail would shrink the bulk of the draws to a dot.
-    low, high = np.quantile(pair, [0.002, 0.998], axis=0)
+    return np.quantile(x, [0.002, 0.998], axis=0)
+
+
+def _grid(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    low, high = _ends(pair)
     margin = 0.1 * (high - low)
     axes = [np.linspace(a, b, GRID) for a, b in zip(low - margin, high + margin, strict=True)]
     first, second = np.meshgrid(*axes)
@@ -58,7 +62,7 @@ def _grid(pair: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _density_and_scores() -> Callable[[np.ndarray, np.ndarray], Any]:
-    """From draws (n, 2) and points (m, 2) the log density at the points, the scores at draws."""
+    """Make a program for the log density at points (m, 2) and the scores at draws (n, 2)."""
 
     def evaluate(draws: Any, points: Any) -> Any:
         score = ScoreEstimator().fit(draws)
@@ -113,7 +117,7 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
                 panel.axis("off")
                 continue
             if i == j:
-                edges = np.histogram_bin_edges(np.clip(x[:, i], *_range(x[:, i])), 30)
+                edges = np.histogram_bin_edges(x[:, i], 30, tuple(_ends(x[:, i])))
                 if other is not None:
                     panel.hist(other[:, i], edges, density=True, color="0.75")
                 panel.hist(x[:, i], edges, density=True, histtype="step", color="C0")
@@ -136,11 +140,6 @@ def plot_pairs(samples: Any, names: Sequence[str] | None = None, reference: Any 
             if j == 0 and i > 0:
                 panel.set_ylabel(labels[i])
     return figure
-
-
-def _range(column: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(column, [0.002, 0.998])
-    return float(low), float(high)
 
 
 def plot_score_field(samples: Any, scores: Any = None, names: Sequence[str] | None = None) -> Any:

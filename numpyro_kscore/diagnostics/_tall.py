@@ -4,6 +4,10 @@ Markov chains take it a million times, and a pass over millions of rows takes 10
 few rows with weights (:mod:`numpyro_kscore._tracing.coreset`) stand for all, and their expansion at
 a point, to second order, is replaced by that of all rows. What is left is an error of third order,
 and measured.
+
+A choice of rows at random is right on average, and off by its noise. The rows of a likelihood are
+much alike, so that others can take over what is missed: their weights are fitted to the scores of
+all rows, near those of the choice (Campbell and Broderick 2019).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -30,31 +35,33 @@ from numpyro_kscore._tracing.subsampling import with_rows
 from numpyro_kscore._tracing.taylor import Taylor, taylor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import Density
-from numpyro_kscore.diagnostics._decide import MEAN_LIMIT, SD_LIMIT
+from numpyro_kscore.diagnostics._chains import Density, fit_metric
+from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
 from numpyro_kscore.diagnostics._fitted import (
     FittedGuide,
     check_mostly_finite,
     draw_fitted,
     log_joint_and_score,
 )
-from numpyro_kscore.diagnostics._movement import make_frame
-from numpyro_kscore.diagnostics._row_weights import fit_weights, score_remainders
 
-__all__ = ["ModelDensity", "model_density"]
+__all__ = ["ModelDensity", "fit_weights", "model_density", "score_remainders"]
 
 # Numbers of rows that are tried, as few as are accurate.
 NUM_ROWS = (256, 1024, 4096, 16_384)
-# Up to so many rows, weights are fitted.
+# Weights of more rows are not fitted.
 MOST_FITTED = 1024
 # Part of a verdict's limits that the error may be.
 ACCURATE = 0.2
-# Draws at which all rows are looked at, and those of them at which every row is.
+# Draws at which the score of all rows is computed, and that of every single row.
 NUM_DRAWS, NUM_ROW_DRAWS = 256, 16
-# Draws to which weights are fitted, and those that tell the error. In many dimensions so many
-# numbers are enough, but of so many draws.
+# Draws to which weights are fitted, and draws that measure the error. In many dimensions fewer
+# draws suffice: so many numbers, but at least so many draws.
 FITTED, TOLD = slice(0, None, 2), slice(1, None, 2)
 MOST_SCORES, LEAST_FITTED = 8192, 32
+# Inverse variances of the relative changes of weights; held-out draws choose one.
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+# Weights are changed only if that lowers the mean square error of the score to this part of it.
+WORTH = 0.5
 
 
 class ModelDensity(NamedTuple):
@@ -62,8 +69,8 @@ class ModelDensity(NamedTuple):
 
     Attributes:
         evaluate: unconstrained latents (d,) to it and its score.
-        shift: what its error does to means, in standard deviations, (d,) or zero.
-        width: and to standard deviations, relative to them.
+        shift: errors of means that its error causes, in standard deviations, (d,) or zero.
+        width: errors of standard deviations, relative to them.
         exact: the log densities of all rows at points, (n, d) to (n,), if others stand for them.
     """
 
@@ -102,24 +109,37 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     point = center(draws)
     is_curved = len(point) <= MOST_CURVED
     of_all = quick_jit(lambda x: taylor(exact, x, is_curved))(point)
-    scores = quick_jit(partial(_scores, exact))(draws)
-    values = quick_jit(partial(_values, exact))
+    # One point after another: a pass over all rows takes memory.
+    scores = quick_jit(lambda draws: lax.map(lambda x: exact(x)[1], draws))(draws)
+    values = quick_jit(lambda points: lax.map(lambda x: exact(x)[0], points))
     whole = partial(_rows_at, fitted, tall.name, key, fitted.program.model)
     sizes = np.asarray(quick_jit(partial(row_remainders, whole))(point, draws[:NUM_ROW_DRAWS]))
-    fitter = _Fitter(fitted, tall, key, point, draws[FITTED])
 
     @quick_jit
     def expand_and_miss(chosen: RowWeights) -> tuple[Taylor, Array]:
         few = _of_rows(fitted, tall, chosen, key)
         of_few = taylor(few, point, is_curved)
-        return of_few, _scores(_with_expansion(few, point, of_few, of_all), draws) - scores
+        density = _with_expansion(few, point, of_few, of_all)
+        return of_few, lax.map(lambda x: density(x)[1], draws) - scores
+
+    some = draws[FITTED][: max(LEAST_FITTED, MOST_SCORES // len(point))]
+    root = fit_metric(draws[FITTED]).root
+
+    @quick_jit
+    def effects(rows: Array) -> Array:
+        # The plate scales each row by the number of all over that of these.
+        model = with_rows(tall.model, {tall.name: rows})
+        rows_at = partial(_rows_at, fitted, tall.name, key, model)
+        share = len(rows) / tall.size
+        return share * score_remainders(rows_at, point, some, root, is_curved)
 
     tried = []
     for count in NUM_ROWS:
         chosen = choose_rows(sizes, count)
         of_few, missed = expand_and_miss(chosen)
         if count <= MOST_FITTED:
-            chosen = fitter.fitted(chosen, missed[FITTED])
+            whitened = np.asarray(missed[FITTED][: len(some)] @ root)
+            chosen = fit_weights(chosen, np.asarray(effects(jnp.asarray(chosen.rows))), whitened)
             of_few, missed = expand_and_miss(chosen)
         few = _of_rows(fitted, tall, chosen, key)
         density = _with_expansion(few, point, of_few, of_all)
@@ -131,42 +151,8 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     return min(tried, key=lambda one: one.error)
 
 
-class _Fitter:
-    """Fits the weights of rows to the scores of all.
-
-    Args:
-        fitted: the model, with all rows.
-        tall: the model with some rows.
-        key: random key.
-        point: where the density is expanded, (d,).
-        draws: at which weights are fitted, (n, d).
-    """
-
-    def __init__(
-        self, fitted: FittedGuide, tall: TallPlate, key: Array, point: Array, draws: Array
-    ) -> None:
-        self._some = draws[: max(LEAST_FITTED, MOST_SCORES // len(point))]
-        self._root = make_frame(draws).root
-
-        @quick_jit
-        def effects(rows: Array) -> Array:
-            # The plate scales each row by the number of all over that of these.
-            share = len(rows) / tall.size
-            model = with_rows(tall.model, {tall.name: rows})
-            rows_at = partial(_rows_at, fitted, tall.name, key, model)
-            is_curved = len(point) <= MOST_CURVED
-            return share * score_remainders(rows_at, point, self._some, self._root, is_curved)
-
-        self._effects = effects
-
-    def fitted(self, chosen: RowWeights, missed: Array) -> RowWeights:
-        """The choice with other weights; ``missed`` is by how much the score is off, (n, d)."""
-        whitened = np.asarray(missed[: len(self._some)] @ self._root)
-        return fit_weights(chosen, np.asarray(self._effects(jnp.asarray(chosen.rows))), whitened)
-
-
 def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndarray]:
-    """What an error of the score, (n, d), does to means and standard deviations, to first order.
+    """Errors of means and standard deviations by errors of the score, (n, d), to first order.
 
     An error e of the log density changes the mean of f by ``cov(e, f)``, which is the mean of
     ``C ∇e`` for f = x, and of twice ``(C ∇e) x`` for its square, with the covariance C (Stein).
@@ -176,15 +162,6 @@ def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndar
     moved = e @ (centered.T @ centered / len(x))
     variance = np.maximum(centered.var(0), np.finfo(float).tiny)
     return moved.mean(0) / variance**0.5, 0.5 * (moved * centered).mean(0) / variance
-
-
-def _scores(density: Density, draws: Array) -> Array:
-    # One point after another: a pass over all rows takes memory.
-    return lax.map(lambda x: density(x)[1], draws)
-
-
-def _values(density: Density, points: Array) -> Array:
-    return lax.map(lambda x: density(x)[0], points)
 
 
 def _with_expansion(few: Density, point: Array, of_rows: Taylor, of_all: Taylor) -> Density:
@@ -209,3 +186,58 @@ def _rows_at(
     """Log likelihoods of the rows of a plate that a model has, (rows,), at latents (d,)."""
     target = fitted.target._replace(key=key)
     return row_log_likelihoods(target._replace(model=model).trace(x), plate)
+
+
+def score_remainders(
+    rows_at: Callable[[Array], Array], point: Array, draws: Array, root: Array, is_curved: bool
+) -> Array:
+    """Score of every row less its expansion at a point, (draws, rows, d).
+
+    Args:
+        rows_at: log likelihoods of the rows, (rows,), at coordinates (d,).
+        point: where the expansion is made, (d,).
+        draws: (draws, d).
+        root: a factor of the covariance of the draws, (d, d), which whitens the scores.
+        is_curved: whether the expansion is of second order; of first otherwise.
+
+    Cost: a pass over the rows and a derivative of it, both forward, for each draw and dimension.
+    """
+    scores = jax.jacfwd(rows_at)
+    here, bend = jax.linearize(scores, point)
+
+    def at(x: Array) -> Array:
+        left = scores(x) - here
+        return (left - bend(x - point) if is_curved else left) @ root
+
+    return lax.map(at, draws)
+
+
+def fit_weights(chosen: RowWeights, of_rows: np.ndarray, missed: np.ndarray) -> RowWeights:
+    """The choice with weights that are fitted to the score of all rows.
+
+    Args:
+        chosen: some rows, with weights that are right on average.
+        of_rows: see :func:`score_remainders`, (draws, rows, d).
+        missed: errors of the score with these weights at the draws, whitened, (draws, d).
+
+    Cost: O(draws d rows²).
+    """
+    weights = np.asarray(chosen.weights, np.float64)
+    effects = np.asarray(of_rows, np.float64).transpose(0, 2, 1) * weights
+    missed = np.asarray(missed, np.float64)
+    is_finite = np.isfinite(effects).all(axis=(1, 2)) & np.isfinite(missed).all(axis=1)
+    effects, missed = effects[is_finite], missed[is_finite]
+    if len(missed) < 2 or not missed.any():
+        return chosen
+    # Unknown are the relative changes; those of even draws are chosen by the odd ones.
+    scale = np.mean(missed**2)
+    best, least = np.zeros(len(weights)), WORTH * np.mean(missed[1::2] ** 2)
+    flat = effects[0::2].reshape(-1, len(weights))
+    gram, target = flat.T @ flat, -flat.T @ missed[0::2].ravel()
+    for penalty in PENALTIES:
+        ridge = penalty * scale * missed[0::2].size * np.eye(len(weights))
+        changes = np.maximum(np.linalg.solve(gram + ridge, target), -1.0)
+        loss = np.mean((missed[1::2] + effects[1::2] @ changes) ** 2)
+        if loss < least:
+            best, least = changes, loss
+    return chosen._replace(weights=weights * (1 + best))

@@ -2,31 +2,155 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore._tracing.layout import coordinate_names
+from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._modes import UNSEARCHED, Modes, find_modes
-from numpyro_kscore.diagnostics._movement import make_frame, start_state
-from numpyro_kscore.samplers._convergence import Moments, scale_of
-from numpyro_kscore.samplers._findings import advise, describe, find
+from numpyro_kscore.diagnostics._chains import WINDOW, fit_metric, start_chains
+from numpyro_kscore.diagnostics._codes import Code, Verdict
+from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter
+from numpyro_kscore.diagnostics._messages import advise, describe, verdict_lines
+from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_missed_modes
+from numpyro_kscore.samplers._convergence import ChainMoments, Chains, judge_chains, scale_of
 from numpyro_kscore.samplers._guide import Guide, open_guide
-from numpyro_kscore.samplers._loop import Settings, run_chains
-from numpyro_kscore.samplers._outcome import Chains
-from numpyro_kscore.samplers._refinement import Refinement
-from numpyro_kscore.samplers._windows import WINDOW, check_blackjax
+from numpyro_kscore.samplers._superchains import ChainSettings, run_chains
 
-__all__ = ["refine"]
+__all__ = ["Refinement", "refine"]
 
 # Chains of the search for modes: enough for a covariance.
 SEARCH_CHAINS, SEARCH_CHAINS_A_DIMENSION, MOST_SEARCH_CHAINS = 64, 4, 512
+
+
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """Draws of Markov chains that started from a guide, and whether they have settled.
+
+    Arrays of shape (d,) are about the unconstrained values of the latents, see ``names``.
+
+    Attributes:
+        verdict: ``"good"`` if everything has settled and nothing speaks against the draws,
+            ``"bad"`` if modes are missed, otherwise ``"cannot tell"``.
+        codes: findings to match on: some of ``"settled"``, ``"mode missed"``, ``"chains apart"``,
+            ``"chains moving"``, ``"too few draws"``, ``"few far draws"``, ``"chains stuck"``,
+            ``"divergences"`` and ``"draws lost"``.
+        findings: a sentence for each code.
+        advice: suggestions of what to try next.
+        converged: whether all means and standard deviations have settled within the limit of
+            gradients.
+        samples: latent and deterministic sites by name, (chain, draw, ...).
+        names: names of the unconstrained values, such as ``"theta[3]"``.
+        rhat: nested R-hat of the value or its squared deviation, whichever is larger, (d,).
+        mean: means, (d,).
+        sd: standard deviations, (d,). Like the means they are of values that are cut off ten
+            half-ranges from the median, so that heavy tails have them.
+        mean_error: Monte Carlo errors of the means, in standard deviations, (d,).
+        sd_error: Monte Carlo errors of the standard deviations, relative to them, (d,).
+        mean_change: means less those of the guide, in standard deviations, (d,).
+        sd_change: standard deviations over those of the guide, (d,).
+        acceptance: mean probability of acceptance of each chain, (chain,).
+        superchain: which superchain a chain is of, (chain,): its chains have a common start.
+        num_gradients: gradients of the model in all chains, those included that found the metric;
+            without those of the search for modes.
+        num_transitions: transitions of each chain, the same.
+        modes: what the search for modes found.
+
+    Example::
+
+        from numpyro_kscore import refine
+
+        refined = refine(svi, result, y, verbose=False)
+        refined.verdict  # "good"
+        refined.names  # ("loc", "scale")
+        refined.rhat  # (2,)
+        dict(zip(refined.names, refined.mean_change, strict=True))  # of the guide's means, in sd
+    """
+
+    verdict: Verdict
+    codes: tuple[Code, ...]
+    findings: tuple[str, ...]
+    advice: tuple[str, ...]
+    converged: bool
+    samples: dict[str, np.ndarray] = field(repr=False)
+    names: tuple[str, ...] = field(repr=False)
+    rhat: np.ndarray = field(repr=False)
+    mean: np.ndarray = field(repr=False)
+    sd: np.ndarray = field(repr=False)
+    mean_error: np.ndarray = field(repr=False)
+    sd_error: np.ndarray = field(repr=False)
+    mean_change: np.ndarray = field(repr=False)
+    sd_change: np.ndarray = field(repr=False)
+    acceptance: np.ndarray = field(repr=False)
+    superchain: np.ndarray = field(repr=False)
+    num_gradients: int
+    num_transitions: int
+    modes: Modes
+    _program: Program = field(repr=False)
+
+    def __str__(self) -> str:
+        chains, draws = next(iter(self.samples.values())).shape[:2]
+        far = int(np.argmax(np.abs(self.mean_change)))
+        wide = int(np.argmax(np.abs(np.log(self.sd_change))))
+        lines = [
+            *verdict_lines(self),
+            f"{chains} chains of {draws} draws, {self.num_gradients} gradients; "
+            f"{np.mean(self.acceptance):.0%} of the transitions accepted",
+            f"largest nested R-hat: {np.max(self.rhat):.3f} "
+            f"({self.names[int(np.argmax(self.rhat))]})",
+            f"largest error: {np.max(self.mean_error):.3f} sd of a mean, "
+            f"{np.max(self.sd_error):.1%} of an sd",
+            f"largest change of a mean of the guide: {self.mean_change[far]:+.2f} sd "
+            f"({self.names[far]})",
+            f"largest change of an sd of the guide: by {self.sd_change[wide]:.2f} "
+            f"({self.names[wide]})",
+            str(self.modes),
+        ]
+        return "\n".join(lines)
+
+    def to_arviz(self, log_likelihood: bool = False, **groups: Any) -> Any:
+        """The chains as a ``DataTree`` (ArviZ 1.x) or ``InferenceData`` (ArviZ 0.2x).
+
+        ``sample_stats`` has the superchain of every chain, for nested R-hat; ArviZ's own R-hat is
+        meant for few long chains, and is too large for these.
+
+        Args:
+            log_likelihood: whether to evaluate that of every observation, which ``loo`` needs.
+            **groups: options of ArviZ's ``from_numpyro``: ``prior``, ``posterior_predictive``,
+                ``predictions``, ``constant_data``, ``coords``, ``dims`` and others.
+
+        Returns:
+            The posterior, observed data, and what else was asked for.
+
+        Raises:
+            ImportError: without ArviZ.
+        """
+        convert = make_converter()
+        program = self._program
+        draws = next(iter(self.samples.values())).shape[1]
+        stats = {"superchain": np.repeat(self.superchain[:, None], draws, axis=1)}
+        model = handlers.substitute(program.model, data=dict(program.params))
+        fit = ConvertedFit(program._replace(model=model), self.samples, stats)
+        with warnings.catch_warnings():
+            # Chains are many and short on purpose.
+            warnings.filterwarnings("ignore", message="More chains")
+            tree = convert(fit, {"prior": None, "log_likelihood": log_likelihood, **groups})
+        tree["sample_stats"].attrs.update(
+            nested_rhat=float(np.max(self.rhat)),
+            converged=int(self.converged),
+            verdict=self.verdict,
+            num_gradients=self.num_gradients,
+        )
+        return tree
 
 
 def refine(
@@ -71,7 +195,6 @@ def refine(
         Draws by site, and what is known of them.
 
     Raises:
-        ImportError: without BlackJAX: ``pip install "numpyro-kscore[samplers]"``.
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
         ValueError: see there; and for numbers out of range.
         FloatingPointError: if fewer than half of the guide's draws, or of the densities there, are
@@ -91,11 +214,10 @@ def refine(
         refined.samples["scale"].shape[0]  # 64: one row for each chain
         tree = refined.to_arviz()
     """
-    check_blackjax()
     _check_numbers(num_chains, num_superchains, max_gradients, tol)
     key = jax.random.key(0) if rng_key is None else rng_key
     guide = open_guide(svi, result, args, kwargs, key)
-    settings = Settings(num_chains, num_superchains, max_gradients, tol)
+    settings = ChainSettings(num_chains, num_superchains, max_gradients, tol)
     chains = run_chains(guide, settings, key_apart(key, 2))
     modes = _search(guide, chains, key_apart(key, 3)) if search_modes else UNSEARCHED
     refined = _refinement(guide, chains, modes, settings)
@@ -123,18 +245,18 @@ def _search(guide: Guide, chains: Chains, key: Array) -> Modes:
     count = max(SEARCH_CHAINS, min(SEARCH_CHAINS_A_DIMENSION * dim, MOST_SEARCH_CHAINS))
     chosen = jax.random.permutation(key_apart(key, 4), len(flat))[:count]
     points = jnp.asarray(flat)
-    frame = make_frame(points)
-    home = start_state(guide.density, frame, points[chosen])
+    metric = fit_metric(points)
+    home = start_chains(guide.density, metric, metric.whiten(points[chosen]))
     values = np.asarray(home.value)
     sites = guide.fitted.layout.sites
     finite = np.isfinite(values)
-    return find_modes(guide.density, frame, flat, values[finite], home, sites, key)
+    return find_missed_modes(guide.density, metric, flat, values[finite], home, sites, key)
 
 
-def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: Settings) -> Refinement:
+def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSettings) -> Refinement:
     program, layout, *_ = guide.fitted
     names = coordinate_names(layout.sites)
-    verdict, findings = find(chains, modes, guide.num_lost, names, settings.tol)
+    verdict, findings = judge_chains(chains, modes, guide.num_lost, names, settings.tol)
     mean_change, sd_change = _changes(guide, chains.moments)
     count, length, dim = chains.draws.shape
     sites = jax.device_get(
@@ -165,7 +287,7 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: Settings) 
     )
 
 
-def _changes(guide: Guide, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+def _changes(guide: Guide, moments: ChainMoments) -> tuple[np.ndarray, np.ndarray]:
     """Changes of means, in standard deviations, and of standard deviations, as ratios."""
     u = np.asarray(guide.unconstrained(jnp.asarray(guide.draws)), np.float64)
     scale = scale_of(u[np.isfinite(u).all(axis=1)])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from numpyro_kscore.diagnostics import Modes, Movement
-from numpyro_kscore.diagnostics._codes import Code, Doubt, Finding, Known
-from numpyro_kscore.diagnostics._decide import decide, judge
+from numpyro_kscore.diagnostics._codes import Code, Finding, KhatDoubt, Known
+from numpyro_kscore.diagnostics._diagnose import decide, judge
 from numpyro_kscore.diagnostics._messages import advise, describe, khat_reason
 
 NAMES = ("mu", "tau")
@@ -51,7 +51,7 @@ def test_decisions(movement, modes, verdict, codes):
     assert found[0] == verdict
     assert [finding.code for finding in found[1]] == codes
     assert all(finding.where in ("", "tau") for finding in found[1])
-    assert modes.num_missed or judge(movement) == verdict
+    assert modes.num_missed or judge(movement, NAMES)[0] == verdict
     lost = decide(movement, modes, 7, NAMES)
     assert lost == (verdict, (Finding("draws lost", 7), *found[1]))
 
@@ -80,6 +80,6 @@ def test_every_code_has_words():
     for code in get_args(Code):
         assert "{" not in "".join(describe([Finding(code, 0.5)]))
         for known in get_args(Known):
-            assert code == "nothing found" or advise([Finding(code, 0.5)], known)
-    for doubt in get_args(Doubt):
+            assert code in ("nothing found", "settled") or advise([Finding(code, 0.5)], known)
+    for doubt in get_args(KhatDoubt):
         assert "{" not in khat_reason(doubt, "Gaussian", 100, 20, 0.6)

@@ -16,7 +16,7 @@ from scipy import special, stats
 
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide, to_arviz
 from numpyro_kscore._tracing.program import Program
-from numpyro_kscore.diagnostics._discrete import draw_discrete, log_likelihoods
+from numpyro_kscore.diagnostics._predictive import draw_discrete, log_likelihoods
 from support.enumerated import TRANSITIONS, WORDS, Y, hmm, mixture, topics
 
 KEY = random.key(0)
@@ -38,7 +38,7 @@ MIXTURE = {"weights": WEIGHTS, "spread": np.array(2.0), "means": MEANS}
 
 
 def test_assignments_are_drawn_from_their_conditional_distribution():
-    drawn = draw_discrete(KEY, mixture, of_program(mixture), repeated(MIXTURE, NUM))
+    drawn = draw_discrete(KEY, of_program(mixture), repeated(MIXTURE, NUM))
     joint = WEIGHTS * stats.norm.pdf(np.asarray(Y)[:, None], MEANS, 1.0)
     expected = joint / joint.sum(1, keepdims=True)
     found = np.stack([np.mean(drawn["kind"] == k, axis=0) for k in range(3)], axis=1)
@@ -51,7 +51,7 @@ def test_assignments_are_drawn_from_their_conditional_distribution():
 def test_states_in_time_are_drawn_from_their_joint_distribution():
     model = partial(hmm, as_loop=True)
     samples = repeated({"means": MEANS, "sd": 1.5}, NUM)
-    drawn = draw_discrete(KEY, model, of_program(model), samples)
+    drawn = draw_discrete(KEY, of_program(model), samples)
     y = np.asarray(Y)
     of_each = stats.norm.logpdf(np.stack([y, y[::-1]], 1)[:, :, None], MEANS, 1.5).sum(1)
     log_steps = np.log(np.asarray(TRANSITIONS))
@@ -76,11 +76,11 @@ def test_states_in_time_are_drawn_from_their_joint_distribution():
 
 def test_states_in_a_scan_are_refused():
     with pytest.raises(ValueError, match=r"outside of scan; got \['state'\].*markov"):
-        draw_discrete(KEY, hmm, of_program(hmm), repeated({"means": MEANS, "sd": 1.5}, 1))
+        draw_discrete(KEY, of_program(hmm), repeated({"means": MEANS, "sd": 1.5}, 1))
 
 
 def test_likelihood_of_one_observation_is_summed_over_its_own_values():
-    found = log_likelihoods(mixture, of_program(mixture), repeated(MIXTURE, 2))
+    found = log_likelihoods(of_program(mixture), repeated(MIXTURE, 2))
     expected = special.logsumexp(
         np.log(WEIGHTS) + stats.norm.logpdf(np.asarray(Y)[:, None], MEANS, 1.0), axis=1
     )
@@ -91,9 +91,7 @@ def test_likelihood_of_one_observation_is_summed_over_its_own_values():
 def test_likelihood_of_one_word_in_plates_in_plates():
     rng = np.random.default_rng(0)
     topic, share = rng.dirichlet(np.ones(5), size=3), rng.dirichlet(np.ones(3), size=4)
-    found = log_likelihoods(
-        topics, of_program(topics), repeated({"topic": topic, "share": share}, 1)
-    )
+    found = log_likelihoods(of_program(topics), repeated({"topic": topic, "share": share}, 1))
     words = np.asarray(WORDS)
     expected = np.log(np.einsum("dk,kwd->wd", share, topic[:, words]))
     np.testing.assert_allclose(found["w"][0], expected, rtol=2e-6)
@@ -112,7 +110,7 @@ def local_and_common():
 def test_likelihood_given_latents_that_depend_on_the_same_values():
     x, y = np.array([0.4, 1.2]), np.array([0.0, 3.0])
     samples = repeated({"level": np.array(0.2), "x": x}, 1)
-    found = log_likelihoods(local_and_common, of_program(local_and_common), samples)
+    found = log_likelihoods(of_program(local_and_common), samples)
     prior = np.array([0.7, 0.3]) * stats.norm.pdf(x[:, None], [0.0, 1.0], 1.0)
     given = stats.norm.pdf(y[:, None], x[:, None] + [0.0, 1.0], 2.0)
     expected = np.log((prior * given).sum(1) / prior.sum(1))
@@ -145,7 +143,7 @@ def of_two_sites():
 )
 def test_observations_that_share_values_have_no_likelihood_of_their_own(model, values, message):
     with pytest.raises(ValueError, match=f"(?s)of their own; got {message}.*leave"):
-        log_likelihoods(model, of_program(model), repeated(values, 1))
+        log_likelihoods(of_program(model), repeated(values, 1))
 
 
 def pair(y=None):

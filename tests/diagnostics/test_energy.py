@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore.diagnostics import GuideDraws
-from numpyro_kscore.diagnostics._closed_form import combine, features, solve
-from numpyro_kscore.diagnostics._energy import FAMILIES, cross_fit
+from numpyro_kscore.diagnostics._energy import FAMILIES, combine, cross_fit, energy_features, solve
 from numpyro_kscore.diagnostics._khat import energy_estimator, whitened_draws
 from support.compiling import quick_jit
 
@@ -63,7 +62,7 @@ def test_features_are_the_formulas(x64):
         hessians = jax.hessian(formulas)(z)
         return formulas(z), jax.jacobian(formulas)(z), jnp.trace(hessians, axis1=1, axis2=2)
 
-    known = quick_jit(features)(target)
+    known = quick_jit(energy_features)(target)
     values, gradients, laplacians = differentiated(target.samples)
     np.testing.assert_allclose(known.value.T, values, rtol=1e-12)
     np.testing.assert_allclose(np.swapaxes(known.gradient, 0, 1), gradients, atol=1e-12)
@@ -77,7 +76,7 @@ def test_closed_form_minimizes_the_loss(x64, name):
 
     @quick_jit
     def solved(target, switches):
-        known = features(target)
+        known = energy_features(target)
         best = solve(target, known, switches)
 
         def loss(weights):
@@ -89,7 +88,7 @@ def test_closed_form_minimizes_the_loss(x64, name):
     known, best, slope = solved(target, family.switches(jnp.float64))
     np.testing.assert_allclose(slope.matrix + slope.matrix.T, 0.0, atol=1e-10)
     np.testing.assert_allclose(slope.vector, 0.0, atol=1e-10)
-    is_free = np.array([family.model == "free", family.radial, *[family.skewed] * 6])
+    is_free = np.array([family.free, family.radial, *[family.skewed] * 6])
     assert np.all(np.asarray(best.theta)[~is_free] == 0)
     size = np.mean(np.sum(np.asarray(known.gradient) ** 2, axis=2), axis=1)
     toward = np.asarray(best.theta) - np.eye(8)[0]

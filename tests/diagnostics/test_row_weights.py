@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._tracing.coreset import choose_rows
-from numpyro_kscore.diagnostics._row_weights import fit_weights, score_remainders
-from numpyro_kscore.diagnostics._tall import NUM_ROWS
+from numpyro_kscore.diagnostics._tall import NUM_ROWS, fit_weights, score_remainders
 
 ROWS, DIM = 3_000, 3
 

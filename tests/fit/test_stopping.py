@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._fit.looks import moment_errors
-from numpyro_kscore._fit.messages import describe
-from numpyro_kscore._fit.progress import Cause, Doubt, Ending, Look, Progress, Rule
+from numpyro_kscore._fit.progress import Ending, Look, Progress, Rule
 from numpyro_kscore._fit.stopping import advance, begin, conclude, step_sizes
 from numpyro_kscore._fit.windows import window_gain
+from numpyro_kscore.diagnostics._codes import Cause, Doubt
+from numpyro_kscore.diagnostics._messages import fit_reason
+
+
+def describe(ending):
+    return fit_reason(ending.cause, ending.doubt, ending._asdict())
+
 
 RULE = Rule(chunk_size=10, num_chunks=100, tol=0.1, patience=3, dim=2)
 

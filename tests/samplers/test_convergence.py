@@ -3,8 +3,12 @@
 import numpy as np
 import pytest
 
-from numpyro_kscore.samplers._convergence import nested_rhat, scale_of, summarize
-from numpyro_kscore.samplers._outcome import LARGEST_INFLUENCE
+from numpyro_kscore.samplers._convergence import (
+    LARGEST_INFLUENCE,
+    nested_rhat,
+    scale_of,
+    summarize,
+)
 
 RNG = np.random.default_rng(0)
 

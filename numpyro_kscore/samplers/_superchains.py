@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +10,37 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import Frame, evaluate
-from numpyro_kscore.diagnostics._movement import make_frame
+from numpyro_kscore.diagnostics._chains import (
+    REFINEMENT,
+    ChainState,
+    Metric,
+    Window,
+    advance_chains,
+    evaluate,
+    fit_metric,
+    start_chains,
+)
 from numpyro_kscore.estimators._coordinates import LARGEST_WHITENED
-from numpyro_kscore.samplers._convergence import Moments, scale_of, summarize
+from numpyro_kscore.samplers._convergence import (
+    MOST_DIVERGENT,
+    ChainMoments,
+    Chains,
+    are_at_rest,
+    scale_of,
+    summarize,
+)
 from numpyro_kscore.samplers._guide import Guide
-from numpyro_kscore.samplers._outcome import LARGEST_INFLUENCE, MOST_DIVERGENT, TREND, Chains
-from numpyro_kscore.samplers._windows import Window, advance
 
-__all__ = ["Settings", "run_chains"]
+__all__ = ["ChainSettings", "run_chains"]
 
 # Windows in which metric and step size are found, at most and at least.
 MOST_ADAPTING, LEAST_ADAPTING = 40, 2
 # A metric is kept if in its coordinates no mean of the chains is farther from zero, and no standard
 # deviation farther from 1, by a factor.
 NEAR_MEAN, NEAR_SD = 0.3, 1.35
-# The same later on, and the lowest acceptance: beyond, or where too many transitions diverge, the
-# metric and the step size are found anew. That is looked at after so many windows, then after twice
-# as many: who tries often enough finds chains that seem to have settled.
+# Later on the factor is larger, and the acceptance has a lower limit. Beyond these, or where too
+# many transitions diverge, metric and step size are found anew: after so many windows, then after
+# twice as many, since chains that are restarted often seem to have settled at some time.
 STILL_NEAR, LEAST_ACCEPTED = 1.6, 0.5
 FIRST_LOOK = 4
 # Metrics are of draws cut off so many half-ranges of 68 % from the median.
@@ -40,7 +53,7 @@ LEFT_OUT = 1 / 3
 FEWEST = 3
 
 
-class Settings(NamedTuple):
+class ChainSettings(NamedTuple):
     """How long chains go on.
 
     Attributes:
@@ -56,7 +69,7 @@ class Settings(NamedTuple):
     tol: float
 
 
-def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
+def run_chains(guide: Guide, settings: ChainSettings, key: Array) -> Chains:
     """Chains from draws of a guide, until their moments have settled or a limit is reached."""
     run = _Run(guide, settings, key)
     run.find_metric()
@@ -66,7 +79,7 @@ def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
         if len(run.kept) < FEWEST and not run.is_over():
             continue
         is_fit, moments = run.is_fit(), run.moments()
-        has_settled = is_fit and _is_at_rest(moments, settings)
+        has_settled = is_fit and are_at_rest(moments, settings.tol, settings.num_superchains)
         if has_settled or run.is_over():
             return run.chains(moments, has_settled)
         if not is_fit and len(run.windows) >= look:
@@ -74,20 +87,8 @@ def run_chains(guide: Guide, settings: Settings, key: Array) -> Chains:
             look *= 2
 
 
-def _is_at_rest(moments: Moments, settings: Settings) -> bool:
-    """Whether superchains agree, nothing changes, and errors of spreads are those of means.
-
-    No spread may rest on one superchain: those errors are of values that are cut off.
-    """
-    # Nested R-hat bounds errors of means so, but those of spreads less: squares vary more.
-    largest = np.sqrt(2 * settings.tol / settings.num_superchains)
-    agree = np.all(moments.rhat < 1 + settings.tol)
-    is_known = np.all(moments.sd_error < largest) and np.all(moments.influence < LARGEST_INFLUENCE)
-    return bool(agree and is_known and np.all(moments.trend < TREND))
-
-
 class _Run:
-    """Chains on their way.
+    """Chains with their metric, step size and windows.
 
     Args:
         guide: the guide that they start from.
@@ -95,21 +96,20 @@ class _Run:
         key: random key.
     """
 
-    def __init__(self, guide: Guide, settings: Settings, key: Array) -> None:
+    def __init__(self, guide: Guide, settings: ChainSettings, key: Array) -> None:
         self.guide, self.settings, self.key = guide, settings, key
-        self.frame = make_frame(jnp.asarray(guide.draws))
+        self.metric = fit_metric(jnp.asarray(guide.draws))
         starts = guide.valid(settings.num_chains)
         starts = starts[np.arange(settings.num_chains) % len(starts)]
-        self.z = _whiten(self.frame, starts.astype(np.float64))
-        # Of the order that has the same acceptance in all dimensions.
-        self.log_step = -0.25 * np.log(starts.shape[1])
-        # Since the metric was found, how many of them adapted the step size, and the unconstrained
-        # values of the others, (WINDOW, chains, d) each.
+        # The windows since the metric was found, how many of them adapted the step size, and the
+        # unconstrained values of the others, (WINDOW, chains, d) each.
         self.windows: list[Window] = []
         self.num_adapting = 0
         self.values: list[np.ndarray] = []
         self.unconstrained = guide.unconstrained
         self.num_gradients, self.num_windows = 0, 0
+        self.state: ChainState
+        self._start(self.metric.whiten(starts))
 
     @property
     def kept(self) -> list[Window]:
@@ -148,7 +148,7 @@ class _Run:
     def is_fit(self) -> bool:
         """Whether metric and step size fit the draws that count."""
         transitions = sum(window.draws[..., 0].size for window in self.kept)
-        divergent = sum(window.num_divergent for window in self.kept)
+        divergent = sum(int(window.num_divergent) for window in self.kept)
         accepted = float(np.mean([window.acceptance for window in self.kept]))
         return (
             self._is_near(self.kept, STILL_NEAR)
@@ -156,34 +156,41 @@ class _Run:
             and accepted > LEAST_ACCEPTED
         )
 
-    def moments(self) -> Moments:
+    def moments(self) -> ChainMoments:
         """Moments of the unconstrained values of the draws that count."""
         values = np.concatenate(self.values[-len(self.kept) :]).swapaxes(0, 1)
         return summarize(values, self.settings.num_superchains)
 
-    def chains(self, moments: Moments, has_settled: bool) -> Chains:
-        """What is known at the end."""
+    def chains(self, moments: ChainMoments, has_settled: bool) -> Chains:
+        """The draws that count, and their moments."""
         return Chains(
             self._flat(np.concatenate([window.draws for window in self.kept]).swapaxes(0, 1)),
             moments,
             has_settled,
             np.mean([window.acceptance for window in self.kept], axis=0),
-            sum(window.num_divergent for window in self.kept),
+            sum(int(window.num_divergent) for window in self.kept),
             self.num_gradients,
             self.num_windows,
         )
 
     def _advance(self, adapts: bool) -> Window:
         key = jax.random.fold_in(self.key, self.num_windows)
-        window = advance(self.guide.density, self.frame, self.z, self.log_step, key, adapts)
-        self.z, self.log_step = window.draws[-1], window.log_step
-        self.num_gradients += window.num_gradients
+        self.state, found = advance_chains(
+            self.guide.density, self.metric, self.state, key, REFINEMENT, adapts
+        )
+        window = Window(*jax.device_get(found))
+        self.num_gradients += self.settings.num_chains * int(window.num_steps)
         self.num_windows += 1
         return window
 
+    def _start(self, z: np.ndarray, log_step: Any = None) -> None:
+        """Chains at whitened points (n, d)."""
+        self.state = start_chains(self.guide.density, self.metric, z, log_step)
+        self.num_gradients += len(z)
+
     def _flat(self, z: np.ndarray) -> np.ndarray:
         """Whitened draws (..., d) in the guide's coordinates."""
-        return _unwhiten(self.frame, z.astype(np.float64)).astype(self.guide.draws.dtype)
+        return self.metric.unwhiten(z).astype(self.guide.draws.dtype)
 
     @staticmethod
     def _is_near(windows: list[Window], factor: float) -> bool:
@@ -193,30 +200,27 @@ class _Run:
         return bool(is_centered and np.all(np.abs(np.log(sd)) < np.log(factor)))
 
     def _adapt_metric(self) -> None:
-        z = _later_half(self.windows[-1:])
-        factor = _shrunk_factor(z, self.settings.num_chains)
-        x = _unwhiten(self.frame, self.z.astype(np.float64))
-        mean = _unwhiten(self.frame, _mean_and_sd(z)[0])
-        root = np.asarray(self.frame.root, np.float64) @ factor
-        arrays = mean, root, np.linalg.norm(root, axis=1)
-        self.frame = Frame(*(jnp.asarray(a, self.guide.draws.dtype) for a in arrays))
-        self.z = _whiten(self.frame, x)
+        z, old = _later_half(self.windows[-1:]), self.metric
+        root = np.asarray(old.root, np.float64) @ _shrunk_factor(z, self.settings.num_chains)
+        arrays = old.unwhiten(_mean_and_sd(z)[0]), root, np.linalg.norm(root, axis=1)
+        self.metric = Metric(*(jnp.asarray(a, self.guide.draws.dtype) for a in arrays))
+        self._start(self.metric.whiten(old.unwhiten(self.state.point)), self.state.log_step)
 
     def _start_superchains(self) -> None:
-        """All chains of a superchain at one place: that of one of them, moved away from the mean.
+        """Move all chains of a superchain to one place: that of a chain, moved away from the mean.
 
         R-hat shows what chains remember of places that are farther apart than draws are; of places
         nearer together it shows nothing.
         """
         count, dtype = self.settings.num_superchains, self.guide.draws.dtype
         key = key_apart(jax.random.fold_in(self.key, self.num_windows), 0)
-        order = np.asarray(jax.random.permutation(key, len(self.z)))
-        z = self.z[order[:count]]
-        center = np.median(self.z, axis=0)
+        points = np.asarray(self.state.point, np.float64)
+        z = points[np.asarray(jax.random.permutation(key, len(points)))[:count]]
+        center = np.median(points, axis=0)
         far = center + SPREAD * (z - center)
-        value, _ = evaluate(self.guide.density, self.frame, jnp.asarray(far, dtype))
+        value, _ = evaluate(self.guide.density, self.metric, jnp.asarray(far, dtype))
         starts = np.where(np.isfinite(value)[:, None], far, z)
-        self.z = np.repeat(starts, len(self.z) // count, axis=0)
+        self._start(np.repeat(starts, len(points) // count, axis=0), self.state.log_step)
 
 
 def _later_half(windows: list[Window]) -> np.ndarray:
@@ -228,23 +232,13 @@ def _later_half(windows: list[Window]) -> np.ndarray:
 def _without_tails(z: np.ndarray) -> np.ndarray:
     """Draws (n, d), cut off where Gaussian ones have next to none."""
     scale = scale_of(z)
-    return scale.center + scale.width * np.clip((z - scale.center) / scale.width, -FAR, FAR)
+    return scale.center + scale.width * scale.standardize(z, FAR)
 
 
 def _mean_and_sd(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of draws (n, d) without their tails: heavy ones have another sd in every window."""
+    """Moments of draws (n, d) without tails: heavy ones have another sd in every window."""
     cut = _without_tails(z)
     return cut.mean(0), np.maximum(cut.std(0), 1e-6)
-
-
-def _whiten(frame: Frame, x: np.ndarray) -> np.ndarray:
-    mean, root = (np.asarray(a, np.float64) for a in (frame.mean, frame.root))
-    return np.linalg.solve(root, (x - mean).T).T
-
-
-def _unwhiten(frame: Frame, z: np.ndarray) -> np.ndarray:
-    mean, root = (np.asarray(a, np.float64) for a in (frame.mean, frame.root))
-    return mean + z @ root.T
 
 
 def _shrunk_factor(z: np.ndarray, num_independent: int) -> np.ndarray:

@@ -20,16 +20,15 @@ from numpyro_kscore._util.keys import check_key
 
 __all__ = ["mmd_squared", "sliced_wasserstein"]
 
-_ROWS_PER_BLOCK = 512  # 512 rows against a few thousand columns stay inside the last-level cache
-_MEDIAN_DRAWS = 2_000  # 2e6 pairs: the median is then good to about one part in a thousand
+ROWS_PER_BLOCK = 512  # 512 rows against a few thousand columns stay inside the last-level cache
+MEDIAN_DRAWS = 2_000  # 2e6 pairs: the median is then good to about one part in a thousand
 
 
 def sliced_wasserstein(x: ArrayLike, y: ArrayLike, key: Array, num_projections: int = 200) -> Array:
     """Sliced Wasserstein-1 distance: the mean over random directions u of W1(uᵀx, uᵀy).
 
     The one-dimensional distance between the two empirical measures is exact for any pair of sizes:
-    W1 = ∫₀¹ |F⁻¹(t) - G⁻¹(t)| dt, where both quantile functions are steps and the integral is a sum
-    over the at most n + m - 1 intervals between their merged jumps. Nothing is interpolated.
+    W1 = ∫₀¹ |F⁻¹(t) - G⁻¹(t)| dt, where both quantile functions are steps. Nothing is interpolated.
     See Bonneel et al. (2015), "Sliced and Radon Wasserstein barycenters of measures".
 
     Args:
@@ -48,8 +47,7 @@ def sliced_wasserstein(x: ArrayLike, y: ArrayLike, key: Array, num_projections: 
         TypeError: if the draws are not floating point, or the key is not a random key.
         ValueError: if shapes disagree, a set is empty or not finite, or ``num_projections`` < 1.
 
-    Cost:
-        O(p·(n log n + m log m) + p·(n + m)·d) time and O(p·(n + m)) memory for p projections.
+    Cost: O(p·(n log n + m log m) + p·(n + m)·d) time, O(p·(n + m)) memory for p projections.
 
     Example::
 
@@ -79,15 +77,9 @@ def _sliced_wasserstein(x: Array, y: Array, key: Array, num_projections: int) ->
 
 
 def _merged_quantile_steps(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Order statistics and interval lengths of two empirical quantile functions.
+    """Indices into sorted samples of n and of m, and the lengths of their common intervals.
 
-    Args:
-        n: size of the first sample.
-        m: size of the second sample.
-
-    Returns:
-        Indices into the sorted first and second samples, and the lengths of the intervals of (0, 1)
-        on which both quantile functions are constant; each of the same length, at most n + m - 1.
+    On each of these intervals of (0, 1), at most n + m - 1, both quantile functions are constant.
     """
     # Sizes are static, so this runs while tracing; in integers, so that equal levels merge exactly.
     jumps = np.union1d(np.arange(1, n + 1) * m, np.arange(1, m + 1) * n)
@@ -153,8 +145,8 @@ def _mmd_squared(x: Array, y: Array, bandwidth: Array) -> Array:
     def witness_at_y(point: Array) -> Array:
         return (_kernel_sum(point, y) - 1) / (m - 1) - _kernel_sum(point, x) / n
 
-    at_x = lax.map(witness_at_x, x, batch_size=min(n, _ROWS_PER_BLOCK))
-    at_y = lax.map(witness_at_y, y, batch_size=min(m, _ROWS_PER_BLOCK))
+    at_x = lax.map(witness_at_x, x, batch_size=min(n, ROWS_PER_BLOCK))
+    at_y = lax.map(witness_at_y, y, batch_size=min(m, ROWS_PER_BLOCK))
     return at_x.mean() + at_y.mean()
 
 
@@ -170,7 +162,7 @@ def _squared_distances(point: Array, draws: Array) -> Array:
 @jax.jit
 def _median_distance(x: Array, y: Array) -> Array:
     pooled = jnp.concatenate([x, y])
-    count = min(pooled.shape[0], _MEDIAN_DRAWS)
+    count = min(pooled.shape[0], MEDIAN_DRAWS)
     draws = pooled[np.linspace(0, pooled.shape[0] - 1, count).round().astype(int)]
     draws -= draws.mean(0)
     rows, columns = np.triu_indices(count, k=1)

@@ -18,7 +18,7 @@ from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density
-from numpyro_kscore.diagnostics._closed_form import take_rows
+from numpyro_kscore.diagnostics._energy import take_rows
 from numpyro_kscore.diagnostics._fitted import (
     BATCH,
     FittedGuide,

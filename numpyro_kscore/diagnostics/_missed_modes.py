@@ -22,9 +22,17 @@ from jax import Array
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._tracing.layout import Site
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import ChainState, Density, Frame, advance, evaluate
+from numpyro_kscore.diagnostics._chains import (
+    DIAGNOSIS,
+    ChainState,
+    Density,
+    Metric,
+    advance_chains,
+    evaluate,
+    start_chains,
+)
 
-__all__ = ["UNSEARCHED", "Modes", "far_points", "find_modes"]
+__all__ = ["UNSEARCHED", "Modes", "far_points", "find_missed_modes"]
 
 # Paths from draws, from far points, and from the ends of chains from far points.
 HOME, AFAR, STRAYED = 8, 24, 16
@@ -47,9 +55,9 @@ ARRIVED = 0.05
 NEGLIGIBLE = 0.05
 # Least distance of the means of separate groups of chains, in their pooled standard deviation.
 SEPARATE = 4.0
-# The same of chains that start in a mode, and the most modes they start in, the largest first.
+# Powers for chains that start in a suspected mode, and the largest number of such modes.
 STAYING, MOST_SUSPECTS = (1.0,) * 6, 4
-# Half the range of far points in unconstrained coordinates, as of NumPyro's initial values.
+# Uniform far points lie within this distance of zero, as NumPyro's initial values do.
 RADIUS = 2.0
 
 
@@ -58,7 +66,7 @@ class Modes(NamedTuple):
 
     Attributes:
         num_missed: modes without draws of the guide, of the four largest.
-        share: of the missed modes in the mass of all, by Laplace's method.
+        share: part of the mass of all modes that the missed ones have, by Laplace's method.
         num_paths: ascents.
         num_arrived: ascents that ended at a maximum.
 
@@ -76,6 +84,19 @@ class Modes(NamedTuple):
     num_paths: int
     num_arrived: int
 
+    def __str__(self) -> str:
+        if self.num_paths == 0:
+            return "modes were not searched for"
+        if self.num_arrived == 0 and self.num_missed == 0:
+            return (
+                f"none of {self.num_paths} ascents arrived at a maximum: modes without draws would "
+                "not have been seen"
+            )
+        return (
+            f"{self.num_arrived} of {self.num_paths} ascents arrived at a maximum; "
+            f"{self.num_missed} mode(s) missed"
+        )
+
 
 UNSEARCHED = Modes(0, 0.0, 0, 0)
 
@@ -86,7 +107,7 @@ class _Mode(NamedTuple):
     Attributes:
         point: (d,).
         precision: minus the Hessian, (d, d).
-        log_mass: of Laplace's Gaussian, up to (d/2) log 2π.
+        log_mass: log mass of Laplace's Gaussian, up to (d/2) log 2π.
     """
 
     point: np.ndarray
@@ -104,9 +125,9 @@ def far_points(
 ) -> np.ndarray:
     """Points far from draws (n, d), where another mode may be above: (count, d).
 
-    In turn uniform ones, draws scaled up around their mean, and draws in which the entries of all
-    arrays of one length have been exchanged: if the model does not distinguish the labels 1 to k of
-    components, a mode has k! copies.
+    Three kinds take turns: uniform points, draws scaled up around their mean, and draws in which
+    the entries of all arrays of one length have been exchanged. If the model does not distinguish
+    the labels 1 to k of components, a mode has k! copies.
     """
     n, dim = samples.shape
     points = samples[rng.integers(n, size=count)].astype(np.float64)
@@ -133,9 +154,9 @@ def _relabel(row: np.ndarray, sites: Sequence[Site], length: int, rng: np.random
             row[part] = np.take(value, order, axis=site.shape.index(length)).ravel()
 
 
-def find_modes(
+def find_missed_modes(
     density: Density,
-    frame: Frame,
+    metric: Metric,
     samples: np.ndarray,
     values: np.ndarray,
     home: ChainState,
@@ -147,7 +168,7 @@ def find_modes(
 
     Args:
         density: the model.
-        frame: coordinates whitened by the draws.
+        metric: coordinates whitened by the draws.
         samples: the draws, (n, d).
         values: log density at some of them.
         home: chains that started from draws, when they have walked.
@@ -159,10 +180,10 @@ def find_modes(
     if samples.shape[1] > MOST_DIMENSIONS:
         return UNSEARCHED
     num_chains = home.point.shape[0]
-    host = _Host(density, frame, num_chains)
+    host = _Host(density, metric, num_chains)
     rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
-    z = host.whiten(samples)
-    far = host.whiten(far_points(sites, samples, num_chains, rng))
+    z = metric.whiten(samples)
+    far = metric.whiten(far_points(sites, samples, num_chains, rng))
     strayed = _strayed(host, z, far, home.log_step, key_apart(key, 1))
     strayed = strayed[rng.permutation(len(strayed))[:STRAYED]]
     ends = host.ascend(np.concatenate([z[:HOME], far[:AFAR], strayed]))
@@ -184,14 +205,8 @@ def find_modes(
 class _Host:
     """The model as a function of whitened points in double precision on the host."""
 
-    def __init__(self, density: Density, frame: Frame, num_chains: int) -> None:
-        self.density, self.frame, self.num_chains = density, frame, num_chains
-        self._root = np.asarray(frame.root, np.float64)
-        self._mean = np.asarray(frame.mean, np.float64)
-
-    def whiten(self, x: np.ndarray) -> np.ndarray:
-        """Points (n, d) in whitened coordinates."""
-        return np.linalg.solve(self._root, (np.asarray(x, np.float64) - self._mean).T).T
+    def __init__(self, density: Density, metric: Metric, num_chains: int) -> None:
+        self.density, self.metric, self.num_chains = density, metric, num_chains
 
     def energies(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Minus log density (n,) and its gradient (n, d), by the program of the chains."""
@@ -199,8 +214,8 @@ class _Host:
         size = self.num_chains
         for rows in np.split(z, range(size, len(z), size)):
             padded = np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
-            points = jnp.asarray(padded, self.frame.mean.dtype)
-            value, gradient = jax.device_get(evaluate(self.density, self.frame, points))
+            points = jnp.asarray(padded, self.metric.mean.dtype)
+            value, gradient = jax.device_get(evaluate(self.density, self.metric, points))
             values.append(np.asarray(value[: len(rows)], np.float64))
             gradients.append(np.asarray(gradient[: len(rows)], np.float64))
         return -np.concatenate(values), -np.concatenate(gradients)
@@ -208,7 +223,7 @@ class _Host:
     def corrected(self, modes: list[_Mode], exact: Callable[[Array], Array]) -> list[_Mode]:
         """Modes with the masses that they have by another density, the largest first."""
         z = np.stack([mode.point for mode in modes])
-        points = jnp.asarray(self._mean + z @ self._root.T, self.frame.mean.dtype)
+        points = jnp.asarray(self.metric.unwhiten(z), self.metric.mean.dtype)
         gains = np.asarray(exact(points), np.float64) + self.energies(z)[0]
         found = [
             mode._replace(log_mass=mode.log_mass + gain)
@@ -221,14 +236,12 @@ class _Host:
         self, z: np.ndarray, log_step: Array, coldness: Sequence[float], key: Array
     ) -> ChainState:
         """Chains from some points (n, d), after a window at each of some powers of the density."""
-        dtype = self.frame.mean.dtype
-        start = jnp.asarray(z, dtype)
-        value, gradient = evaluate(self.density, self.frame, start)
-        state = ChainState(start, value, gradient, log_step)
+        state = start_chains(self.density, self.metric, z, log_step)
         for index, power in enumerate(coldness):
-            adapts, cold = jnp.asarray([1.0, power], dtype)
             step_key = jax.random.fold_in(key, index)
-            state, _ = advance(self.density, self.frame, state, step_key, adapts, cold)
+            state, _ = advance_chains(
+                self.density, self.metric, state, step_key, DIAGNOSIS, True, power
+            )
         return state
 
     def ascend(self, starts: np.ndarray) -> list[_Mode | None]:
@@ -242,7 +255,7 @@ class _Host:
         return [None if end is None else self._mode(end) for end in ends]
 
     def _mode(self, end: Iterate) -> _Mode | None:
-        """The mode at the end of a path, or None if that is none."""
+        """The mode at the end of a path, or None if the path has not arrived at a maximum."""
         point, inverse = end.point, end.inverse_hessian
         dim = len(point)
         sizes = 0.1 * np.sqrt(np.clip(np.diag(inverse), 1e-6, 1e2))
@@ -286,7 +299,7 @@ def _is_covered(mode: _Mode, z: np.ndarray, own: list[_Mode]) -> bool:
 def _strayed(
     host: _Host, z: np.ndarray, far: np.ndarray, log_step: Array, key: Array
 ) -> np.ndarray:
-    """Where chains from far points (n, d) get, if there are no whitened draws there, (k, d)."""
+    """Ends of chains from far points (n, d) that are away from the whitened draws, (k, d)."""
     state = host.walk(far, log_step, ROAMING, key)
     points = np.asarray(state.point, np.float64)
     distances, usual = (np.sum(p**2, axis=1) for p in (points, z))
