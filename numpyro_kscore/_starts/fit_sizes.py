@@ -4,14 +4,10 @@ Let the size of θ_i fall at ``rate_ij`` with θ_j, as in ``_transports.sizes``.
 without that, the score of θ_j at given v is ``s_j - Σ_i rate_ij (θ_i s_i + 1)`` to first order,
 with the scores s of θ. If the posterior of v is a Gaussian,
 that is linear in v. So the rates are the coefficients of a linear regression of the model's scores
-on ``θ_i s_i + 1`` and θ at draws of a Gaussian nearby. This is done in the coordinates themselves,
-and in a basis of every latent in which sizes vary by themselves (see ``fit_basis``). The bound
-decides whether, and where, they are kept.
+on ``θ_i s_i + 1`` and θ at draws of a Gaussian nearby. The bound decides whether they are kept.
 """
 
 from __future__ import annotations
-
-from contextlib import suppress
 
 import numpy as np
 
@@ -21,7 +17,6 @@ from numpyro_kscore._starts.candidates import (
     lower_bound,
 )
 from numpyro_kscore._starts.climb import LEAST_GAIN, climb_near
-from numpyro_kscore._starts.fit_basis import fit_basis
 from numpyro_kscore._transports.affine import antithetic, fitted
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
@@ -37,9 +32,8 @@ LEAST_RATIO, LEAST_EFFECT, LEAST_STRENGTH = 4.0, 0.05, 0.05
 MOST_EFFECT = 2.0
 # Least part of a draw's residual that its own influence leaves.
 LEAST_REST = 0.05
-# Rounds of batch and match in the new coordinates, and most of them in a basis, where there is more
-# to learn.
-ROUNDS, MOST_ROUNDS = 2, 10
+# Rounds of batch and match in the new coordinates.
+ROUNDS = 2
 
 
 def fit_sizes(
@@ -58,9 +52,8 @@ def fit_sizes(
         rng: for draws.
         noise: for bounds, (m, d), antithetic.
 
-    Cost: 256 gradients of the model, or 8 for each dimension, and where sizes vary two
-    rounds of batch and match, or four; for a basis as much again, 8 for each dimension and each of
-    some scales, and as many rounds as pay; O(d³).
+    Cost: 256 gradients of the model, or 8 for each dimension, and where sizes vary two rounds of
+    batch and match, or four; O(d³).
     """
     gaussian, dim = known.gaussian, len(known.gaussian.mean)
     if not 2 <= dim <= MOST_DIMS:
@@ -74,49 +67,23 @@ def fit_sizes(
     # Positive numbers may be scales. A mean of effects that bend seems to change their sizes, and
     # what others' sizes vary with has no size that varies itself, as a mean has: so anything else
     # counts only where the bound says so.
-    tried: list[tuple[np.ndarray | None, np.ndarray]] = [(None, latents.is_scale)]
+    tried = [latents.is_scale]
     if np.any(rates_by_regression(draws, scores, ~latents.is_scale)):
-        tried.append((None, np.ones(dim, bool)))
-    # With draws of its own: those that follow are the same with and without it.
-    own_rng = rng.spawn(1)[0]
-    # Without a basis where rounding leaves none.
-    with suppress(np.linalg.LinAlgError):
-        basis = fit_basis(evaluate, gaussian, latents, own_rng)
-        if basis is not None:
-            tried.append((basis, latents.is_scale))
+        tried.append(np.ones(dim, bool))
+    # The second one has draws of its own, so that those that follow are the same without it.
+    generators = rng, rng.spawn(1)[0]
     best, sizes = known, None
-    for number, (basis, may_drive) in enumerate(tried):
-        given = own_rng if number else rng
-        found = _in_basis(evaluate, known, draws, scores, basis, may_drive, given, noise)
-        # Where all sizes vary alike any basis is as good as the coordinates themselves.
-        if lower_bound(found[0]) > lower_bound(best) + LEAST_GAIN:
-            best, sizes = found
+    for may_drive, own_rng in zip(tried, generators, strict=False):
+        rates = rates_by_regression(draws, scores, may_drive)
+        if not np.any(rates):
+            continue
+        varying = Sizes(rates, gaussian.mean)
+        start = fitted(draws * np.exp(-varying.log_sizes(draws)))
+        inside = pulled_back(evaluate, varying)
+        found = climb_near(inside, start, known, own_rng, noise, ROUNDS, ROUNDS)
+        if lower_bound(found) > lower_bound(best) + LEAST_GAIN:
+            best, sizes = found, varying
     return best, sizes
-
-
-def _in_basis(
-    evaluate: Evaluate,
-    known: Candidate,
-    draws: np.ndarray,
-    scores: np.ndarray,
-    basis: np.ndarray | None,
-    may_drive: np.ndarray,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> tuple[Candidate, Sizes | None]:
-    """The best Gaussian with sizes that vary in a basis, the known one included."""
-    center = known.gaussian.mean
-    if basis is not None:
-        inverse = np.linalg.inv(basis)
-        draws, scores, center = draws @ inverse.T, scores @ basis, inverse @ center
-    rates = rates_by_regression(draws, scores, may_drive)
-    if not np.any(rates):
-        return known, None
-    sizes = Sizes(rates, center, basis)
-    start = fitted(draws * np.exp(-sizes.log_sizes(draws)))
-    most = ROUNDS if basis is None else MOST_ROUNDS
-    inside = pulled_back(evaluate, sizes)
-    return climb_near(inside, start, known, rng, noise, most, ROUNDS), sizes
 
 
 def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.ndarray) -> np.ndarray:

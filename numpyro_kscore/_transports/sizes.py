@@ -8,11 +8,9 @@ do under informative data, or widens with it, the posterior is a funnel. In the 
 it is less of one. The logarithm of the size falls at ``rate_j`` where ω is at its center, and the
 largest of the rates is r. On one side it becomes constant: where ω is the logarithm of the effects'
 scale and data and prior are normal, this is the posterior width of an effect given ω, with r the
-share of the data in its precision. For negative rates the effects are centered ones. Where a prior
-is not independent, as for a smooth curve, no element of θ has such a size, but combinations of them
-do: then ``θ = B v √(...)⁻¹`` with a matrix B of determinant 1, whose columns they are. Rates and
-matrix are found from the model's scores (``_starts.fit_sizes``), not read off its code: it does not
-matter how the model is written.
+share of the data in its precision. For negative rates the effects are centered ones. Rates are
+found from the model's scores (``_starts.fit_sizes``), not read off its code: it does not matter how
+the model is written.
 """
 
 from __future__ import annotations
@@ -36,25 +34,19 @@ class Sizes:
         rates: the rate of coordinate i with coordinate j is ``rates[i, j]``, (d, d). Coordinates
             that others vary with have no rates themselves.
         center: shape (d,).
-        basis: what coordinates, after their sizes, are multiplied by, (d, d), of determinant 1 or
-            -1, with the coordinates that sizes vary with left as they are; None for all of them.
     """
 
     rates: Any
     center: Any
-    basis: Any = None
 
     def push(self, x: Any) -> Any:
-        scaled = x * namespace(x).exp(self.log_sizes(x))
-        return scaled if self.basis is None else scaled @ self.basis.T
+        return x * namespace(x).exp(self.log_sizes(x))
 
     def log_volume(self, x: Any) -> Any:
         return namespace(x).sum(self.log_sizes(x), axis=-1)
 
     def pull(self, x: Any, gradients: Any) -> Any:
         sizes = namespace(x).exp(self.log_sizes(x))
-        if self.basis is not None:
-            gradients = gradients @ self.basis
         # Latents with rates vary with the others' coordinates, and so does their volume.
         through = (gradients * x * sizes - 1) * self.slopes(x)
         return gradients * sizes - through @ self.rates
@@ -63,20 +55,12 @@ class Sizes:
         xp = namespace(x, score)
         # Coordinates with rates change no others, so that their own gradients come first.
         through = (-score * x - 1) * self.slopes(x)
-        found = (score - through @ self.rates) * xp.exp(-self.log_sizes(x))
-        if self.basis is None:
-            return found
-        inverse = xp.linalg.inv(self.basis)
-        return found @ inverse
+        return (score - through @ self.rates) * xp.exp(-self.log_sizes(x))
 
     @property
     def vary(self) -> Any:
         """Which latents are not their coordinates, (d,)."""
-        xp = namespace(self.rates)
-        found = xp.any(self.rates != 0, axis=1)
-        if self.basis is None:
-            return found
-        return found | xp.any(self.basis != xp.eye(len(self.basis)), axis=1)
+        return namespace(self.rates).any(self.rates != 0, axis=1)
 
     def log_sizes(self, x: Any) -> Any:
         """Logarithms of what coordinates (..., d) are multiplied by, (..., d)."""

@@ -1,7 +1,5 @@
 """Couplings found from scores, on densities that have them."""
 
-from functools import partial
-
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -15,11 +13,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_kscore import AutoImplicit, initial_gaussian
 from numpyro_kscore._starts import gaussian_search
-from numpyro_kscore._starts.candidates import Latents
-from numpyro_kscore._starts.fit_basis import fit_basis
 from numpyro_kscore._starts.fit_sizes import rates_by_regression
 from numpyro_kscore._tracing.dependencies import seeded
-from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import pulled_back
 from support.compiling import quick_jit
@@ -29,11 +24,6 @@ ANY = np.ones(DIM, bool)
 RATES = np.zeros((DIM, DIM))
 RATES[3:, 0] = [0.9, 0.5, -0.7]
 SIZES = Sizes(RATES, np.linspace(-0.5, 0.5, DIM))
-# The coordinate that sizes vary with stays as it is.
-BASIS = np.eye(DIM)
-BASIS[2:, 2:] += np.array([[0, 0.5, 0, 0], [0, 0, 0.3, 0], [0.2, 0, 0, 0], [0, 0.4, 0, 0]])
-BASIS[2:, 2:] /= np.linalg.det(BASIS) ** (1 / 4)
-IN_BASIS = Sizes(SIZES.rates, SIZES.center, BASIS)
 
 
 def gaussian_energy(points):
@@ -44,11 +34,8 @@ def gaussian_energy(points):
     return 0.5 * np.sum(moved**2, axis=0), np.linalg.solve(factor.T, moved).T
 
 
-def funnel(latents, basis=None):
+def funnel(latents):
     """The density of the latents, which are sizes times coordinates, and its gradient."""
-    if basis is not None:
-        energies, gradients = funnel(np.linalg.solve(basis, latents.T).T)
-        return energies, np.linalg.solve(basis.T, gradients.T).T
     # The others have no rates: sizes are the same at latents and coordinates.
     sizes = np.exp(SIZES.log_sizes(latents))
     energies, gradients = gaussian_energy(latents / sizes)
@@ -57,11 +44,10 @@ def funnel(latents, basis=None):
     return energies, gradients / sizes + through @ RATES
 
 
-@pytest.mark.parametrize("sizes", [SIZES, IN_BASIS])
-def test_energies_in_coordinates_whose_sizes_vary(sizes):
+def test_energies_in_coordinates_whose_sizes_vary():
     """Gradients by central differences; the change of volume by going there and back."""
     points = np.random.default_rng(0).normal(size=(5, DIM))
-    inside = pulled_back(lambda latents: funnel(latents, sizes.basis), sizes)
+    inside = pulled_back(funnel, SIZES)
     energies, gradients = inside(points)
     np.testing.assert_allclose(energies, gaussian_energy(points)[0], rtol=1e-10)
     np.testing.assert_allclose(gradients, gaussian_energy(points)[1], rtol=1e-8, atol=1e-10)
@@ -189,73 +175,3 @@ def test_draws_are_those_of_the_latents(guide):
     coordinates = np.concatenate([[scale], fn.unconstrained])
     size = np.exp(guide.start.sizes.log_sizes(coordinates))[1:]
     np.testing.assert_allclose(trace["z"]["value"], fn.unconstrained * size, rtol=1e-4)
-
-
-# A prior precision that is not diagonal, that of a walk, and the unequal ones of data.
-LEVELS = 5
-WALK = np.diff(np.eye(LEVELS), axis=0)
-WALK = WALK.T @ WALK + 0.1 * np.eye(LEVELS)
-DATA = np.diag([0.3, 3.0, 1.0, 0.1, 2.0])
-CENTER = 0.4
-
-
-def walk(points, share=1.0):
-    """The logarithm of a scale, and five levels whose prior it is the scale of, in one share."""
-    log_scale, levels = points[:, 0], points[:, 1:]
-    weights = np.exp(-2 * share * (log_scale - CENTER))
-    prior = np.sum(levels * (levels @ WALK), axis=1)
-    squares = weights * prior + np.sum(levels * (levels @ DATA), axis=1)
-    energies = 0.5 * squares + share * LEVELS * log_scale + 0.5 * log_scale**2
-    slope = share * (LEVELS - weights * prior) + log_scale
-    pull = weights[:, None] * (levels @ WALK) + levels @ DATA
-    return energies, np.concatenate([slope[:, None], pull], axis=1)
-
-
-def walk_gaussian(spread):
-    precision = np.zeros((LEVELS + 1, LEVELS + 1))
-    precision[0, 0], precision[1:, 1:] = spread**-2, WALK + DATA
-    return Affine(np.eye(LEVELS + 1)[0] * CENTER, np.linalg.cholesky(np.linalg.inv(precision)))
-
-
-def known(is_scale):
-    flags = np.zeros((3, LEVELS + 1), bool)
-    flags[1, 0] = is_scale
-    return Latents(np.zeros(LEVELS + 1), np.zeros((0, LEVELS + 1)), *flags, (1, LEVELS))
-
-
-def test_a_basis_makes_prior_and_data_diagonal():
-    """At draws of the scale the prior's precision varies by 40 %, here, about that at its mean."""
-    rng = np.random.default_rng(0)
-    basis = fit_basis(walk, walk_gaussian(0.2), known(True), rng)
-    np.testing.assert_allclose(abs(np.linalg.det(basis)), 1.0)
-    assert np.array_equal(basis[0], np.eye(LEVELS + 1)[0])
-    for matrix in (WALK, DATA):
-        turned = basis[1:, 1:].T @ matrix @ basis[1:, 1:]
-        rest = turned - np.diag(np.diag(turned))
-        assert np.max(np.abs(rest)) < 0.05 * np.max(turned)
-
-
-@pytest.mark.parametrize(("is_scale", "share"), [(False, 1.0), (True, 0.0)])
-def test_without_a_scale_there_is_no_basis(is_scale, share):
-    rng = np.random.default_rng(0)
-    assert fit_basis(partial(walk, share=share), walk_gaussian(0.3), known(is_scale), rng) is None
-
-
-def test_a_scale_may_be_an_element_of_a_vector():
-    """A model's scales as one latent: the first has no effect here, the second is the walk's."""
-
-    def with_another(points):
-        energies, gradients = walk(points[:, 1:])
-        return energies + 0.5 * points[:, 0] ** 2, np.hstack([points[:, :1], gradients])
-
-    one = walk_gaussian(0.2)
-    factor = np.eye(LEVELS + 2)
-    factor[1:, 1:] = one.factor
-    gaussian = Affine(np.append(0.0, one.mean), factor)
-    flags = np.zeros((3, LEVELS + 2), bool)
-    flags[1, :2] = True
-    latents = Latents(np.zeros(LEVELS + 2), np.zeros((0, LEVELS + 2)), *flags, (2, LEVELS))
-    basis = fit_basis(with_another, gaussian, latents, np.random.default_rng(0))
-    assert np.array_equal(basis[:2], np.eye(LEVELS + 2)[:2])
-    turned = basis[2:, 2:].T @ WALK @ basis[2:, 2:]
-    assert np.max(np.abs(turned - np.diag(np.diag(turned)))) < 0.05 * np.max(turned)
