@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Progress, Rule
-from numpyro_kscore._fit.settings import Settings
 
 __all__ = ["Bar"]
 
@@ -21,7 +21,7 @@ class Bar:
         settings: the settings of the fit.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: FitOptions) -> None:
         self._bar: Any = None
         if not settings.progress_bar:
             return

@@ -20,7 +20,7 @@ from numpyro_kscore._tracing.program import Program
 from numpyro_kscore._tracing.taylor import Taylor
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import FitKey, key_apart
 
 __all__ = ["Expander", "has_local_latents", "make_expander", "make_loader_expander"]
 
@@ -66,7 +66,7 @@ def make_expander(svi: SVI, layout: Layout | None, given: Given, num_steps: int)
         return Expander(_never, _never)
 
     def expansion(state: SVIState) -> ControlVariate | None:
-        key, program = key_apart(state.rng_key, 1), program_of(svi, state, given)
+        key, program = key_apart(state.rng_key, FitKey.EXPANSION), program_of(svi, state, given)
         return expand(
             key,
             program.params,
@@ -106,10 +106,12 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
         return program_of(svi, state, batches.arguments(batch))
 
     def draw(state: SVIState) -> Any:
-        return mean_draw(key_apart(state.rng_key, 1), program_at(state, batches.first), layout)
+        return mean_draw(
+            key_apart(state.rng_key, FitKey.EXPANSION), program_at(state, batches.first), layout
+        )
 
     def of_batch(state: SVIState, draws: Any, batch: Any) -> Taylor:
-        key = key_apart(state.rng_key, 1)
+        key = key_apart(state.rng_key, FitKey.EXPANSION)
         return expand_at(key, program_at(state, batch), layout, draws[0])
 
     def of_each(state: SVIState, draws: Any, stack: Any) -> Taylor:
@@ -181,7 +183,7 @@ class _Keeper:
         rows = no_rows(self._first, self._count)
 
         def find(state: SVIState) -> None:
-            key, (draw, _) = key_apart(state.rng_key, 1), self._draw(state)
+            key, (draw, _) = key_apart(state.rng_key, FitKey.EXPANSION), self._draw(state)
             program = self._program_at(state, self._first)
             self._found = [kept_plate(key, program, self._layout, draw, rows)]
 
@@ -195,7 +197,7 @@ class _Keeper:
         return None if none is None else RowCollector(self._first, self._count)
 
     def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
-        key, name = key_apart(state.rng_key, 1), self._found[0]
+        key, name = key_apart(state.rng_key, FitKey.EXPANSION), self._found[0]
 
         def of_batch(batch: Any) -> jax.Array:
             return row_sizes(

@@ -20,10 +20,10 @@ from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
 from numpyro_kscore._fit.initial import exact_draws, initial_state
 from numpyro_kscore._fit.looks import look_at_exact_draws, make_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, run_chunks
+from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Rule
 from numpyro_kscore._fit.result import FitResult, finish
 from numpyro_kscore._fit.run import Seen
-from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.svi import (
     inspect_svi,
     latent_size,
@@ -34,7 +34,7 @@ from numpyro_kscore._starts.exact_draws import ExactDraws, divergence_of
 from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_svi, is_concrete
-from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._util.keys import FitKey, check_key, key_apart
 
 __all__ = ["fit"]
 
@@ -140,7 +140,7 @@ def fit(
     """
     _check_call(svi, rng_key)
     path = None if checkpoint is None else Path(checkpoint)
-    settings = Settings(
+    settings = FitOptions(
         max_steps, tol, patience, chunk_size, criterion, path, progress_bar, callback
     )
     _check_criterion(svi, criterion)
@@ -161,7 +161,7 @@ def fit(
         is_quiet = layout is not None and layout.is_quiet and batches is None
         can_be_exact = layout is not None and not layout.model_params
         rule = settings.rule(dim, can_be_exact)
-        noise_key = key_apart(rng_key, 0) if is_quiet else None
+        noise_key = key_apart(rng_key, FitKey.LOOK) if is_quiet else None
         forward_mode = forward_mode_differentiation
         look = layout and make_look(svi, layout, arguments, forward_mode, noise_key)
         take_chunk = make_chunk(svi, slots, arguments, forward_mode, look)

@@ -22,7 +22,7 @@ from numpyro_kscore._tracing.evaluation import evaluate_particles
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
 __all__ = ["look_at_exact_draws", "make_look", "moment_errors"]
@@ -60,7 +60,7 @@ def make_look(
         program = program_of(svi, state, arguments(_first(of_look)))
         program = program._replace(control_variate=control_variate)
         data = None if of_look is None else partial(_data, arguments, of_look, layout)
-        key = key_apart(state.rng_key, 0) if noise_key is None else noise_key
+        key = key_apart(state.rng_key, FitKey.LOOK) if noise_key is None else noise_key
         particles = svi.loss.num_particles or layout.default_num_particles
         batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
         in_minibatches = bool(layout.row_counts) or data is not None

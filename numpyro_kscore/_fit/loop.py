@@ -16,13 +16,13 @@ import numpy as np
 from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.expansion import Expander
+from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Look, Progress, Rule
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
-from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._tracing.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 
 __all__ = ["MOST_RECOVERIES", "run_chunks"]
@@ -37,7 +37,7 @@ def run_chunks(
     batches: Batches | None,
     state: Any,
     rule: Rule,
-    settings: Settings,
+    settings: FitOptions,
     rng_key: jax.Array,
     bar: Bar,
 ) -> tuple[Run, Cause]:
@@ -113,7 +113,7 @@ def run_chunks(
     return run, ""
 
 
-def _stream(batches: Batches | None, rule: Rule, settings: Settings, start: Position) -> Any:
+def _stream(batches: Batches | None, rule: Rule, settings: FitOptions, start: Position) -> Any:
     """Batches for one chunk after another, with the position after each; None without a loader."""
     if batches is None:
         return ((None, start) for _ in itertools.count())
@@ -143,7 +143,7 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
         progress = progress._replace(recoveries=progress.recoveries + 1)
         if progress.recoveries > MOST_RECOVERIES:
             return run._replace(progress=progress._replace(phase="done", cause="nan"))
-        key = key_apart(run.state.rng_key, progress.recoveries)
+        key = key_apart(run.state.rng_key, FitKey.RECOVERY + progress.recoveries)
         return run._replace(state=run.state._replace(rng_key=key), progress=progress)
     look, gaps = _as_look(chunk.look, chunk.gaps, run.gaps)
     rounds = len(progress.rounds)

@@ -19,8 +19,9 @@ CONVERGED = ("plateau", "tol")
 # A round that lowered the loss by this many times the smallest gain that matters is followed by
 # another.
 ROUND_GAIN = 4
-# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension (docs/convergence). To
-# lose that by settling is no sign that more is to be had.
+# At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension
+# (benchmarks/results/2026-11-27-when-to-stop.md). To lose that by settling is no sign that more is
+# to be had.
 WOBBLE = 0.006
 # Where the bound is known: how many of the smallest gains that matter a guide may be from the
 # model, in nats, if it is to be left as it starts, or as it is at the end of a round. Another round

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from numpyro_kscore._objective.entropy import entropy
-from numpyro_kscore._objective.settings import Settings
+from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._tracing.layout import Part
 from numpyro_kscore.estimators._coordinates import whiten_samples
 from numpyro_kscore.estimators._gaussian import moment_scores
@@ -76,7 +76,7 @@ class _ElementGradient(NamedTuple):
 
 
 def block_gradient(
-    settings: Settings,
+    settings: ObjectiveOptions,
     part: Part,
     particles: jax.Array,
     model_scores: jax.Array,
@@ -183,7 +183,7 @@ def _along_paths(
 
 
 def _element_gradient(
-    settings: Settings,
+    settings: ObjectiveOptions,
     inputs: tuple[jax.Array, jax.Array, jax.Array | None],
     with_entropy: bool,
     state: Any = None,

@@ -15,8 +15,8 @@ from numpyro.infer import ELBO
 from numpyro_kscore._objective.aggregate import pool
 from numpyro_kscore._objective.defaults import OF_AGGREGATES, OF_POSTERIORS
 from numpyro_kscore._objective.kl_gradient import KLGradient, kl_gradient, nearest_valid
+from numpyro_kscore._objective.options import resolve_settings
 from numpyro_kscore._objective.particle_count import count_particles
-from numpyro_kscore._objective.settings import resolve_settings
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
 from numpyro_kscore._objective.surrogate import with_gradient
 from numpyro_kscore._tracing.all_rows import expand

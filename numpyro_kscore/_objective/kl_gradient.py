@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._objective.block_gradient import block_gradient, put_columns
-from numpyro_kscore._objective.settings import Settings
+from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._objective.stateful import STATE
 from numpyro_kscore._tracing.draws import Draw
 from numpyro_kscore._tracing.joint import LogJoint
@@ -39,7 +39,7 @@ class KLGradient(NamedTuple):
 
 
 def kl_gradient(
-    settings: Settings,
+    settings: ObjectiveOptions,
     layout: Layout,
     drawn: jax.Array,
     draws: Draw,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from numpyro_kscore._objective.settings import Settings
+from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._util.sharding import divides, num_shards
 
 __all__ = ["count_particles"]
 
 
-def count_particles(layout: Layout, settings: Settings, num_particles: int | None) -> int:
+def count_particles(layout: Layout, settings: ObjectiveOptions, num_particles: int | None) -> int:
     """The number of particles of a step, checked; the default if ``num_particles`` is None.
 
     Raises:

@@ -15,7 +15,7 @@ import numpyro
 from numpyro.primitives import mutable
 
 from numpyro_kscore._objective.aggregate import pool
-from numpyro_kscore._objective.settings import Settings
+from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.layout import Part
 from numpyro_kscore._tracing.program import Program, inspect_program
@@ -28,7 +28,7 @@ STATE = "_numpyro_kscore_networks"
 
 
 def stateful_guide(
-    settings: Settings, model: Callable[..., Any], guide: Callable[..., Any]
+    settings: ObjectiveOptions, model: Callable[..., Any], guide: Callable[..., Any]
 ) -> Callable[..., Any]:
     """The guide, with a state of the estimator for each of its blocks in a mutable site."""
 

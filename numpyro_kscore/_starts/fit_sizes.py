@@ -91,7 +91,8 @@ def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.nda
 
     Draws far out have large residuals, so errors are those that allow for residuals of any size
     (HC3: MacKinnon and White 1985). Errors that take all residuals for equal find effects that are
-    none, and one false effect can keep a fit out of the tail of a scale (docs/start).
+    none, and one false effect can keep a fit out of the tail of a scale
+    (benchmarks/results/2026-11-27-sizes-that-vary.md).
 
     Args:
         draws: of a Gaussian near the posterior, (m, d) with m > 2 d + 1.

@@ -33,7 +33,7 @@ __all__ = [
 # the function equally little at any width; otherwise the last iterate of a run at a constant step
 # size is visibly noisy. GAIN multiplies every layer's rate of learning. The gate learns at a
 # quarter of that rate: at the full rate the guide falls into the neck of a funnel before it has
-# covered the rest (docs/accuracy).
+# covered the rest (benchmarks/results/2026-11-21-length-of-a-step.md).
 GAIN = 2.0
 GATE_RATE = 0.25
 

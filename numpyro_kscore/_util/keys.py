@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_numbers", "check_key", "is_typed_key", "key_apart"]
+__all__ = ["FitKey", "as_numbers", "check_key", "is_typed_key", "key_apart"]
 
 LARGEST = 2**31 - 1
+
+
+class FitKey(IntEnum):
+    """The numbers of the keys that a fit takes from that of its state, each for one use."""
+
+    LOOK = 0
+    EXPANSION = 1
+    # Recoveries from numbers that are not finite have this number and those after it.
+    RECOVERY = 2
 
 
 def key_apart(key: jax.Array, number: int) -> jax.Array:

@@ -19,8 +19,8 @@ from numpyro_kscore._fit import loop
 from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import save_checkpoint
 from numpyro_kscore._fit.initial import initial_state
+from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Look, Progress, Rule
-from numpyro_kscore._fit.settings import Settings
 from numpyro_kscore._fit.svi import parameter_slots
 from support.doubles import GaussianScore
 from support.fits import DATA, KEY, MEAN, QUICK, SD, guide, make_svi, model, quiet_fit
@@ -210,7 +210,7 @@ def rule_of(monkeypatch, *args, **kwargs):
         raise SeenError(Rule(*settings))
 
     with monkeypatch.context() as patch:
-        patch.setattr("numpyro_kscore._fit.settings.Rule", see)
+        patch.setattr("numpyro_kscore._fit.options.Rule", see)
         with pytest.raises(SeenError) as caught:
             fit(*args, **kwargs)
     return caught.value.args[0]
@@ -289,7 +289,7 @@ def test_the_progress_bar_shows_loss_and_discrepancy(capsys):
 def test_the_bar_of_a_resumed_fit_starts_where_it_was(capsys):
     rule = Rule(chunk_size=20, num_chunks=30, tol=0.1, patience=3, dim=2)
     look = Look(0.1, 0.1, 1.0, 0.1, -1.0, 0.1, 0.0, 0)
-    with Bar(Settings(605, 0.1, 3, 20, "stein", None, True, None)) as bar:
+    with Bar(FitOptions(605, 0.1, 3, 20, "stein", None, True, None)) as bar:
         bar.begin(Progress(looks=(look,) * 6), rule)
     assert "120/600" in capsys.readouterr().err
 

@@ -11,11 +11,11 @@ from numpyro_kscore._util.checks import check_choice, check_positive
 from numpyro_kscore._util.sharding import check_sharding
 from numpyro_kscore.estimators._contract import GuideEstimator
 
-__all__ = ["Settings", "resolve_settings"]
+__all__ = ["ObjectiveOptions", "resolve_settings"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ObjectiveOptions:
     """The options of an objective, resolved; :class:`~numpyro_kscore.ImplicitELBO` documents them.
 
     Attributes:
@@ -45,7 +45,7 @@ def resolve_settings(
     local_share: float,
     aggregate: str | None,
     sharding: NamedSharding | None,
-) -> Settings:
+) -> ObjectiveOptions:
     """The settings, with every ``"auto"`` resolved by the estimator.
 
     Args:
@@ -81,7 +81,7 @@ def resolve_settings(
         # It doubles the squared error of an estimate from one batch (docs/wae_report).
         debias = None
     sharding = check_sharding(sharding)
-    return Settings(
+    return ObjectiveOptions(
         estimator.in_objective(base, sharding),
         base,
         estimator.resolve_debias(debias),
