@@ -13,7 +13,7 @@ from numpyro_kscore._util.checks import as_scored
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._estimate import KhatEstimate
 from numpyro_kscore.diagnostics._khat import check_is_draws, khat
-from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.estimators._base.coordinates import whiten_samples
 
 __all__ = ["fisher_divergence", "spread_ratios"]
 

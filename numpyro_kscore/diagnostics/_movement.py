@@ -25,7 +25,7 @@ from numpyro_kscore.diagnostics._chains import (
     advance,
     evaluate,
 )
-from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.estimators._base.coordinates import whiten_samples
 
 __all__ = ["NUM_CHAINS", "Movement", "Walk", "make_frame", "start_state"]
 

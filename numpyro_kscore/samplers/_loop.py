@@ -12,7 +12,7 @@ from jax import Array
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Frame, evaluate
 from numpyro_kscore.diagnostics._movement import make_frame
-from numpyro_kscore.estimators._coordinates import LARGEST_WHITENED
+from numpyro_kscore.estimators._base.coordinates import LARGEST_WHITENED
 from numpyro_kscore.samplers._convergence import Moments, scale_of, summarize
 from numpyro_kscore.samplers._guide import Guide
 from numpyro_kscore.samplers._outcome import LARGEST_INFLUENCE, MOST_DIVERGENT, TREND, Chains

@@ -17,14 +17,14 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
-from numpyro_kscore.estimators._coordinates import (
+from numpyro_kscore.estimators._base.coordinates import (
     STANDARDIZE_CHOICES,
     WHITENING_CHOICES,
     Coordinates,
     Whitening,
     standardize_samples,
 )
+from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.sliced._network import (
     NeuralInfo,

@@ -11,7 +11,7 @@ from jax import lax, random
 
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._base.coordinates import Coordinates
 
 __all__ = [
     "Layers",

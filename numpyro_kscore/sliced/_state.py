@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._coordinates import Coordinates
+from numpyro_kscore.estimators._base.coordinates import Coordinates
 from numpyro_kscore.sliced._network import Layers
 
 __all__ = ["SlicedState", "in_coordinates"]
