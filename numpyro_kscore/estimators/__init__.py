@@ -30,8 +30,7 @@ from numpyro_kscore.estimators._fit.presets import (
 from numpyro_kscore.estimators._fit.score import Score
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.estimators._fit.streaming import StreamState
-from numpyro_kscore.estimators._operators.random_features import RandomFeatures
-from numpyro_kscore.estimators._operators.row_selection import Landmarks, Subset
+from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
 
 __all__ = [
     "AtSamples",

@@ -8,7 +8,7 @@ from jax import random
 from scipy import optimize, special, stats
 
 from numpyro_kscore.estimators import entropy, kl_divergence
-from numpyro_kscore.estimators._base.student_density import student_log_density
+from numpyro_kscore.estimators._base.student import student_log_density
 from numpyro_kscore.estimators._density import information as information
 from numpyro_kscore.estimators._density.normalization import Normalization
 from numpyro_kscore.estimators._density.stacking import log_densities, stacked, stacking_weights

@@ -11,8 +11,8 @@ from jax import random
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.affine import Coordinates
-from numpyro_kscore.estimators._base.tails import log_normalizer, log_tail, tail_weights
+from numpyro_kscore.estimators._base.coordinates import Coordinates
+from numpyro_kscore.estimators._base.student import log_normalizer, log_tail, tail_weights
 
 __all__ = [
     "Base",

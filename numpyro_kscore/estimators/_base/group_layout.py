@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._base.coordinates import Coordinates
 from numpyro_kscore.estimators._base.local_shape import local_shape
 
 __all__ = ["GroupLayout", "lay_out"]

@@ -13,8 +13,8 @@ from jax import random
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
+from numpyro_kscore.estimators._base.coordinates import Coordinates
 from numpyro_kscore.estimators._base.group_layout import GroupLayout
 
 __all__ = ["MixtureBase", "mixed_divergence", "mixed_score"]

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore.estimators._fit.heldout import HeldOutProblem
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.estimators._fit.path import (
     FEWEST_POINTS,
@@ -25,10 +24,11 @@ from numpyro_kscore.estimators._fit.path import (
     pick,
     pick_unseen,
 )
+from numpyro_kscore.estimators._fit.selection import HeldOutProblem
 from numpyro_kscore.estimators._fit.settings import FitSettings
 from numpyro_kscore.estimators._operators.feature_span import FeatureSpan, draw_features, make_span
 from numpyro_kscore.estimators._operators.features import FeatureMoments, FeatureRows, Features
-from numpyro_kscore.estimators._operators.random_features import RandomFeatures
+from numpyro_kscore.estimators._operators.options import RandomFeatures
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, Solver, spectral_scale
 

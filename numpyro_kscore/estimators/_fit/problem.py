@@ -23,11 +23,10 @@ from numpyro_kscore.estimators._base.coordinates import (
 )
 from numpyro_kscore.estimators._base.group_layout import GroupLayout, lay_out
 from numpyro_kscore.estimators._base.mixture import MixtureBase
-from numpyro_kscore.estimators._fit.distances import Distances, bandwidth_candidates, measure
+from numpyro_kscore.estimators._fit.bandwidth import Distances, bandwidth_candidates, measure
 from numpyro_kscore.estimators._fit.feature_selection import span_features
-from numpyro_kscore.estimators._fit.heldout import HeldOutProblem
 from numpyro_kscore.estimators._fit.info import Selection
-from numpyro_kscore.estimators._fit.selection import choose
+from numpyro_kscore.estimators._fit.selection import HeldOutProblem, choose
 from numpyro_kscore.estimators._fit.settings import FitSettings
 from numpyro_kscore.estimators._operators.fit_operator import FitOperator, Full
 from numpyro_kscore.estimators._operators.landmarks import compress

@@ -21,19 +21,17 @@ from numpyro_kscore.estimators._base.base_scores import Base
 from numpyro_kscore.estimators._base.coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._base.fitted_base import make_base
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._fit.checks import check_context, check_settings
 from numpyro_kscore.estimators._fit.fitting import fit_at_samples, fit_score
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._fit.score import Score
-from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._fit.settings import FitSettings, check_context, check_settings
 from numpyro_kscore.estimators._fit.streaming import (
     StreamState,
     add_batch,
     finish_stream,
     start_stream,
 )
-from numpyro_kscore.estimators._operators.random_features import RandomFeatures
-from numpyro_kscore.estimators._operators.row_selection import Landmarks, Subset
+from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._filters import Regularizer
