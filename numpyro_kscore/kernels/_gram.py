@@ -92,11 +92,8 @@ class Gram:
             return pairwise.path(self.kernel, expansion, self.points)
 
     def _product(self, v: jax.Array) -> jax.Array:
-        if self.sharding is not None:
+        if self.sharding is not None or self.weights is None:
             return self._product_by_rows(v)
-        if self.weights is None:
-            total = pairwise.field(self.kernel, Expansion(self.points, v.T, None), self.points)
-            return (self.scale / self.points.shape[0] * total).T
         out = v @ self.weights.inner
         if self.weights.outer is not None:
             x = self.lifted[:-1]
@@ -107,20 +104,6 @@ class Gram:
             out = out + self._along_differences(self.weights.outer * inner_products)
         return out
 
-    def _along_differences(self, weights: jax.Array) -> jax.Array:
-        """``Σ_j weights_ji (x_i - x_j)`` as (d, n)."""
-        sums = self.lifted @ weights
-        return self.lifted[:-1] * sums[-1:] - sums[:-1]
-
-    def zeta(self) -> jax.Array:
-        """The divergence term ζ at the points, (d, n)."""
-        if self.sharding is not None:
-            return self._zeta_by_rows()
-        if self.weights is None:
-            expansion = Expansion(self.points, None, self.scale)
-            return pairwise.field(self.kernel, expansion, self.points).T
-        return self._along_differences(self.weights.zeta)
-
     def _product_by_rows(self, v: jax.Array) -> jax.Array:
         def own(rows: Any, whole: Any) -> jax.Array:
             (y, weights), (x, c, kernel) = rows, whole
@@ -129,10 +112,21 @@ class Gram:
             return pairwise.product(weights, y, x, c)
 
         rows, whole = (self.points, self.weights), (self.points, v.T, self.kernel)
-        total = by_rows(own, self.sharding, rows, whole).T
-        return total if self.weights is not None else self.scale / self.points.shape[0] * total
+        total = by_rows(own, self.sharding, rows, whole)
+        if self.weights is None:
+            total = self.scale / self.points.shape[0] * total
+        return total.T
 
-    def _zeta_by_rows(self) -> jax.Array:
+    def _along_differences(self, weights: jax.Array) -> jax.Array:
+        """``Σ_j weights_ji (x_i - x_j)`` as (d, n)."""
+        sums = self.lifted @ weights
+        return self.lifted[:-1] * sums[-1:] - sums[:-1]
+
+    def zeta(self) -> jax.Array:
+        """The divergence term ζ at the points, (d, n)."""
+        if self.sharding is None and self.weights is not None:
+            return self._along_differences(self.weights.zeta)
+
         def own(rows: Any, whole: Any) -> jax.Array:
             (y, weights), (x, scale, kernel) = rows, whole
             if weights is None:

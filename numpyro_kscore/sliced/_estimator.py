@@ -29,11 +29,11 @@ from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_d
 from numpyro_kscore.sliced._network import (
     NeuralInfo,
     NeuralScore,
+    SlicedState,
     init_layers,
     residual_at,
     score_at,
 )
-from numpyro_kscore.sliced._state import SlicedState, in_coordinates
 from numpyro_kscore.sliced._training import make_adam, select, train
 
 __all__ = ["SlicedScoreMatching"]
@@ -132,12 +132,7 @@ class SlicedScoreMatching(GuideEstimator):
         return _fit(self, key, samples, base_scores)
 
     def init(self, key: jax.Array, dim: int, dtype: Any = None) -> SlicedState:
-        """The state before the first draws of ``dim`` dimensions.
-
-        Args:
-            key: random key, for the weights.
-            dim: d.
-            dtype: dtype of the draws; JAX's default if None.
+        """The state before the first draws of ``dim`` dimensions; ``key`` is for the weights.
 
         Raises:
             ImportError: if optax is not installed.
@@ -176,12 +171,8 @@ class SlicedScoreMatching(GuideEstimator):
             state: result of :meth:`init` or of this method.
             key: random key, for the directions.
             samples: draws, (n, d), n ≥ 2.
-            base_scores: as for :meth:`fit`.
+            base_scores: as for :meth:`fit`, and so are errors.
             num_steps: gradient steps.
-
-        Raises:
-            ValueError: for shapes that do not fit.
-            TypeError: as :meth:`fit`.
         """
         check_key("key", key, "the samples")
         check_count("num_steps", num_steps)
@@ -197,7 +188,7 @@ class SlicedScoreMatching(GuideEstimator):
         """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
         return residual_at(state.layers, state.coordinates, self._points(state, x))
 
-    # What an objective asks: GuideEstimator.
+    # The contract with an objective: GuideEstimator.
 
     is_stateful = True
 
@@ -269,6 +260,19 @@ class SlicedScoreMatching(GuideEstimator):
         return samples, values.astype(samples.dtype)
 
 
+def _in_coordinates(
+    base: str | None,
+    coordinates: Coordinates,
+    samples: jax.Array,
+    base_scores: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Samples and base scores in the network's coordinates, (n, d) each or None."""
+    z = coordinates.to_kernel(samples)
+    if base_scores is not None:
+        return z, coordinates.scores_to_kernel(base_scores)
+    return z, None if base is None else -z
+
+
 @jax.jit
 def _fit(
     estimator: SlicedScoreMatching,
@@ -285,7 +289,7 @@ def _fit(
         train_key,
         start.layers,
         start.optimizer,
-        *in_coordinates(estimator.base, coordinates, samples, base_scores),
+        *_in_coordinates(estimator.base, coordinates, samples, base_scores),
         rates.astype(samples.dtype),
         estimator.num_projections,
         estimator.batch_size,
@@ -318,7 +322,7 @@ def _update(
         key,
         state.layers,
         state.optimizer,
-        *in_coordinates(estimator.base, coordinates, samples, base_scores),
+        *_in_coordinates(estimator.base, coordinates, samples, base_scores),
         jnp.full(num_steps, estimator.learning_rate, dtype),
         estimator.num_projections,
         None,

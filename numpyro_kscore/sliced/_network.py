@@ -1,4 +1,4 @@
-"""A network as a score: its layers, and the fitted score they make."""
+"""A network as a score: its layers, its state in training, and the fitted score it makes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = [
     "Layers",
     "NeuralInfo",
     "NeuralScore",
+    "SlicedState",
     "init_layers",
     "network",
     "residual_at",
@@ -84,6 +85,33 @@ class NeuralInfo(NamedTuple):
                 "sliced score matching: expected finite values; got NaN or infinity. Look for "
                 "samples or base scores that are not finite"
             )
+
+
+@pytree
+class SlicedState:
+    """A network in training; it holds arrays only, so it can be a carry or a mutable site.
+
+    Attributes:
+        layers: weights and biases.
+        optimizer: the moments of Adam.
+        coordinates: coordinates of the last samples, in which the network is evaluated.
+        loss: loss at the last step, NaN if that step was skipped.
+
+    Example::
+
+        from numpyro_kscore.sliced import SlicedScoreMatching
+
+        estimator = SlicedScoreMatching(hidden_dims=(32,))
+        state = estimator.init(random.key(0), dim=2)
+        state = estimator.update(state, random.key(1), samples, num_steps=10)
+        state.loss  # ()
+        estimator.score(state, samples)  # (200, 2)
+    """
+
+    layers: Layers
+    optimizer: Any
+    coordinates: Coordinates
+    loss: jax.Array
 
 
 @pytree

@@ -74,15 +74,9 @@ def train(
 ) -> tuple[Layers, Any, jax.Array]:
     """Steps of Adam on :func:`sliced_loss`; one whose gradient is not finite is skipped.
 
-    Args:
-        key: random key, for directions and batches.
-        layers: weights and biases.
-        moments: state of :func:`make_adam`.
-        x: draws, (n, d), in the network's coordinates.
-        base_scores: s0 at the draws, (n, d), in the same coordinates, or None.
-        rates: learning rate of each step, (k,).
-        num_projections: directions for each draw and step.
-        batch_size: draws in a step, with replacement; all if None.
+    Draws, (n, d), and base scores are in the network's coordinates, ``moments`` the state of
+    :func:`make_adam`, ``rates`` the learning rates of the k steps. A batch is drawn with
+    replacement; without a size it is all draws.
 
     Returns:
         Weights and biases, moments, and the loss at every step, (k,): NaN where it was skipped.

@@ -103,7 +103,7 @@ class Coordinates:
 
 
 STANDARDIZE_CHOICES = ("local", "full", "diagonal", "none")
-# Those with a factor of the correlations.
+# Choices with a factor of the correlations.
 WHITENING_CHOICES = ("local", "full")
 # Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
 LARGEST_WHITENED = 256
@@ -163,11 +163,9 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
 
 
 def localized(coordinates: Coordinates, x: jax.Array) -> Coordinates:
-    """Coordinates in which neighbors among samples, (n, d), lie in all directions alike.
+    """Whitening coordinates, turned so that neighbors lie in all directions alike.
 
-    Args:
-        coordinates: that whiten the samples; the determinant stays the same.
-        x: the samples.
+    The determinant stays the same; the samples x are (n, d).
     """
     if coordinates.whitening is None:
         return coordinates
@@ -180,15 +178,11 @@ def whiten_samples(x: jax.Array) -> Coordinates:
 
 
 def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
-    """``x`` less its linear regression on a whitened, centered context.
+    """``x``, (n, d), less its linear regression on a whitened, centered context, (n, c).
 
     A shift by a function of the context changes no conditional score, and removes the correlation
     with the context, which whitening does not. With few samples for the size c of the context the
     coefficients are shrunk, by n/(n + c): the result is never zero.
-
-    Args:
-        x: (n, d).
-        context: (n, c), of unit variance.
     """
     n, size = context.shape
     slopes = context.T @ (x - jnp.mean(x, axis=0)) / (n + size)

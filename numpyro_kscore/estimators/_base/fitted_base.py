@@ -136,7 +136,7 @@ def fit_mixture(samples: jax.Array, groups: Groups) -> MixtureBase:
         members = (labels == jnp.arange(MOST_GROUPS)[:, None]).astype(samples.dtype)
         sets = jnp.concatenate([jnp.ones_like(members[:1]), members])
         start = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fit, sets[0]))
-        # Of a single group the fit to all samples is that of the group.
+        # The fit to all samples is that of a single group.
         is_new = jnp.concatenate([jnp.ones(1, bool), used & (groups.number > 1)])
         fits = lax.scan(step, start, (sets, is_new))[1]
         whole, components = (jax.tree.map(lambda a, k=k: a[k], fits) for k in (0, slice(1, None)))

@@ -33,7 +33,7 @@ SHRINKAGES = (
     *(0.0, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06),
     *(0.1, 0.16, 0.25, 0.4, 0.6, 0.8, 1.0),
 )
-# Of the number of parameters over that of samples, in the metric that errors are measured in.
+# Weight of parameters over samples in the metric that errors are measured in.
 PARAMETERS_WEIGHT = 4.0
 # Safety cap on γ; the largest value seen for samples that vary was 1.3.
 MOST_SHARPNESS = 4.0

@@ -78,15 +78,10 @@ class GroupLayout:
 
 
 def lay_out(samples: jax.Array, groups: GroupLayout, local: bool) -> tuple[GroupLayout, jax.Array]:
-    """Groups far apart, from maps that take each to the origin.
+    """Groups far apart, and the samples (n, d) in their coordinates with all groups at one place.
 
-    Args:
-        samples: (n, d).
-        groups: the maps at bandwidth 1, each of which whitens its group.
-        local: whether neighbors, not all samples of a group, shall lie in all directions alike.
-
-    Returns:
-        The layout, and the samples in it with all groups at one place, (n, d).
+    The maps given, at bandwidth 1, whiten each group and take it to the origin. With ``local``
+    neighbors, not all samples of a group, lie in all directions alike.
     """
     if local:
         root = local_shape(groups._apart(samples).to_kernel(samples))

@@ -35,10 +35,10 @@ MOST_GROUPS = 4
 LOOK_AHEAD = 2
 # Samples that are looked at.
 MOST_POINTS = 512
-# Those whose neighbors show the shape of groups: so many, or so many a dimension. Neighbors among
+# Samples whose neighbors show the shape of groups: so many, or so many a dimension. Neighbors among
 # more are much nearer than groups are wide, where all directions look alike.
 SHAPE_POINTS, SHAPE_POINTS_EACH = 128, 8
-# Of freedom, of the t distributions.
+# Degrees of freedom of the t distributions.
 DEGREES = 4.0
 # Steps of the EM algorithm for each number of groups.
 STEPS = 30
@@ -65,12 +65,7 @@ SHRINKAGE = 0.5
 
 
 class Groups(NamedTuple):
-    """How samples fall into groups.
-
-    Attributes:
-        own: the group of each sample, (n,).
-        number: of groups, at least 1.
-    """
+    """The group of each sample, (n,), and the number of groups, at least 1."""
 
     own: jax.Array
     number: jax.Array
@@ -91,7 +86,7 @@ class _Mixture(NamedTuple):
 
 
 class _Posterior(NamedTuple):
-    """What a mixture says of samples: log shares and squared distances (n, K), densities (n,)."""
+    """A mixture at samples: log shares and squared distances (n, K), log densities (n,)."""
 
     log_shares: jax.Array
     squared: jax.Array
@@ -255,15 +250,15 @@ def _are_separate(
     depths = jnp.where(pairs, _valley_depths(mixture, z, own), jnp.inf)
     shallow = (jnp.max(overlaps) > MOST_OVERLAP) | (jnp.min(depths) < VALLEY)
     may_be = (jnp.min(sizes) >= fewest) & ~shallow
-    # Of most samples this is known to be false: what takes longest is left out.
+    # For most samples this is known to be false, and the longest computation is left out.
     return lax.cond(may_be, lambda: _declines(mixture, posterior, z), lambda: jnp.asarray(False))
 
 
 def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Array:
     """Whether samples (n, d) may be as sparse where groups meet as the mixture says.
 
-    By a part of it, since the density at a sample is that of its surroundings: from the distance to
-    a near neighbor, which levels valleys in many dimensions.
+    A part of it suffices: the density seen at a sample, from the distance to a near neighbor, is
+    that of its surroundings, which levels valleys in many dimensions.
     """
     n, dim = z.shape
     if n < DENSE_EACH * dim:
@@ -271,7 +266,7 @@ def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Arr
     count = max(FEWEST, round(AT_BOUNDARY * n))
     y = z @ invert_lower(mixture.factor).T
     squared, apart = squared_distances(y, y, cancels(y)), jnp.zeros((n, 1), y.dtype)
-    # Not by top_k, which takes ten times as long; copies of a sample are no neighbors.
+    # top_k takes ten times as long. Copies of a sample are no neighbors.
     for _ in range(NEIGHBORS):
         further = jnp.where(squared > apart, squared, jnp.inf)
         apart = jnp.min(further, axis=1, keepdims=True)
@@ -293,12 +288,7 @@ def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Arr
 def _valley_depths(mixture: _Mixture, z: jax.Array, own: jax.Array) -> jax.Array:
     """Standard errors by which samples of two groups are rarer between them than at both, (K, K).
 
-    Between them is where they are equally dense.
-
-    Args:
-        mixture: the groups.
-        z: samples, (n, d).
-        own: whether each belongs to each group, (n, K).
+    Between them is where they are equally dense; ``own`` says which samples are whose, (n, K).
     """
     inverse = invert_lower(mixture.factor)
     y, centers = z @ inverse.T, mixture.means @ inverse.T

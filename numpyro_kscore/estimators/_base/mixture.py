@@ -111,12 +111,6 @@ def mixed_score(shares: jax.Array, scores: jax.Array) -> jax.Array:
 
 @full_precision
 def mixed_divergence(shares: jax.Array, scores: jax.Array, divergences: jax.Array) -> jax.Array:
-    """The divergence of a mixture's score, (m,).
-
-    Args:
-        shares: probabilities of the components given the points, (m, K).
-        scores: of the components, (K, m, d).
-        divergences: of the components, (K, m).
-    """
+    """The divergence of a mixture's score, (m,), from those of its components, (K, m)."""
     apart = scores - mixed_score(shares, scores)
     return jnp.einsum("mk,km->m", shares, divergences + jnp.sum(apart * apart, axis=2))

@@ -93,11 +93,7 @@ class _Weighted(NamedTuple):
 @quick_jit
 @full_precision
 def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedStudent:
-    """The Student t distribution of samples (n, d), n ≥ 2.
-
-    Args:
-        samples: (n, d).
-        members: 1 for the samples it is fitted to and 0 for others, (n,); None is all of them.
+    """The Student t distribution of samples (n, d), n ≥ 2, or of those with ``members`` 1.
 
     Cost: five times that of :func:`fit_gaussian`.
     """
@@ -124,7 +120,7 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedS
         weights = tail_weights(inverse, squared / scale, dim)
         mean = (counted * weights) @ samples / jnp.sum(counted * weights)
         weighted = mean + jnp.sqrt(weights)[:, None] * (samples - mean)
-        # To the last bit: with weights of one only rounding would be left.
+        # Keep the samples bit for bit: with weights of one only rounding would be left.
         weighted = jnp.where(inverse > 0, weighted, samples)
         fitted = FittedStudent(coordinates, held_out, carry.inverse)
         return _Weighted(weighted, inverse, mean), (fitted, carry.mean)
@@ -170,12 +166,8 @@ STEPS = 40
 def student_log_density(z: jax.Array, points: jax.Array, degrees: float) -> jax.Array:
     """log density at ``points``, (m, d) -> (m,), of the t distribution of greatest likelihood.
 
-    Location and scatter by the EM algorithm (Liu and Rubin 1995) for given degrees of freedom.
-
-    Args:
-        z: whitened samples, (n, d).
-        points: in the same coordinates.
-        degrees: of freedom, ν.
+    Location and scatter come from whitened samples, (n, d), by the EM algorithm (Liu and Rubin
+    1995) for given degrees of freedom.
 
     Cost: O(n d² + d³) for each of 40 steps.
     """
@@ -185,9 +177,7 @@ def student_log_density(z: jax.Array, points: jax.Array, degrees: float) -> jax.
     def distances(x: jax.Array, mean: jax.Array, root: jax.Array) -> jax.Array:
         return jnp.sum(jnp.square(solve_triangular(root, (x - mean).T, lower=True)), axis=0)
 
-    def step(
-        state: tuple[jax.Array, jax.Array], _: None
-    ) -> tuple[tuple[jax.Array, jax.Array], None]:
+    def step(state: tuple[jax.Array, jax.Array], _: None) -> Any:
         mean, root = state
         weights = tail_weights(1.0 / degrees, distances(z, mean, root), dim)
         mean = weights @ z / jnp.sum(weights)

@@ -188,7 +188,7 @@ def _fit_folds(
     size = -(-n // count)
     found = []
     for own, key in zip(np.array_split(np.arange(n), count), keys, strict=True):
-        # Of equal sizes, so that all fits are one program; where count does not divide n, some
+        # Equal sizes make all fits one program; where count does not divide n, some
         # fits do without one more sample, and values at copies are dropped.
         train = np.setdiff1d(np.arange(n), own)[: n - size]
         points = np.concatenate([x[np.resize(own, size)], elsewhere])
@@ -201,7 +201,7 @@ def _fit_folds(
 def _fitted(
     parts: list[tuple[tuple[jax.Array, ...], tuple[Normalization, ...]]], inverse: jax.Array
 ) -> _Fitted:
-    """What :func:`_fit_folds` found for two numbers of parts, put together in the first order."""
+    """The results of :func:`_fit_folds` for two numbers of parts, in the first order."""
     n = inverse.shape[0]
     held_out, away, fit_variance, constant_variance, effective = zip(
         *(_mixed(n, *found) for found in parts), strict=True
@@ -210,7 +210,7 @@ def _fitted(
         jnp.stack(held_out)[:, inverse],
         jnp.stack(away),
         fit_variance[0],
-        # Of three times the first less two times the second: see _extrapolated.
+        # The variance of three times the first less two times the second: see _extrapolated.
         9.0 * constant_variance[0] + 4.0 * constant_variance[1],
         jnp.minimum(*effective),
     )
@@ -230,7 +230,7 @@ def _mixed(
     means = jnp.mean(others, axis=1) if others.shape[1] else jnp.zeros(count)
     # The jackknife over parts.
     fit_variance = (count - 1) * jnp.var(means)
-    # Of the estimates in the mixture one has such a constant.
+    # One of the estimates in the mixture has such a constant.
     share = jnp.mean(jax.nn.softmax(together + log_weights, axis=1)[:, 0])
     errors = jnp.stack([constant.standard_error for constant in constants])
     return (

@@ -144,24 +144,21 @@ class KernelDensityScore:
         return smooth(self.centers, z, fourth_order=fourth_order, leave_out=True), n - 1
 
     def _log_norm(self, count: int) -> jax.Array:
-        """log of what a sum of kernels is divided by, in the units of the samples."""
+        """log of the divisor of a sum of kernels, in the units of the samples."""
         dim = self.centers.points.shape[1]
         log_unit = self.coordinates.log_det() + dim * jnp.log(self.coordinates.bandwidth)
         return log_norm(count, dim) + log_unit
 
 
 def log_norm(count: int, dim: int) -> float:
-    """log of what a sum of ``count`` kernels is divided by, in units of the bandwidth."""
+    """log of the divisor of a sum of ``count`` kernels, in units of the bandwidth."""
     return math.log(count) + 0.5 * dim * math.log(2 * math.pi)
 
 
 def divisor(sums: Smoothed, log_floor: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """What the gradient is divided by, in units of the sums, (m,), and its gradient, (m, d).
+    """The divisor of the gradient in units of the sums, (m,), and its gradient, (m, d).
 
-    Args:
-        sums: of kernels, at m points.
-        log_floor: log ε, in units of the bandwidth.
-        count: number of kernels in the sums.
+    ``log_floor`` is in units of the bandwidth; ``count`` kernels are in the sums.
     """
     dim = sums.gradient.shape[1]
     # Where the floor is far above, the score is below rounding anyway: it must not overflow.
@@ -186,7 +183,7 @@ def divergence(
     return sums.curvature / below - jnp.sum(gradient * slope, axis=1)
 
 
-# Compiled, so that of the sums only those are made that a value needs.
+# Programs, in which only the sums are made that a value needs.
 
 
 @quick_jit

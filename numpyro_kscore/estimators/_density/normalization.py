@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import random
 
 from numpyro_kscore.estimators._base.base_scores import Base, DistributionBase, EllipticalBase
-from numpyro_kscore.estimators._base.coordinates import Coordinates
 from numpyro_kscore.estimators._base.mixture import MixtureBase
 from numpyro_kscore.estimators._density.kernel_density import KernelDensity
 
@@ -86,7 +85,8 @@ def draw_proposal(base: Base, samples: jax.Array, key: jax.Array, num_draws: int
     kernels = KernelDensity().fit(samples)
     rows = random.randint(second, shape[:1], 0, samples.shape[0])
     noise = kernels.info.bandwidth * random.normal(third, shape, samples.dtype)
-    around = samples[rows] + _affine(kernels.coordinates, noise) - kernels.coordinates.mean
+    mean, root = kernels.coordinates.mean, kernels.coordinates.root()
+    around = samples[rows] + (mean + noise @ root.T) - mean
     draws = jnp.concatenate([from_base, around])
     log_density = jnp.logaddexp(base.log_density(draws), kernels.log_density(draws))
     return Proposal(draws, log_density - jnp.log(2.0))
@@ -98,7 +98,7 @@ def importance_sampled(log_density: jax.Array, proposal: Proposal) -> Normalizat
     largest = jnp.max(log_weights)
     weights = jnp.exp(log_weights - largest)
     mean = jnp.mean(weights)
-    # Of as many draws from each part: the variance within parts, which is less than the whole.
+    # The variance within parts of equal size, which is less than that of the whole.
     parts = weights.reshape(2, -1)
     variance = jnp.mean(jnp.var(parts, axis=1, ddof=1)) / weights.shape[0]
     return Normalization(
@@ -107,8 +107,3 @@ def importance_sampled(log_density: jax.Array, proposal: Proposal) -> Normalizat
         jnp.sum(weights) ** 2 / jnp.sum(weights**2),
         jnp.asarray(weights.shape[0]),
     )
-
-
-def _affine(coordinates: Coordinates, z: jax.Array) -> jax.Array:
-    """From whitened coordinates to those of the samples."""
-    return coordinates.mean + z @ coordinates.root().T

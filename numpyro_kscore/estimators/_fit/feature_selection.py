@@ -40,26 +40,19 @@ def span_features(
 ) -> tuple[tuple[jax.Array, Regularizer, Selection | None], FeatureSpan]:
     """Bandwidth, regularizer and their selection if there was one; and the operator.
 
-    Args:
-        settings: the settings, with features.
-        problem: the samples in standardized coordinates.
-        bandwidths: candidates, (b,). Each but a single one costs a pass over the samples.
+    Each of several candidates for the bandwidth, (b,), costs a pass over the samples.
     """
     options: RandomFeatures = settings.features  # type: ignore[assignment]
-    normalized, kernel, dim = settings.normalize, settings.kernel, problem.dim
+    dim, base = problem.dim, problem.base_scores
 
     def span(bandwidth: jax.Array) -> FeatureSpan:
-        scale = 1.0 / kernel.trace(dim).astype(bandwidth.dtype)
-        if not normalized:
-            scale = bandwidth ** -kernel.scale_exponent()
-        features = draw_features(options, kernel, scale, dim)
-        base = problem.base_scores
+        features = draw_features(options, settings.kernel, settings.scale(dim, bandwidth), dim)
         rows = FeatureRows(
             problem.points / bandwidth,
             None if base is None else base * bandwidth,
             None if base is None else problem.factors,
         )
-        return make_span(options, features, rows, normalized)
+        return make_span(features, rows, options.operator_samples, settings.normalize)
 
     if not settings.is_auto:
         return (bandwidths[0], settings.regularizer, None), span(bandwidths[0])
@@ -80,13 +73,9 @@ def span_features(
 def choose_for_span(
     settings: FitSettings, span: FeatureSpan, some: FeatureRows, bandwidth: jax.Array
 ) -> tuple[Selection, PathMember]:
-    """The strength for an operator, and its selection.
+    """The strength for an operator at its bandwidth, (1,), and its selection.
 
-    Args:
-        settings: the settings, with an automatic strength or bandwidth.
-        span: the operator with its moments.
-        some: samples for the spread of the losses, even and odd ones in turn.
-        bandwidth: the only one, (1,), in standardized units.
+    The spread of the losses is that at ``some`` samples, even and odd ones in turn.
     """
     path = path_for(settings.regularizer, span.features.directions.shape[1], settings.normalize)
     # A selection has no derivative.
@@ -122,14 +111,7 @@ def some_rows(rows: FeatureRows) -> FeatureRows:
 def _judge(
     span: FeatureSpan, path: PathMember, solver: Solver, some: FeatureRows
 ) -> _FeatureLosses:
-    """The losses of fits to each half at the other.
-
-    Args:
-        span: the operator with its moments.
-        path: the path.
-        solver: finds eigenpairs.
-        some: samples for the spread of the losses, even and odd ones in turn.
-    """
+    """The losses of fits to each half at the other, and at ``some`` samples by themselves."""
     decomposer: Decomposer = solver  # type: ignore[assignment]
     # An even number, so that halves are of one length.
     even = 2 * (some.points.shape[0] // 2)
@@ -181,12 +163,9 @@ def _parts(features: Features, w: jax.Array, rows: FeatureRows) -> tuple[jax.Arr
 def _choose(
     path: PathMember, judged: _FeatureLosses, bandwidths: jax.Array
 ) -> tuple[Selection, PathMember]:
-    """A bandwidth among some, and the strength if the family leaves it open.
+    """A bandwidth among some, (b,), and the strength if the family leaves it open.
 
-    Args:
-        path: the path.
-        judged: the losses, with an axis of bandwidths in front, in the coordinates of each.
-        bandwidths: (b,), in standardized units.
+    The losses have an axis of bandwidths in front, and are in the coordinates of each.
     """
     # Fields are in units of the inverse bandwidth: losses are compared in units of the first one.
     factors = (bandwidths[0] / bandwidths)[:, None] ** 2

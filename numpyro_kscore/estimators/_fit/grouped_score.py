@@ -120,15 +120,10 @@ class GroupedScore(Score):
 
 
 def grouped(score: Score, layout: GroupLayout, samples: jax.Array) -> GroupedScore:
-    """A score fitted in the layout of groups, with their constants.
+    """A score fitted to samples, (n, d), in the layout of groups, with their constants.
 
-    Score matching does not see the constants, and they are what gives every group its share of
-    the mass. They are found by fixed draws of the components of the base.
-
-    Args:
-        score: the score; its base is a :class:`MixtureBase`.
-        layout: that of the fit.
-        samples: that it was fitted to, (n, d).
+    Score matching does not see the constants, which give every group its share of the mass. They
+    are found by fixed draws of the components of the base.
 
     Cost: O(n d) for each of 2048 draws a group, and for each sample and group; nothing for one.
     """

@@ -57,10 +57,7 @@ class GuideEstimator:
     is_stateful = False
 
     def resolve_base(self, base: str | None) -> str | None:
-        """The base score to use where the objective is asked for ``base``.
-
-        Args:
-            base: ``"auto"``, ``"model"``, ``"moments"``, ``"gaussian"`` or None.
+        """The base score to use where the objective is asked for ``base``, perhaps ``"auto"``.
 
         Raises:
             ValueError: for a base that the estimator cannot take.
@@ -68,10 +65,7 @@ class GuideEstimator:
         return "model" if base == "auto" else base
 
     def resolve_debias(self, debias: str | None) -> str | None:
-        """``"jackknife"`` or None, where the objective is asked for ``debias``.
-
-        Args:
-            debias: ``"auto"``, ``"jackknife"`` or None.
+        """``"jackknife"`` or None, where the objective is asked for ``debias``, perhaps ``"auto"``.
 
         Raises:
             ValueError: for ``"jackknife"`` if the estimator has none.
@@ -79,21 +73,11 @@ class GuideEstimator:
         return "jackknife" if debias == "auto" else debias
 
     def in_objective(self, base: str | None, sharding: NamedSharding | None) -> Self:
-        """The estimator with the base score, and the devices, of an objective.
-
-        Args:
-            base: as :meth:`resolve_base` returns it.
-            sharding: how particles are divided over devices, or None.
-        """
+        """The estimator with the base, as :meth:`resolve_base` returns it, and devices of a fit."""
         raise NotImplementedError
 
     def init(self, key: jax.Array, dim: int) -> Any:
-        """The state before the first step, for draws of ``dim`` dimensions.
-
-        Args:
-            key: random key.
-            dim: d.
-        """
+        """The state before the first step, for draws of ``dim`` dimensions."""
         raise NotImplementedError
 
     def follow(
@@ -110,7 +94,7 @@ class GuideEstimator:
 
         Args:
             state: as :meth:`init` or this method returned it.
-            key: random key.
+            key: random key, for an estimator that needs one.
             samples: draws, (n, d).
             base_scores: values of the base score at the draws, (n, d), or None.
             debias: as :meth:`resolve_debias` returns it.

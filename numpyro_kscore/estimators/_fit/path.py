@@ -92,13 +92,8 @@ class PathMember(Regularizer):
 
 
 def path_for(family: Regularizer, dim: int, normalize: bool) -> PathMember:
-    """The path of the strengths of a family that are tried, its member not chosen.
-
-    Args:
-        family: a regularizer, its strength ``"auto"`` or not.
-        dim: d, which bounds the spectrum of a normalized kernel by 1/d.
-        normalize: whether the kernel is divided by its trace; no bound is known otherwise.
-    """
+    """The path of the strengths of a family that are tried, its member not chosen."""
+    # The spectrum of a kernel divided by its trace is bounded by 1/d.
     bound, weaker = (1.0 / dim, WEAKER) if normalize else (None, 0)
     return PathMember(family, jnp.asarray(0), bound, weaker)
 
@@ -171,13 +166,7 @@ def _finite(errors: jax.Array) -> jax.Array:
 def pick_unseen(
     path: PathMember, bandwidths: jax.Array, dtype: Any
 ) -> tuple[Selection, PathMember]:
-    """The first bandwidth and the strongest member that is not zero: nothing can be held out.
-
-    Args:
-        path: the path.
-        bandwidths: (b,), in standardized units.
-        dtype: of the losses, which are not known.
-    """
+    """The first bandwidth and the strongest member that is not zero: nothing can be held out."""
     strengths = path.strengths(dtype)
     unknown = jnp.full((bandwidths.shape[0], strengths.shape[0]), jnp.nan, dtype)
     index = jnp.asarray(1)

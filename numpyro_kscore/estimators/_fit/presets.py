@@ -37,6 +37,9 @@ __all__ = [
     "truncated_tikhonov",
 ]
 
+PROFILE, KRYLOV, DENSE = IMQ(), Krylov(32), Dense()
+LANDMARKS = Landmarks(fraction=0.1)
+
 
 def _literal(
     kernel: Kernel, regularizer: Regularizer, solver: Solver, bandwidth: Any
@@ -53,9 +56,9 @@ def nu_method(
     num_steps: int = 100,
     nu: float = 1.0,
     *,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
-    solver: Solver = Krylov(32),  # noqa: B008 (frozen)
+    solver: Solver = KRYLOV,
 ) -> ScoreEstimator:
     """The ν-method with a curl-free kernel (Zhou, Shi and Zhu 2020, Examples 3.5 and C.4).
 
@@ -71,7 +74,8 @@ def nu_method(
         scores are in 1/unit of the samples.
 
     Raises:
-        TypeError: for a count that is not an integer.
+        TypeError: for a count that is not an integer; for a strength ``"auto"``, where there is
+            one, with another solver than :class:`Krylov`.
         ValueError: for a setting out of range.
 
     Cost: about 32 products with the Gram operator at the default solver, O(n² d) each.
@@ -90,9 +94,9 @@ def landweber(
     num_steps: int = 100,
     step_size: Any = 1.0,
     *,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
-    solver: Solver = Krylov(32),  # noqa: B008 (frozen)
+    solver: Solver = KRYLOV,
 ) -> ScoreEstimator:
     """Landweber iteration with a curl-free kernel (Zhou, Shi and Zhu 2020, Theorem 3.4).
 
@@ -104,12 +108,7 @@ def landweber(
         solver: ``Krylov(...)`` or ``Recursion()``.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        TypeError: for a count that is not an integer.
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: about 32 products with the Gram operator at the default solver, O(n² d) each.
 
@@ -126,9 +125,9 @@ def landweber(
 def kef(
     lam: Any = 1e-3,
     *,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
-    solver: Solver = Dense(),  # noqa: B008 (frozen)
+    solver: Solver = DENSE,
 ) -> ScoreEstimator:
     """Kernel exponential family, exactly (Sriperumbudur et al. 2017; ZSZ 2020, Theorem 3.1).
 
@@ -139,12 +138,7 @@ def kef(
         solver: ``Dense()`` costs O((n d)³); ``Krylov(...)`` is exact to its residual.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        TypeError: for ``"auto"`` with another solver.
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: O((n d)³) time and O((n d)²) memory at the default solver.
 
@@ -163,7 +157,7 @@ def kef_cg(
     *,
     max_steps: int = 40,
     tol: Any = 1e-4,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
 ) -> ScoreEstimator:
     """Kernel exponential family by conjugate gradients (Zhou, Shi and Zhu 2020, section 3.5).
@@ -177,12 +171,7 @@ def kef_cg(
         bandwidth: ``"median"`` or a number in the samples' units.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        TypeError: for a count that is not an integer.
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: at most ``max_steps`` products with the Gram operator, O(n² d) each.
 
@@ -198,10 +187,7 @@ def kef_cg(
 
 
 def truncated_tikhonov(
-    lam: Any = 1e-3,
-    *,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
-    bandwidth: Any = "median",
+    lam: Any = 1e-3, *, profile: RadialProfile = PROFILE, bandwidth: Any = "median"
 ) -> ScoreEstimator:
     """Tikhonov in the range of a curl-free kernel: :func:`nkef` with every sample a landmark.
 
@@ -213,11 +199,7 @@ def truncated_tikhonov(
         bandwidth: ``"median"`` or a number in the samples' units.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: O((n d)³) time and O((n d)²) memory.
 
@@ -228,16 +210,16 @@ def truncated_tikhonov(
         score = truncated_tikhonov(lam=1e-2).fit(samples)
         score(samples[:5])  # (5, 2)
     """
-    return _literal(CurlFree(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
+    return _literal(CurlFree(profile), TruncatedTikhonov(lam), DENSE, bandwidth)
 
 
 def nkef(
     lam: Any = 1e-3,
     *,
-    landmarks: Landmarks = Landmarks(fraction=0.1),  # noqa: B008 (frozen)
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    landmarks: Landmarks = LANDMARKS,
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
-    solver: Solver = Dense(),  # noqa: B008 (frozen)
+    solver: Solver = DENSE,
 ) -> ScoreEstimator:
     """Nyström kernel exponential family (Sutherland et al. 2018; ZSZ 2020, Example 3.6).
 
@@ -250,11 +232,7 @@ def nkef(
             ``ConjugateGradient(...)`` O(n m d) a step after O(m³ d³).
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Example::
 
@@ -271,7 +249,7 @@ def spectral_cutoff(
     fraction: Any = 0.95,
     *,
     lam: Any = None,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
 ) -> ScoreEstimator:
     """Spectral cut-off with a curl-free kernel (Zhou, Shi and Zhu 2020, Theorem 3.2).
@@ -283,11 +261,7 @@ def spectral_cutoff(
         bandwidth: ``"median"`` or a number in the samples' units.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: O((n d)³) time and O((n d)²) memory.
 
@@ -299,14 +273,11 @@ def spectral_cutoff(
         score(samples[:5])  # (5, 2)
     """
     cutoff = SpectralCutoff(fraction=fraction) if lam is None else SpectralCutoff(lam=lam)
-    return _literal(CurlFree(profile), cutoff, Dense(), bandwidth)
+    return _literal(CurlFree(profile), cutoff, DENSE, bandwidth)
 
 
 def stein(
-    lam: Any = 1e-3,
-    *,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
-    bandwidth: Any = "median",
+    lam: Any = 1e-3, *, profile: RadialProfile = PROFILE, bandwidth: Any = "median"
 ) -> ScoreEstimator:
     """Stein gradient estimator (Li and Turner 2018; ZSZ 2020, Example 3.7).
 
@@ -320,11 +291,7 @@ def stein(
         bandwidth: ``"median"`` or a number in the samples' units.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: O(n³ + n² d) time and O(n²) memory.
 
@@ -335,14 +302,14 @@ def stein(
         score = stein(lam=1e-2).fit(samples)
         score(samples[:5])  # (5, 2)
     """
-    return _literal(Diagonal(profile), TruncatedTikhonov(lam), Dense(), bandwidth)
+    return _literal(Diagonal(profile), TruncatedTikhonov(lam), DENSE, bandwidth)
 
 
 def ssge(
     fraction: Any = 0.95,
     *,
     lam: Any = None,
-    profile: RadialProfile = IMQ(),  # noqa: B008 (frozen)
+    profile: RadialProfile = PROFILE,
     bandwidth: Any = "median",
 ) -> ScoreEstimator:
     """Spectral Stein gradient estimator (Shi, Sun and Zhu 2018; ZSZ 2020, Example 3.4).
@@ -354,11 +321,7 @@ def ssge(
         bandwidth: ``"median"`` or a number in the samples' units.
 
     Returns:
-        An estimator on the paper's own scale: λ and step counts act on eigenvalues of K/n, and
-        scores are in 1/unit of the samples.
-
-    Raises:
-        ValueError: for a setting out of range.
+        An estimator on the paper's own scale, as that of :func:`nu_method`.
 
     Cost: O(n³ + n² d) time and O(n²) memory.
 

@@ -81,15 +81,9 @@ class Problem(NamedTuple):
 
 
 class _Standardized(NamedTuple):
-    """Samples before a bandwidth is known.
+    """A :class:`Problem` before a bandwidth is known, the context in its own coordinates.
 
-    Attributes:
-        coordinates: the map to these coordinates.
-        points: the samples, (n, d).
-        base_scores: base scores at them, (n, d), or None.
-        context: the context in its own standardized coordinates, (n, c), or None.
-        layout: the maps of groups and of their samples, or None.
-        together: the samples with all groups at one place, (n, d), or None without a layout.
+    Where there is a layout, ``together`` are the samples with all groups at one place, (n, d).
     """
 
     coordinates: Coordinates
@@ -103,14 +97,7 @@ class _Standardized(NamedTuple):
 def make_problem(
     settings: FitSettings, samples: jax.Array, base: Base, context: jax.Array | None = None
 ) -> Problem:
-    """The problem of a fit.
-
-    Args:
-        settings: the settings, checked.
-        samples: (n, d).
-        base: the base score.
-        context: (n, c), or None.
-    """
+    """The problem of a fit to samples, (n, d), given a context, (n, c), or None."""
     n, dim = samples.shape
     standardized = _standardize(settings, samples, base, context)
     z, base_scores, context = standardized[1:4]
@@ -221,11 +208,7 @@ def _make_gram(
     bandwidth: jax.Array,
 ) -> Gram:
     """The Gram operator on the samples, in units of the bandwidth."""
-    kernel = settings.kernel
-    if settings.normalize:
-        scale = 1.0 / kernel.trace(dim).astype(points.dtype)
-    else:
-        scale = bandwidth ** -kernel.scale_exponent()
+    scale = settings.scale(dim, bandwidth)
     pairs, within = None, None
     if is_cached(points.shape[0]):
         pairs = distances.joint / bandwidth**2
@@ -234,7 +217,7 @@ def _make_gram(
     # The other solvers' recurrences would go on without end at a residual they cannot reach.
     precision = settings.precision if isinstance(settings.solver, Krylov) else "float32"
     return make_gram(
-        kernel,
+        settings.kernel,
         points / bandwidth,
         pairs,
         scale,

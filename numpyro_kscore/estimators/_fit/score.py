@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import jax
@@ -102,8 +102,7 @@ class Score:
     @at_points
     def residual(self, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
-        z = self.coordinates.to_kernel(x)
-        field = self._evaluate("field", z)
+        field = self._evaluate("field", self.coordinates.to_kernel(x))
         return self.coordinates.scores_from_kernel(field)
 
     @at_points
@@ -120,8 +119,7 @@ class Score:
     @at_points
     def residual_potential(self, x: Any) -> jax.Array:
         """A function whose gradient is :meth:`residual`, (m, d) -> (m,). Curl-free only."""
-        z = self.coordinates.to_kernel(x)
-        return self._evaluate("potential", z)
+        return self._evaluate("potential", self.coordinates.to_kernel(x))
 
     @at_points
     def divergence(self, x: Any) -> jax.Array:
@@ -136,9 +134,13 @@ class Score:
 
     def _evaluate(self, what: str, z: jax.Array, *more: Any) -> jax.Array:
         """The expansion's method of that name, on each device at its own points."""
-        if self.sharding is None:
-            return getattr(self.expansion, what)(self.kernel, z, *more)
-        return _by_rows(what, self.sharding, self.kernel, self.expansion, z, *more)
+
+        def own(rows: jax.Array, whole: Any) -> jax.Array:
+            kernel, expansion, more = whole
+            return getattr(expansion, what)(kernel, rows, *more)
+
+        whole = (self.kernel, self.expansion, more)
+        return constrain_rows(by_rows(own, self.sharding, z, whole), self.sharding)
 
     def _points(self, x: Any) -> jax.Array:
         mean = self.coordinates.mean
@@ -152,19 +154,3 @@ def residual_at_samples(score: Score, frame: Any) -> jax.Array:
     """The residual at the points of the expansion, by the map of scores at them."""
     expansion: Any = score.expansion
     return frame.scores_from_kernel(score._evaluate("field", expansion.points))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _by_rows(
-    what: str,
-    sharding: NamedSharding,
-    kernel: Kernel,
-    expansion: Expansion | FeatureExpansion,
-    z: jax.Array,
-    *more: Any,
-) -> jax.Array:
-    def own(rows: jax.Array, whole: Any) -> jax.Array:
-        kernel, expansion, more = whole
-        return getattr(expansion, what)(kernel, rows, *more)
-
-    return constrain_rows(by_rows(own, sharding, z, (kernel, expansion, more)), sharding)

@@ -252,25 +252,14 @@ class ScoreEstimator(GuideEstimator):
         return settings, samples, make_base(self.base, samples, base_scores)
 
     def _settings(self, sharding: NamedSharding | None, num_samples: int) -> FitSettings:
-        """What a fit to so many samples is compiled for."""
+        """The settings that a fit to so many samples is compiled for."""
         bandwidth = self.bandwidth
         if bandwidth is None:
-            # What is no regularizer is refused below.
+            # Anything but a regularizer is refused below.
             chosen = isinstance(self.regularizer, Regularizer) and self.regularizer.is_auto
             bandwidth = AutoBandwidth() if chosen and self.features is None else Median()
-        settings = FitSettings(
-            self.kernel,
-            self.regularizer,
-            self.solver,
-            bandwidth,
-            self.landmarks,
-            self.subset,
-            self.features,
-            self.standardize,
-            self.normalize,
-            sharding,
-            self.precision,
-        )
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(FitSettings)}
+        settings = FitSettings(**fields | {"bandwidth": bandwidth, "sharding": sharding})
         return check_settings(settings, num_samples)
 
     def _features_of_stream(self) -> RandomFeatures:
@@ -281,7 +270,7 @@ class ScoreEstimator(GuideEstimator):
             )
         return self.features
 
-    # What an objective asks: GuideEstimator.
+    # The contract with an objective: GuideEstimator.
 
     def resolve_debias(self, debias: str | None) -> str | None:
         if self.subset is None:

@@ -232,8 +232,8 @@ def _fields(
 
 
 # Fewest Krylov steps of an estimate whose strength is chosen here: from the samples the selection
-# uses, and from more of them. What bears little regularization is left unconverged by 20 steps,
-# which makes it large: an arc in eight dimensions loses 10 % at 1000 samples, a spiral has errors
+# uses, and from more of them. 20 steps leave unconverged, and thereby large, an estimate that bears
+# little regularization: an arc in eight dimensions loses 10 % at 1000 samples, a spiral has errors
 # of 14 for 1.2 at 10 000 (docs/accuracy).
 STEPS, STEPS_OF_MANY = 32, 48
 
@@ -248,17 +248,10 @@ def choose(
     num_samples: int,
     sharding: NamedSharding | None = None,
 ) -> tuple[Selection, PathMember]:
-    """Choose a bandwidth among some, and the strength if ``family`` leaves it open.
+    """A bandwidth among some, (b,), and the strength if ``family`` leaves it open.
 
-    Args:
-        kernel: the kernel at unit bandwidth.
-        family: a regularizer, its strength ``"auto"`` or not.
-        solver: whose Krylov space is used.
-        problem: the samples; the selection uses at most 2048 of them, evenly spaced.
-        bandwidths: candidates, (b,), in standardized units.
-        normalize: whether the kernel is divided by its trace.
-        num_samples: that the operator of the estimate is averaged over.
-        sharding: how samples are divided over devices, or None.
+    At most 2048 samples of the problem are used, evenly spaced. ``num_samples`` is the number of
+    those that the operator of the estimate is averaged over.
 
     Returns:
         The selection, and the regularizer it amounts to.

@@ -34,18 +34,9 @@ __all__ = ["FitSettings", "check_context", "check_settings", "check_solver_of_au
 class FitSettings:
     """An estimator's configuration without its base: what a compiled fit depends on.
 
-    Attributes:
-        kernel: the kernel at unit bandwidth.
-        regularizer: the filter; with landmarks the form it has on an operator without null space.
-        solver: applies the filter.
-        bandwidth: a number in standardized units, or a rule: ``Median`` or ``AutoBandwidth``.
-        landmarks: samples whose span the estimate lies in, or None.
-        subset: samples the operator is averaged over, or None.
-        features: random features in whose span the estimate lies, or None.
-        standardize: ``"local"``, ``"full"``, ``"diagonal"`` or ``"none"``.
-        normalize: whether the kernel is divided by its trace.
-        sharding: how samples are divided over devices, or None.
-        precision: of the products of a Krylov space with the Gram operator.
+    Fields are those of :class:`~numpyro_kscore.ScoreEstimator`. The bandwidth is a number in
+    standardized units, or a rule; with landmarks the regularizer has the form for an operator
+    without null space.
     """
 
     kernel: Kernel
@@ -64,6 +55,12 @@ class FitSettings:
     def is_auto(self) -> bool:
         """Whether the strength or the bandwidth is selected by held-out loss."""
         return self.regularizer.is_auto or isinstance(self.bandwidth, AutoBandwidth)
+
+    def scale(self, dim: int, bandwidth: jax.Array) -> jax.Array:
+        """Factor on the kernel in ``dim`` dimensions, with points in units of the bandwidth."""
+        if self.normalize:
+            return 1.0 / self.kernel.trace(dim).astype(bandwidth.dtype)
+        return bandwidth ** -self.kernel.scale_exponent()
 
 
 # Dimension of the Krylov space where none is given: products with a matrix of features are cheap,
@@ -179,13 +176,7 @@ def _check_features(settings: FitSettings) -> None:
 
 
 def check_context(context: Any, num_samples: int, settings: FitSettings, base: Any) -> jax.Array:
-    """The context as an array, (n, c).
-
-    Args:
-        context: what the user gave.
-        num_samples: n.
-        settings: the settings of the fit.
-        base: the ``base`` of the estimator.
+    """The context as an array, (n, c), for n samples and the ``base`` of the estimator.
 
     Raises:
         TypeError: with an automatic strength or bandwidth.
@@ -202,13 +193,8 @@ def check_context(context: Any, num_samples: int, settings: FitSettings, base: A
             "context: expected None with an automatic strength or bandwidth; got one. Give both "
             "as numbers, e.g. NuMethod(45) and Median(0.8)"
         )
-    fitted_base = base if isinstance(base, str) else None
-    others = {
-        "landmarks": settings.landmarks,
-        "subset": settings.subset,
-        "features": settings.features,
-        "base": fitted_base,
-    }
+    others = {name: getattr(settings, name) for name in ("landmarks", "subset", "features")}
+    others["base"] = base if isinstance(base, str) else None
     for name, value in others.items():
         if value is not None:
             raise ValueError(

@@ -26,6 +26,7 @@ from numpyro_kscore.estimators._operators.features import (
     in_tiles,
     no_moments,
 )
+from numpyro_kscore.estimators._operators.fit_operator import FitOperator
 from numpyro_kscore.estimators._operators.options import RandomFeatures
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._device import MATRIX
@@ -70,7 +71,7 @@ class MatrixOperator:
 
 
 @pytree
-class FeatureSpan:
+class FeatureSpan(FitOperator):
     """The operator of random features, with the samples it is averaged over.
 
     Attributes:
@@ -89,17 +90,12 @@ class FeatureSpan:
 
     @property
     def is_cached(self) -> bool:
-        """False: two halves as one batch would need the memory of both."""
+        # Two halves as one batch would need the memory of both.
         return False
 
     @property
     def path(self) -> jax.Array:
-        """Products are with a matrix of all pairs of features."""
         return jnp.asarray(MATRIX, jnp.int32)
-
-    @property
-    def solved_rows(self) -> None:
-        """None: a solution has values at all samples."""
 
     def operator(self, moments: FeatureMoments) -> MatrixOperator:
         """The operator with the moments of some samples."""
@@ -139,15 +135,12 @@ class FeatureSpan:
         coefficients: jax.Array,
         zeta_weight: jax.Array,
     ) -> FeatureExpansion:
-        """The estimate less its base as a function."""
         return FeatureExpansion(self.features, coefficients.reshape(2, -1))
 
     def restricted(self, rows: slice) -> FeatureSpan:
-        """The operator of some of the samples, with the same features."""
         points, base_scores, _ = self.rows
         some = FeatureRows(points[rows], None if base_scores is None else base_scores[rows], None)
-        halves = moments_of(self.features, some, self.operator_samples)
-        return FeatureSpan(self.features, some, halves, self.operator_samples, self.normalized)
+        return make_span(self.features, some, self.operator_samples, self.normalized)
 
 
 def draw_features(options: RandomFeatures, kernel: Kernel, scale: jax.Array, dim: int) -> Features:
@@ -159,20 +152,13 @@ def draw_features(options: RandomFeatures, kernel: Kernel, scale: jax.Array, dim
     return Features(directions, lengths, amplitude)
 
 
-def moments_of(
-    features: Features, rows: FeatureRows, operator_samples: int | None
-) -> FeatureMoments:
-    """Moments of even and odd samples, those of the operator evenly spaced."""
+def make_span(
+    features: Features, rows: FeatureRows, operator_samples: int | None, normalized: bool
+) -> FeatureSpan:
+    """The operator of samples, averaged over some of them that are evenly spaced."""
     n = rows.points.shape[0]
     stride = 1 if operator_samples is None else -(-n // operator_samples)
     # Odd, so that even and odd samples take turns.
     stride += 1 - stride % 2
-    return add_rows(no_moments(features), features, rows, None, stride)
-
-
-def make_span(
-    options: RandomFeatures, features: Features, rows: FeatureRows, normalized: bool
-) -> FeatureSpan:
-    """The operator on samples."""
-    halves = moments_of(features, rows, options.operator_samples)
-    return FeatureSpan(features, rows, halves, options.operator_samples, normalized)
+    halves = add_rows(no_moments(features), features, rows, None, stride)
+    return FeatureSpan(features, rows, halves, operator_samples, normalized)

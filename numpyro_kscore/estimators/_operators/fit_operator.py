@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol, Self
+from typing import Self
 
 import jax
 
@@ -15,33 +15,38 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["FitOperator", "Full", "OverAllSamples"]
+__all__ = ["FitOperator", "Full"]
 
 
-class FitOperator(Protocol):
-    """An operator with the samples it belongs to.
+class FitOperator:
+    """An operator with the samples it belongs to; arrays over them are in kernel coordinates.
 
-    These are :class:`Full`, ``Compression``, ``Subsampled`` and ``FeatureSpan``.
-
-    Arrays over samples are in the kernel's coordinates.
+    Attributes:
+        gram: the Gram operator whose factor on the kernel counts, where there is one.
     """
+
+    gram: Gram
 
     @property
     def is_cached(self) -> bool:
         """Whether the weights of pairs are kept, so that halves are solved as one batch."""
+        return self.gram.weights is not None
 
     @property
     def path(self) -> jax.Array:
         """How sums over pairs of samples are computed, a code of ``kernels/_device``: int32."""
+        return self.gram.path
 
     @property
     def solved_rows(self) -> jax.Array | None:
         """Rows of the samples at which a solution has values; None if it has them at all."""
+        return None
 
     def solve(
         self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
     ) -> Solution:
         """The estimate less its base, from base scores (n, d) or None."""
+        raise NotImplementedError
 
     def expansion(
         self,
@@ -50,7 +55,7 @@ class FitOperator(Protocol):
         coefficients: jax.Array,
         zeta_weight: jax.Array,
     ) -> Expansion | FeatureExpansion:
-        """The estimate less its base as a function.
+        """The estimate less its base as a function: here ``a ζ' + Σ_j K(·, x_j) c_j``.
 
         Args:
             points: the samples, (n, d).
@@ -58,58 +63,22 @@ class FitOperator(Protocol):
             coefficients: of the solution, one row a point of the expansion.
             zeta_weight: of the solution, a scalar.
         """
-
-    def restricted(self, rows: slice) -> Self:
-        """The operator of some of the samples."""
-
-
-class OverAllSamples:
-    """The expansion of a fit that has coefficients at all samples.
-
-    Attributes:
-        gram: the operator whose factor on the kernel counts.
-    """
-
-    gram: Gram
-
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> Expansion:
-        """``a ζ' + Σ_j K(·, x_j) c_j`` over all samples."""
         if base_scores is not None:
             # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
             coefficients = coefficients + zeta_weight / points.shape[0] * base_scores
         scale = self.gram.scale
         return Expansion(points, scale * coefficients, scale * zeta_weight)
 
+    def restricted(self, rows: slice) -> Self:
+        """The operator of some of the samples, where halves of a jackknife have the same one."""
+        raise NotImplementedError
+
 
 @pytree
-class Full(OverAllSamples):
-    """The Gram operator on all samples.
-
-    Attributes:
-        gram: ``K/n``.
-    """
+class Full(FitOperator):
+    """The Gram operator ``K/n`` on all samples."""
 
     gram: Gram
-
-    @property
-    def is_cached(self) -> bool:
-        """Whether the weights of all pairs are kept."""
-        return self.gram.weights is not None
-
-    @property
-    def path(self) -> jax.Array:
-        """That of products with the Gram operator."""
-        return self.gram.path
-
-    @property
-    def solved_rows(self) -> None:
-        """None: a solution has values at all samples."""
 
     def solve(
         self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
@@ -123,5 +92,4 @@ class Full(OverAllSamples):
         return solver.solve(self.gram, target, regularizer)
 
     def restricted(self, rows: slice) -> Full:
-        """The operator of some of the samples, averaged over those."""
         return Full(self.gram.restricted(rows))

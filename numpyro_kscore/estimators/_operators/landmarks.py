@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro_kscore._util.linalg import inverse_root
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import divides, mapped
+from numpyro_kscore.estimators._operators.fit_operator import FitOperator
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX, TILES
@@ -43,7 +44,7 @@ DENSE_BATCH = 32
 
 
 @pytree
-class Compression:
+class Compression(FitOperator):
     """``P L̂ P`` in orthonormal coordinates of the landmarks' span, as solvers see it.
 
     Its vectors have shape (d, m), one coordinate a row, as those of a Gram operator
@@ -79,17 +80,12 @@ class Compression:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the weights of all pairs are kept."""
         return self.weights is not None
 
     @property
     def path(self) -> jax.Array:
-        """Never the GPU's kernel: a product sums over samples and landmarks in one pass."""
+        # Never the GPU's kernel: a product sums over samples and landmarks in one pass.
         return jnp.asarray(MATRIX if self.weights is not None else TILES, jnp.int32)
-
-    @property
-    def solved_rows(self) -> None:
-        """None: a solution has values at all samples."""
 
     @property
     def norm_bound(self) -> jax.Array:
@@ -125,7 +121,6 @@ class Compression:
         return 0.5 * (matrix + matrix.T)
 
     def restricted(self, rows: slice) -> Compression:
-        """The operator of some of the samples, on the same landmarks."""
         weights = jax.tree.map(lambda w: w[:, rows], self.weights)
         samples = self.samples[rows]
         sharding = self.sharding if divides(self.sharding, samples.shape[0]) else None
@@ -224,12 +219,9 @@ class Compression:
 
 
 def compress(gram: Gram, indices: jax.Array) -> Compression:
-    """The compression of a Gram operator to landmarks.
+    """The compression of a Gram operator to landmarks at ``indices``, (m,).
 
-    Args:
-        gram: the operator on the samples.
-        indices: the landmarks' rows, (m,); one out of range makes the estimate NaN, reported in
-            ``info``.
+    An index out of range makes the estimate NaN, reported in ``info``.
 
     Cost: O(m³ d³), or O(m³) if the kernel is scalar, once.
     """

@@ -19,15 +19,7 @@ __all__ = ["Landmarks", "RandomFeatures", "RowSelection", "Subset"]
 
 @pytree
 class RowSelection:
-    """A selection of samples. Give one of count, fraction and indices.
-
-    Attributes:
-        count: number of rows.
-        fraction: the fraction of the samples, in (0, 1], rounded up.
-        indices: rows of the samples, distinct integers, shape (m,). A leaf.
-        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
-            take evenly spaced rows. A leaf.
-    """
+    """A selection of samples by one of count, fraction and indices: see :class:`Landmarks`."""
 
     count: int | None = static(default=None)
     fraction: float | None = static(default=None)

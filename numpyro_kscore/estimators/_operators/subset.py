@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import by_rows, divides
 from numpyro_kscore.estimators._operators.features import FeatureExpansion
-from numpyro_kscore.estimators._operators.fit_operator import OverAllSamples
+from numpyro_kscore.estimators._operators.fit_operator import FitOperator
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, is_cached, make_gram
@@ -34,7 +34,7 @@ __all__ = ["Subsampled", "field_by_rows", "subsample"]
 
 
 @pytree
-class Subsampled(OverAllSamples):
+class Subsampled(FitOperator):
     """The operator of a subset, with all samples.
 
     Coefficients of the expansion outside the subset come from ζ' alone.
@@ -50,19 +50,13 @@ class Subsampled(OverAllSamples):
     rows: jax.Array
 
     @property
-    def is_cached(self) -> bool:
-        """Whether the weights of the subset's pairs are kept."""
-        return self.gram.weights is not None
-
-    @property
     def path(self) -> jax.Array:
-        """That of the one pass over pairs of the subset and all samples."""
+        """The path of the one pass over pairs of the subset and all samples."""
         expansion = Expansion(self.points, self.points, self.gram.scale)
         return pairwise.path(self.gram.kernel, expansion, self.gram.points)
 
     @property
     def solved_rows(self) -> jax.Array:
-        """The subset: a solution has values there."""
         return self.rows
 
     def solve(
@@ -76,10 +70,6 @@ class Subsampled(OverAllSamples):
         solution = solver.solve(gram, target, regularizer)
         spread = jnp.zeros_like(self.points.T).at[:, self.rows].set(solution.coefficients)
         return solution._replace(coefficients=spread)
-
-    def restricted(self, rows: slice) -> Subsampled:
-        """Refused: the halves of a jackknife would have other operators."""
-        raise NotImplementedError
 
 
 def field_by_rows(
@@ -97,13 +87,7 @@ def field_by_rows(
 
 
 def subsample(gram: Gram, rows: jax.Array, normalized: bool) -> Subsampled:
-    """The operator of some of the samples, from that of all.
-
-    Args:
-        gram: the operator on the samples.
-        rows: which, (b,); one out of range makes the estimate NaN, reported in ``info``.
-        normalized: whether the scale makes tr K(x, x) one.
-    """
+    """The operator of samples at ``rows``, (b,), from that of all; NaN for one out of range."""
     points = gram.points.at[rows].get(mode="fill", fill_value=jnp.nan)
     pairs = None
     if is_cached(points.shape[0]):
