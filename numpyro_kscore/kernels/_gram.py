@@ -27,8 +27,6 @@ from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._pairwise import Expansion
 
-__all__ = ["Gram", "Reduction", "is_cached", "make_gram", "norm_bound", "reduce_dimension"]
-
 
 def is_cached(num_points: int) -> bool:
     """Whether the weights of all pairs of so many points are kept: up to about 2900."""
@@ -178,19 +176,11 @@ def make_gram(
     sharding: NamedSharding | None = None,
     precision: str = "float32",
 ) -> Gram:
-    """The Gram operator at ``points``.
+    """The Gram operator at ``points``, (n, d), or (n, k) if reduced.
 
-    Args:
-        kernel: the kernel.
-        points: (n, d), or (n, k) if reduced.
-        s: squared distances of all pairs, (n, n); None to stream.
-        scale: factor on the kernel.
-        dim: dimension d of the kernel's space.
-        normalized: whether the scale makes tr K(x, x) one.
-        within: squared distances in the coordinates of ``points`` alone, where ``s`` has those
-            of a context in it.
-        sharding: how rows of pairs are divided over devices, or None.
-        precision: of products with the operator.
+    ``s`` are squared distances of all pairs, (n, n), or None to stream; ``within`` those in the
+    coordinates of the points alone, where ``s`` has those of a context in it. ``normalized`` says
+    whether the scale makes tr K(x, x) one. The rest is as in :class:`Gram`.
     """
     n = points.shape[0]
     weights = None
@@ -205,13 +195,7 @@ def make_gram(
 
 
 class Reduction(NamedTuple):
-    """Coordinates of a problem in the span of its own vectors.
-
-    Attributes:
-        basis: orthonormal columns, (d, k), or None where nothing was reduced.
-        points: (n, k).
-        base_scores: (n, k) or None.
-    """
+    """A problem in the span of its own vectors: the basis is (d, k), or None if not reduced."""
 
     basis: jax.Array | None
     points: jax.Array

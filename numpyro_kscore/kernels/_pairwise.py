@@ -24,19 +24,6 @@ from jax import lax
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX, TILES, field_or, path_or, suits_kernel
 
-__all__ = [
-    "Expansion",
-    "along_differences",
-    "cancels",
-    "even_size",
-    "field",
-    "nearest_squared",
-    "path",
-    "product",
-    "split_rows",
-    "squared_distances",
-]
-
 # Rows and columns of a tile. Measured on CPU: 512-1024 by 1024-2048 is best, 2048 squared is 3-4
 # times and 128 squared twice as slow (docs/performance).
 TILE_ROWS = 512
@@ -127,13 +114,10 @@ def cancels(points: jax.Array) -> jax.Array:
 def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Array:
     """``|y_i - x_j|²``, shape (m, n), never negative.
 
-    Args:
-        y: shape (m, d).
-        x: shape (n, d).
-        direct: boolean scalar, as :func:`cancels` gives it: whether to sum squared differences,
-            one coordinate after another, instead of expanding the square, at several times the
-            cost. Always done in up to three dimensions, where it costs no more and neighbors are
-            nearer than the rounding error of an expanded square.
+    With ``direct``, a boolean scalar as :func:`cancels` gives it, squared differences are summed
+    one coordinate after another instead of expanding the square, at several times the cost. So
+    they are in up to three dimensions, where that costs no more and neighbors are nearer than the
+    rounding error of an expanded square.
     """
     if y.shape[1] <= FEW_DIMENSIONS:
         columns = zip(y.T, x.T, strict=True)
