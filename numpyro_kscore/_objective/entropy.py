@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.coordinates import (
     WHITENING_CHOICES,
-    Coordinates,
     regress_out,
     standardize_samples,
 )

@@ -6,14 +6,14 @@ from numpyro_kscore.estimators._density.information import (
     entropy,
     kl_divergence,
 )
-from numpyro_kscore.estimators._density.kernel_density import KernelDensity
+from numpyro_kscore.estimators._density.kernel_density import KernelDensity, NormalReference
 from numpyro_kscore.estimators._density.kernel_density_score import (
     KernelDensityInfo,
     KernelDensityScore,
 )
 from numpyro_kscore.estimators._density.normalization import Normalization
-from numpyro_kscore.estimators._density.reference import NormalReference
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
+from numpyro_kscore.estimators._fit.fitting import StreamState
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples
 from numpyro_kscore.estimators._fit.info import ScoreInfo, Selection
 from numpyro_kscore.estimators._fit.presets import (
@@ -29,7 +29,6 @@ from numpyro_kscore.estimators._fit.presets import (
 )
 from numpyro_kscore.estimators._fit.score import Score
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
-from numpyro_kscore.estimators._fit.streaming import StreamState
 from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
 
 __all__ = [

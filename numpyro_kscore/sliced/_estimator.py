@@ -17,11 +17,10 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
 from numpyro_kscore.estimators._base.coordinates import (
     STANDARDIZE_CHOICES,
     WHITENING_CHOICES,
-    Coordinates,
-    Whitening,
     standardize_samples,
 )
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
@@ -31,12 +30,12 @@ from numpyro_kscore.sliced._network import (
     NeuralScore,
     SlicedState,
     init_layers,
+    make_adam,
     residual_at,
     score_at,
+    select,
+    train,
 )
-from numpyro_kscore.sliced._training import make_adam, select, train
-
-__all__ = ["SlicedScoreMatching"]
 
 
 @pytree
@@ -50,13 +49,7 @@ class SlicedScoreMatching(GuideEstimator):
 
     :meth:`fit` is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. :meth:`init`,
     :meth:`update` and :meth:`score` follow a distribution that changes slowly, such as a guide in
-    training, at one gradient step (or a few) for each new set of draws::
-
-        state = estimator.init(key, dim)
-        for key, samples in ...:                        # or lax.scan
-            state = estimator.update(state, key, samples)
-        estimator.score(state, x)
-
+    training, at one gradient step (or a few) for each new set of draws: see :class:`SlicedState`.
     These three are pure, and the state keeps its structure, shapes and dtypes.
 
     Args:
@@ -70,10 +63,6 @@ class SlicedScoreMatching(GuideEstimator):
             ``"none"`` centers them only.
         base: ``"gaussian"`` adds the score ``-z`` of the standard Gaussian in standardized
             coordinates, which makes the tails linear; None adds nothing.
-
-    Raises:
-        TypeError: for widths or counts that are not integers.
-        ValueError: for a setting out of range.
 
     Example::
 

@@ -33,16 +33,9 @@ from numpyro_kscore.estimators._base.groups import (
 from numpyro_kscore.estimators._base.mixture import MixtureBase
 from numpyro_kscore.estimators._base.student import fit_student
 
-__all__ = ["fit_mixture", "make_base"]
-
 
 def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
-    """The base of a fit from what the user gave: see :class:`ScoreEstimator`.
-
-    Raises:
-        ValueError: for base scores that do not match the samples, or an unknown name.
-        TypeError: for something that is no base.
-    """
+    """The base of a fit from what the user gave: see :class:`ScoreEstimator`."""
     if base_scores is not None:
         values = as_points("base_scores", base_scores, dim=samples.shape[1])
         if values.shape != samples.shape:

@@ -22,9 +22,8 @@ from jax import lax
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower, qr
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.coordinates import Coordinates, Whitening, standardize_samples
-
-__all__ = ["FittedGaussian", "fit_gaussian", "moment_scores"]
+from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
+from numpyro_kscore.estimators._base.coordinates import standardize_samples
 
 # Fractions τ that are tried, by which log variances move to their mean.
 EVENINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -67,10 +66,7 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
     which the Sherman-Morrison formula turns into weights of ``x_iᵀ B⁻¹ x_i`` and
     ``x_iᵀ B⁻¹ M B⁻¹ x_i``, with ``M = (R + c I)/(1 + c)`` and c = 4 k²/n for k coordinates that
     vary; the best γ for each ρ is a ratio of two means. D stays that of all samples in this step.
-
-    Args:
-        samples: shape (n, d), n ≥ 2.
-        members: 1 for the samples it is fitted to and 0 for others, (n,); None is all of them.
+    ``members`` are 1 for the samples, (n, d), that it is fitted to and 0 for others.
 
     Cost: O(n d² + d³), the eigendecomposition O(min(n, d)³).
     """
@@ -142,12 +138,9 @@ def moment_scores(samples: jax.Array, context: jax.Array | None = None) -> jax.A
     mean of ``log det S`` is the log determinant of the true covariance plus a number that depends
     on n and d alone. Shrinking S would spoil that.
 
-    With a context it is the Gaussian of what a linear regression on the context leaves.
-
-    Args:
-        samples: shape (n, d), n > d + c. Directions in which they do not vary beyond rounding get
-            a finite score.
-        context: shape (n, c).
+    With a context, (n, c), it is the Gaussian of the rest of a linear regression on the context.
+    Samples are (n, d) with n > d + c; directions in which they do not vary beyond rounding get a
+    finite score.
 
     Cost: O(n (d + c)²).
     """

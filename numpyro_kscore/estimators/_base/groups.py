@@ -22,13 +22,11 @@ from jax import lax
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower
 from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore.estimators._base.base_scores import log_normalizer, log_tail, tail_weights
 from numpyro_kscore.estimators._base.coordinates import localized, whiten_samples
-from numpyro_kscore.estimators._base.student import log_normalizer, log_tail, tail_weights
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
 _T = TypeVar("_T")
-
-__all__ = ["MOST_GROUPS", "Groups", "are_enough_for_groups", "find_groups"]
 
 MOST_GROUPS = 4
 # Numbers of groups in a row that may be no better before the search ends.
@@ -72,13 +70,7 @@ class Groups(NamedTuple):
 
 
 class _Mixture(NamedTuple):
-    """t distributions of one shape.
-
-    Attributes:
-        means: (K, d).
-        log_weights: (K,), -inf for those that are not in use.
-        factor: lower triangular L of the shape ``L Lᵀ``, (d, d).
-    """
+    """t distributions of one shape ``L Lᵀ``, (d, d); log weights are -inf for unused ones."""
 
     means: jax.Array
     log_weights: jax.Array
@@ -280,7 +272,7 @@ def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Arr
     number = jnp.sum(between)
     mean = between @ beyond[:count] / number
     error = jnp.sqrt(between @ jnp.square(beyond[:count] - mean)) / number
-    # Not the other way round: with too few samples this is not finite.
+    # "Not denser", since with too few samples this is not finite.
     denser = mean - jnp.median(beyond[count:]) > SURELY * error
     return (number < FEWEST) | ~denser
 

@@ -16,8 +16,6 @@ from numpyro_kscore._util.linalg import cholesky, invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
-__all__ = ["local_shape"]
-
 # Measured in 2 to 32 dimensions (docs/accuracy): with fewer neighbors the shape is noisier, with
 # fewer rounds it is not yet that of the neighbors.
 NEIGHBORS = 8
@@ -38,12 +36,8 @@ def local_shape(z: jax.Array) -> jax.Array:
 
     A fixed point of ``S ← L mean(u uᵀ)² Lᵀ`` with u the unit vectors to the nearest neighbors in
     ``L⁻¹ z`` (Tyler's estimate of scatter, of differences of neighbors), shrunk to the identity.
-
-    Args:
-        z: whitened samples, (n, d). The shape is not differentiated.
-
-    Returns:
-        L, (d, d), lower triangular with determinant 1.
+    For whitened samples z, (n, d), it is lower triangular with determinant 1, and not
+    differentiated.
 
     Cost: O(n² d + n d²) for each of 5 rounds, with n at most 512.
     """

@@ -15,47 +15,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jax.scipy.special import gammaln
 
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.coordinates import Coordinates
+from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._base.base_scores import log_normalizer, log_tail, tail_weights
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
-
-__all__ = [
-    "FittedStudent",
-    "INVERSE_DEGREES",
-    "fit_student",
-    "log_normalizer",
-    "log_tail",
-    "student_log_density",
-    "tail_weights",
-]
-
-
-def tail_weights(inverse_degrees: Any, squared: jax.Array, dim: int) -> jax.Array:
-    """``(ν + d)/(ν + q)`` at squared distances q: the score over that of a Gaussian."""
-    # Where the square overflows, infinity times zero would be NaN.
-    squared = jnp.minimum(squared, jnp.finfo(squared.dtype).max)
-    return (1.0 + dim * inverse_degrees) / (1.0 + squared * inverse_degrees)
-
-
-def log_normalizer(inverse_degrees: Any, dim: int) -> jax.Array:
-    """log of the density at the center, for unit scatter."""
-    inverse = jnp.maximum(inverse_degrees, 1e-4)
-    degrees = 1.0 / inverse
-    student = gammaln(0.5 * (degrees + dim)) - gammaln(0.5 * degrees)
-    student = student - 0.5 * dim * jnp.log(degrees * jnp.pi)
-    return jnp.where(inverse_degrees > 0, student, -0.5 * dim * jnp.log(2 * jnp.pi))
-
-
-def log_tail(inverse_degrees: Any, squared: jax.Array, dim: int) -> jax.Array:
-    """The log density at squared distances q less that at the center."""
-    inverse = jnp.maximum(inverse_degrees, 1e-4)
-    student = -0.5 * (1.0 / inverse + dim) * jnp.log1p(squared * inverse)
-    return jnp.where(inverse_degrees > 0, student, -0.5 * squared)
-
 
 # Inverse degrees of freedom that are tried; 0 is a Gaussian.
 INVERSE_DEGREES = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.25, 0.33, 0.5, 0.75, 1.0)
@@ -72,8 +38,7 @@ class FittedStudent(NamedTuple):
 
     Attributes:
         coordinates: the map that makes its scatter the identity.
-        held_out: factors (n,) that turn the score at each sample into that of the distribution
-            fitted without this sample, up to O(1/n) of its shrinkage and degrees of freedom.
+        held_out: factors (n,) as those of a :class:`FittedGaussian`.
         inverse_degrees: 1/ν; 0 is the Gaussian.
     """
 

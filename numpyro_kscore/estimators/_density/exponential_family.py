@@ -23,19 +23,13 @@ from numpyro_kscore.estimators._density.normalization import (
 from numpyro_kscore.estimators._fit.score import Score
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 
-__all__ = ["KernelExponentialFamily"]
-
 
 class KernelExponentialFamily(Distribution):
     """A density made from draws: a Gaussian times the exponential of a kernel expansion.
 
     ``log p(x) = log N(x) + f(x) + constant`` with the Gaussian fitted to the draws and the
     potential f of a curl-free score estimate (Sriperumbudur et al. 2017, fitted by any filter of
-    Zhou, Shi and Zhu 2020). Its use is to hand a posterior on as a prior, under NUTS as under SVI::
-
-        def second_study(data):
-            theta = numpyro.sample("theta", KernelExponentialFamily(draws))     # (n, d)
-            ...
+    Zhou, Shi and Zhu 2020). Its use is to hand a posterior on as a prior, under NUTS as under SVI.
 
     The log density is known *up to a constant*: gradients, MCMC and the fit of a guide need no
     more. A model evidence or a comparison of two such priors does: :meth:`normalize` estimates the

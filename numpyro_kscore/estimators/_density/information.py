@@ -14,8 +14,6 @@ from numpyro_kscore._util.keys import check_key
 from numpyro_kscore.estimators._density.normalization import Normalization
 from numpyro_kscore.estimators._density.stacking import log_densities, stacked, stacking_weights
 
-__all__ = ["InformationEstimate", "entropy", "kl_divergence"]
-
 # Parts that the samples are dealt into: fits to all but one, and to halves, from which the error
 # of a fit to all is extrapolated.
 FOLDS = 4
@@ -50,15 +48,11 @@ class InformationEstimate(NamedTuple):
 
 
 class _Fitted(NamedTuple):
-    """Log densities of one distribution from fits to parts of its samples.
+    """Log densities of one distribution from fits to three quarters and to halves of its samples.
 
-    Attributes:
-        held_out: at each sample, from fits to the other three quarters and to the other half,
-            (2, n).
-        elsewhere: at other points, means over the fits, (2, m).
-        fit_variance: of the mean over those points, by how much the fits differ.
-        constant_variance: of the extrapolated logarithm of the normalizing constants.
-        effective: the least effective sample size behind them.
+    They are those held out, (2, n), and means over the fits at other points, (2, m), with the
+    variance of the mean over these points between fits, and that of the extrapolated logarithm of
+    the normalizing constants.
     """
 
     held_out: jax.Array
@@ -123,15 +117,11 @@ def kl_divergence(
     Args:
         samples_p: i.i.d. draws, shape (n, d), n ≥ 16.
         samples_q: i.i.d. draws, shape (m, d), m ≥ 16, in the same units.
-        key: random key, see :func:`entropy`.
+        key: random key, see :func:`entropy`, as for errors.
         num_draws: number of draws for each normalizing constant.
 
     Returns:
         The estimate with its standard error.
-
-    Raises:
-        ValueError: as :func:`entropy`, and for another dimension.
-        TypeError: as :func:`entropy`.
 
     Cost: twelve fits, O((n² + m² + n m) d).
 

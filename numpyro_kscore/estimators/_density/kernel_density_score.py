@@ -12,10 +12,9 @@ from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.coordinates import Coordinates
+from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._fit.score import at_points
 from numpyro_kscore.kernels._smoothing import Centers, Smoothed, smooth
-
-__all__ = ["KernelDensityInfo", "KernelDensityScore", "divergence", "divisor", "log_norm"]
 
 # The score of the Laplace-corrected estimate is never divided by less than this share of the
 # uncorrected one: in tails the corrected one passes through zero while its gradient does not.
@@ -86,6 +85,7 @@ class KernelDensityScore:
     info: KernelDensityInfo
     fourth_order: bool = static(default=False)
 
+    @at_points
     def __call__(self, x: Any) -> jax.Array:
         """``∇ρ̂/max(ρ̂, ε)`` at ``x``: (m, d) -> (m, d), in 1/units of the samples.
 
@@ -98,7 +98,7 @@ class KernelDensityScore:
 
         Cost: O(m n d) time; O(m n) memory up to 8 million pairs, O((m + n) d) beyond.
         """
-        return _score(self, self._points(x))
+        return self._score(x)
 
     @property
     def at_samples(self) -> jax.Array:
@@ -107,28 +107,34 @@ class KernelDensityScore:
         Each sample's own kernel is left out, which would pull the score toward zero there. Shifts
         and widths of the other kernels, and the bandwidth, stay those of the fit to all samples.
         """
-        return _score(self, None)
+        return _score_at_samples(self)
 
+    @at_points
     def log_density(self, x: Any) -> jax.Array:
         """log ρ̂ at ``x``, (m, d) -> (m,); ρ̂ integrates to one, and the floor does not enter.
 
         The Laplace-corrected ρ̂ is negative in places, mostly in tails: the value there is -inf,
         and the positive part integrates to slightly more than one.
         """
-        return _log_density(self, self._points(x))
+        return self._log_density(x)
 
     @property
     def log_density_at_samples(self) -> jax.Array:
         """log ρ̂ at each sample from the kernels of the others, (n,), as :attr:`at_samples`."""
-        return _log_density(self, None)
+        return _log_density_at_samples(self)
 
+    @at_points
     def density(self, x: Any) -> jax.Array:
         """ρ̂ at ``x``, (m, d) -> (m,), in 1/units^d: also where it is negative."""
-        return _density(self, self._points(x))
+        sums, count = self._sums(x)
+        return jnp.exp(sums.log_scale - self._log_norm(count)) * sums.total
 
+    @at_points
     def divergence(self, x: Any) -> jax.Array:
         """The divergence of the score at ``x``: (m, d) -> (m,), in 1/units²."""
-        return _divergence(self, self._points(x))
+        factor = self.coordinates.factor()
+        sums, count = self._sums(x, factor)
+        return divergence(sums, *divisor(sums, self.log_floor, count), factor)
 
     def _points(self, x: Any) -> jax.Array:
         points = as_points("x", x, dim=self.centers.points.shape[1])
@@ -142,6 +148,18 @@ class KernelDensityScore:
             return smooth(self.centers, z, fourth_order=fourth_order, factor=factor), n
         z = self.centers.points if self.samples is None else self.samples
         return smooth(self.centers, z, fourth_order=fourth_order, leave_out=True), n - 1
+
+    def _score(self, x: jax.Array | None) -> jax.Array:
+        sums, count = self._sums(x)
+        below, _ = divisor(sums, self.log_floor, count)
+        return self.coordinates.scores_from_kernel(sums.gradient / below[:, None])
+
+    def _log_density(self, x: jax.Array | None) -> jax.Array:
+        sums, count = self._sums(x)
+        is_positive = sums.total > 0
+        log_total = jnp.log(jnp.where(is_positive, sums.total, 1.0))
+        value = sums.log_scale + log_total - self._log_norm(count)
+        return jnp.where(is_positive, value, -jnp.inf)
 
     def _log_norm(self, count: int) -> jax.Array:
         """log of the divisor of a sum of kernels, in the units of the samples."""
@@ -183,37 +201,13 @@ def divergence(
     return sums.curvature / below - jnp.sum(gradient * slope, axis=1)
 
 
-# Programs, in which only the sums are made that a value needs.
+@quick_jit
+@full_precision
+def _score_at_samples(density: KernelDensityScore) -> jax.Array:
+    return density._score(None)
 
 
 @quick_jit
 @full_precision
-def _score(density: KernelDensityScore, x: jax.Array | None) -> jax.Array:
-    sums, count = density._sums(x)
-    below, _ = divisor(sums, density.log_floor, count)
-    return density.coordinates.scores_from_kernel(sums.gradient / below[:, None])
-
-
-@quick_jit
-@full_precision
-def _divergence(density: KernelDensityScore, x: jax.Array) -> jax.Array:
-    factor = density.coordinates.factor()
-    sums, count = density._sums(x, factor)
-    return divergence(sums, *divisor(sums, density.log_floor, count), factor)
-
-
-@quick_jit
-@full_precision
-def _density(density: KernelDensityScore, x: jax.Array) -> jax.Array:
-    sums, count = density._sums(x)
-    return jnp.exp(sums.log_scale - density._log_norm(count)) * sums.total
-
-
-@quick_jit
-@full_precision
-def _log_density(density: KernelDensityScore, x: jax.Array | None) -> jax.Array:
-    sums, count = density._sums(x)
-    is_positive = sums.total > 0
-    log_total = jnp.log(jnp.where(is_positive, sums.total, 1.0))
-    value = sums.log_scale + log_total - density._log_norm(count)
-    return jnp.where(is_positive, value, -jnp.inf)
+def _log_density_at_samples(density: KernelDensityScore) -> jax.Array:
+    return density._log_density(None)

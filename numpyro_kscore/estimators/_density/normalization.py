@@ -18,8 +18,6 @@ from numpyro_kscore.estimators._base.base_scores import Base, DistributionBase, 
 from numpyro_kscore.estimators._base.mixture import MixtureBase
 from numpyro_kscore.estimators._density.kernel_density import KernelDensity
 
-__all__ = ["Normalization", "Proposal", "draw_proposal", "importance_sampled"]
-
 
 class Normalization(NamedTuple):
     """A normalizing constant estimated by importance sampling.
@@ -61,12 +59,7 @@ FEWEST_EFFECTIVE = 100
 
 
 class Proposal(NamedTuple):
-    """Draws of a mixture of two distributions in equal parts.
-
-    Attributes:
-        draws: (2m, d), the first m from one, the others from the other.
-        log_density: of the mixture, (2m,).
-    """
+    """Draws of two distributions, m of each, (2m, d), and the log density of their mixture."""
 
     draws: jax.Array
     log_density: jax.Array

@@ -32,8 +32,6 @@ from numpyro_kscore.estimators._operators.options import RandomFeatures
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, Solver, spectral_scale
 
-__all__ = ["choose_for_span", "some_rows", "span_features"]
-
 
 def span_features(
     settings: FitSettings, problem: HeldOutProblem, bandwidths: jax.Array
@@ -84,14 +82,10 @@ def choose_for_span(
 
 
 class _FeatureLosses(NamedTuple):
-    """Held-out losses of every member of a path, less that of the base.
+    """Held-out losses of every member of a path, less that of the base, (p,).
 
-    Attributes:
-        loss: means over all samples, (p,).
-        quadratic: ``½|f|²`` at some samples, (p, r).
-        linear: ``f·s0 + div f`` at the same samples.
-        operator_samples: how many the quadratic part is averaged over.
-        samples: how many the linear part is averaged over.
+    Their quadratic parts ``½|f|²`` and linear parts ``f·s0 + div f`` are at some samples, (p, r);
+    the numbers are those of samples that the two parts of the loss are averaged over.
     """
 
     loss: jax.Array

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.coordinates import Coordinates
-from numpyro_kscore.estimators._base.group_layout import GroupLayout
-from numpyro_kscore.estimators._base.mixture import MixtureBase, mixed_divergence, mixed_score
-from numpyro_kscore.estimators._fit.score import Score, at_points, residual_at_samples
-from numpyro_kscore.estimators._operators.features import FeatureExpansion
-
-__all__ = ["GroupedScore", "grouped"]
+from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._base.mixture import (
+    GroupLayout,
+    MixtureBase,
+    mixed_divergence,
+    mixed_score,
+)
+from numpyro_kscore.estimators._fit.score import Score, at_points
 
 # Draws of each component of the base, from which its constant is found.
 DRAWS = 2048
@@ -39,16 +40,6 @@ class GroupedScore(Score):
 
     layout: GroupLayout
     log_constants: jax.Array
-
-    @property
-    def at_samples(self) -> jax.Array:
-        """The estimate at the samples; after a fit with ``subset`` that of each one's own group."""
-        if self.stored is not None:
-            return self.stored
-        expansion, base_scores = self.expansion, self.base.at_samples
-        if isinstance(expansion, FeatureExpansion) or base_scores is None:
-            raise ValueError("at_samples: expected a fit that keeps its samples; got one without")
-        return base_scores + residual_at_samples(self, self.layout)
 
     @at_points
     def __call__(self, x: Any) -> jax.Array:
@@ -74,6 +65,11 @@ class GroupedScore(Score):
     @at_points
     def residual_divergence(self, x: Any) -> jax.Array:
         return self.divergence(x) - self.base.divergence(x)
+
+    @property
+    def _frame(self) -> GroupLayout:
+        # After a fit with a subset the estimate at a sample is that of its own group.
+        return self.layout
 
     @property
     def _mixture(self) -> MixtureBase:

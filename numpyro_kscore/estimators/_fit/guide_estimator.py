@@ -7,9 +7,7 @@ from typing import Any, NamedTuple, Self
 import jax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore.estimators._base.coordinates import Coordinates
-
-__all__ = ["AtSamples", "GuideEstimator"]
+from numpyro_kscore.estimators._base.affine import Coordinates
 
 
 class AtSamples(NamedTuple):
@@ -94,11 +92,10 @@ class GuideEstimator:
 
         Args:
             state: as :meth:`init` or this method returned it.
-            key: random key, for an estimator that needs one.
-            samples: draws, (n, d).
-            base_scores: values of the base score at the draws, (n, d), or None.
+            key: random key.
+            samples: draws, (n, d), as for ``ScoreEstimator.at_samples``, and so is the rest.
+            base_scores: values of the base score at the draws, or None.
             debias: as :meth:`resolve_debias` returns it.
-            context: values drawn jointly with the samples, (n, c): the score is then that of the
-                samples given the context. None if there is none.
+            context: values drawn jointly with the samples, or None.
         """
         raise NotImplementedError

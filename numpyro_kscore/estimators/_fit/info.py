@@ -7,8 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["ScoreInfo", "Selection"]
-
 # The error of the estimate is up to ten times the residual (measured, ν-method), so this stands
 # for about 1 %, well below the statistical error at any affordable n.
 RESIDUAL_TOLERANCE = 1e-3

@@ -15,8 +15,6 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 
-__all__ = ["FEWEST_POINTS", "SELECTION_POINTS", "PathMember", "path_for", "pick", "pick_unseen"]
-
 # Largest number of samples the selection uses; each of its fits is to half of them.
 SELECTION_POINTS = 2048
 # Samples below which none can be held out.
@@ -36,8 +34,7 @@ class PathMember(Regularizer):
         family: the regularizer whose path it is.
         index: position on the path, an integer; 0 is the zero filter.
         bound: as for :meth:`Regularizer.path`.
-        weaker: number of members beyond those of that path, each with half of λ; fewer where an
-            iteration allows for no more steps.
+        weaker: number of members beyond those of that path, each with half of λ, at most.
         least_steps: fewest steps of a Krylov space, where the family would take fewer.
     """
 
@@ -116,8 +113,7 @@ def pick(
     Args:
         path: the path; its strength is given if its family's is.
         loss: of b bandwidths by p members, in units of the first bandwidth, (b, p).
-        error: standard error of all differences, in each row from one entry: members (b,) and
-            the rows they are in, (b,) -> (b, p).
+        error: standard error of differences from one entry in each row: members and rows (b,).
         bandwidths: (b,), in standardized units.
         growth: number of samples of the estimate over that of both halves together, at least 1.
     """

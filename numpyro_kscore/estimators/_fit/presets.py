@@ -9,8 +9,8 @@ import dataclasses
 from typing import Any
 
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth
+from numpyro_kscore.estimators._fit.checks import check_solver_of_auto
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
-from numpyro_kscore.estimators._fit.settings import check_solver_of_auto
 from numpyro_kscore.estimators._operators.options import Landmarks
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree, Diagonal
@@ -24,18 +24,6 @@ from numpyro_kscore.regularizers._filters import (
 from numpyro_kscore.regularizers._iterations import LandweberIteration, NuMethod
 from numpyro_kscore.solvers._solvers import ConjugateGradient, Dense, Krylov
 from numpyro_kscore.solvers._spectrum import Solver
-
-__all__ = [
-    "kef",
-    "kef_cg",
-    "landweber",
-    "nkef",
-    "nu_method",
-    "spectral_cutoff",
-    "ssge",
-    "stein",
-    "truncated_tikhonov",
-]
 
 PROFILE, KRYLOV, DENSE = IMQ(), Krylov(32), Dense()
 LANDMARKS = Landmarks(fraction=0.1)

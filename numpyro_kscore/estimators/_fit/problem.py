@@ -7,37 +7,50 @@ strength, and forms the operator.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.sharding import constrain_rows
+from numpyro_kscore._util.sharding import by_rows, constrain_rows
+from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.base_scores import Base
 from numpyro_kscore.estimators._base.coordinates import (
     WHITENING_CHOICES,
-    Coordinates,
     localized,
     regress_out,
     standardize_samples,
 )
-from numpyro_kscore.estimators._base.group_layout import GroupLayout, lay_out
-from numpyro_kscore.estimators._base.mixture import MixtureBase
-from numpyro_kscore.estimators._fit.bandwidth import Distances, bandwidth_candidates, measure
+from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
+from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._fit.feature_selection import span_features
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.estimators._fit.selection import HeldOutProblem, choose
 from numpyro_kscore.estimators._fit.settings import FitSettings
-from numpyro_kscore.estimators._operators.fit_operator import FitOperator, Full
+from numpyro_kscore.estimators._operators.fit_operator import FitOperator, Full, subsample
 from numpyro_kscore.estimators._operators.landmarks import compress
-from numpyro_kscore.estimators._operators.subset import subsample
 from numpyro_kscore.kernels._gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
-from numpyro_kscore.kernels._pairwise import nearest_squared
+from numpyro_kscore.kernels._median import median_distance
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._solvers import Dense, Krylov
 
-__all__ = ["Problem", "make_problem"]
+# Number of samples whose distances are measured where not all pairs are kept.
+SOME_POINTS = 1024
+
+
+class _Distances(NamedTuple):
+    """Squared distances of all pairs, or of 1024 samples where not all pairs are kept, (k, k).
+
+    Those of a context are added in ``joint``; without one, the other two are None.
+    """
+
+    joint: jax.Array
+    within: jax.Array | None
+    nearest_context: jax.Array | None
 
 
 class Problem(NamedTuple):
@@ -105,8 +118,8 @@ def make_problem(
     keeps_space = settings.subset is not None or settings.features is not None
     if is_cached(n) and not keeps_space and not isinstance(settings.solver, Dense):
         reduction = reduce_dimension(z, base_scores)
-    distances = measure(z, context, settings.sharding)
-    bandwidths = bandwidth_candidates(
+    distances = _measure(z, context, settings.sharding)
+    bandwidths = _bandwidth_candidates(
         settings.bandwidth, _within_groups(settings, standardized, distances)
     )
     held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
@@ -166,7 +179,7 @@ def _standardize(
 
 
 def _within_groups(
-    settings: FitSettings, standardized: _Standardized, distances: Distances
+    settings: FitSettings, standardized: _Standardized, distances: _Distances
 ) -> jax.Array:
     """Squared distances that the bandwidth is taken from: without those between groups."""
     layout, together = standardized.layout, standardized.together
@@ -174,7 +187,7 @@ def _within_groups(
         return distances.joint
     return lax.cond(
         layout.number > 1,
-        lambda: measure(together, None, settings.sharding).joint,
+        lambda: _measure(together, None, settings.sharding).joint,
         lambda: distances.joint,
     )
 
@@ -204,7 +217,7 @@ def _make_gram(
     settings: FitSettings,
     points: jax.Array,
     dim: int,
-    distances: Distances,
+    distances: _Distances,
     bandwidth: jax.Array,
 ) -> Gram:
     """The Gram operator on the samples, in units of the bandwidth."""
@@ -241,3 +254,33 @@ def _make_operator(settings: FitSettings, gram: Gram) -> FitOperator:
 def _times(base_scores: jax.Array | None, bandwidth: jax.Array) -> jax.Array | None:
     """Base scores in units of the inverse bandwidth."""
     return None if base_scores is None else base_scores * bandwidth
+
+
+def _measure(
+    points: jax.Array, context: jax.Array | None, sharding: NamedSharding | None
+) -> _Distances:
+    """Squared distances of samples, (n, d), with those of a context, (n, c), added."""
+    n = points.shape[0]
+    some = points if is_cached(n) else points[:: -(-n // SOME_POINTS)]
+    own = _all_squared_distances(some, sharding)
+    if context is None:
+        return _Distances(own, None, None)
+    apart = _all_squared_distances(context, sharding)
+    return _Distances(own + apart, own, nearest_squared(apart))
+
+
+def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return squared_distances(rows, *whole)
+
+    return by_rows(own, sharding, points, (points, cancels(points)))
+
+
+def _bandwidth_candidates(bandwidth: Any, squared: jax.Array) -> jax.Array:
+    """The candidates for the bandwidth, (b,), from a rule or number and squared distances."""
+    dtype = squared.dtype
+    if isinstance(bandwidth, Median):
+        bandwidth = bandwidth.factor * median_distance(squared)
+    elif isinstance(bandwidth, AutoBandwidth):
+        bandwidth = jnp.asarray(bandwidth.factors, dtype) * median_distance(squared)
+    return jnp.atleast_1d(jnp.asarray(bandwidth, dtype))

@@ -15,14 +15,12 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows, constrain_rows, place
+from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.base_scores import Base
-from numpyro_kscore.estimators._base.coordinates import Coordinates
 from numpyro_kscore.estimators._fit.info import ScoreInfo
 from numpyro_kscore.estimators._operators.features import FeatureExpansion
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._pairwise import Expansion
-
-__all__ = ["Score", "at_points", "residual_at_samples"]
 
 Method = Callable[[Any, jax.Array], jax.Array]
 
@@ -87,7 +85,7 @@ class Score:
                 "at_samples: expected a fit that keeps its samples; got that of a stream, which "
                 "keeps none. Use score(samples)"
             )
-        residual = residual_at_samples(self, self.coordinates)
+        residual = _residual_at_samples(self, self._frame)
         return residual if self.base.at_samples is None else self.base.at_samples + residual
 
     @at_points
@@ -132,6 +130,11 @@ class Score:
         z = self.coordinates.to_kernel(x)
         return self._evaluate("divergence", z, self.coordinates.factor())
 
+    @property
+    def _frame(self) -> Any:
+        """The map of scores at the samples."""
+        return self.coordinates
+
     def _evaluate(self, what: str, z: jax.Array, *more: Any) -> jax.Array:
         """The expansion's method of that name, on each device at its own points."""
 
@@ -150,7 +153,7 @@ class Score:
 
 @quick_jit
 @full_precision
-def residual_at_samples(score: Score, frame: Any) -> jax.Array:
+def _residual_at_samples(score: Score, frame: Any) -> jax.Array:
     """The residual at the points of the expansion, by the map of scores at them."""
     expansion: Any = score.expansion
     return frame.scores_from_kernel(score._evaluate("field", expansion.points))

@@ -21,16 +21,18 @@ from numpyro_kscore.estimators._base.base_scores import Base
 from numpyro_kscore.estimators._base.coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._base.fitted_base import make_base
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._fit.fitting import fit_at_samples, fit_score
-from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
-from numpyro_kscore.estimators._fit.score import Score
-from numpyro_kscore.estimators._fit.settings import FitSettings, check_context, check_settings
-from numpyro_kscore.estimators._fit.streaming import (
+from numpyro_kscore.estimators._fit.checks import check_context, check_settings
+from numpyro_kscore.estimators._fit.fitting import (
     StreamState,
     add_batch,
     finish_stream,
+    fit_at_samples,
+    fit_score,
     start_stream,
 )
+from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
+from numpyro_kscore.estimators._fit.score import Score
+from numpyro_kscore.estimators._fit.settings import FitSettings
 from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree
@@ -38,8 +40,6 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.solvers._solvers import Krylov
 from numpyro_kscore.solvers._spectrum import Solver
-
-__all__ = ["ScoreEstimator"]
 
 NUMBER_OR_RULE = "a positive finite number, or a rule such as Median(0.5)"
 # Samples below which the jackknife does not split.
@@ -92,10 +92,6 @@ class ScoreEstimator(GuideEstimator):
         precision: of products of a Krylov space with the Gram operator, where the hardware has
             coarser ones than ``"float32"``: ``"tensorfloat32"`` (errors below 2 % of the
             statistical one, docs/performance) or ``"bfloat16"``. Everything else is in float32.
-
-    Raises:
-        TypeError: for a sharding that is not a ``NamedSharding``.
-        ValueError: for an unknown word, or a concrete bandwidth that is not positive.
 
     Example::
 
@@ -177,10 +173,9 @@ class ScoreEstimator(GuideEstimator):
             context: values drawn jointly with the samples, (n, c).
 
         Raises:
-            ValueError: as :meth:`fit`; for ``debias`` with a subset; with a context, for landmarks,
-                a subset, features, a base fitted to the samples and more samples than all pairs
-                are kept of.
-            TypeError: as :meth:`fit`; with a context, for an automatic strength or bandwidth.
+            ValueError: as :meth:`fit`; for ``debias`` with a subset; for a context with landmarks,
+                a subset, features, a base fitted to the samples, or too many samples to keep pairs.
+            TypeError: as :meth:`fit`; for a context with an automatic strength or bandwidth.
         """
         check_choice("debias", debias, (None, "jackknife"))
         settings, samples, base = self._checked(samples, base_scores)
@@ -196,12 +191,8 @@ class ScoreEstimator(GuideEstimator):
 
         Coordinates, bandwidth, base score and frequencies are determined by this first batch, so
         let it be a few thousand draws in random order. All batches then count alike. A base
-        ``"auto"`` is ``"student"`` here: later samples are not dealt into groups::
-
-            state = estimator.init_stream(next(batches))
-            for batch in batches:
-                state = estimator.partial_fit(state, batch)
-            score = estimator.finish(state)
+        ``"auto"`` is ``"student"`` here: later samples are not dealt into groups. The steps are
+        shown at :class:`~numpyro_kscore.estimators.StreamState`.
 
         Args:
             batch: i.i.d. draws, shape (n, d), n ≥ 2, in any units.

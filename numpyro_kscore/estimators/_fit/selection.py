@@ -38,8 +38,6 @@ from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
-__all__ = ["HeldOutProblem", "choose", "deal", "held_out_losses"]
-
 # Blocks of samples in each half (docs/accuracy).
 BLOCKS = 25
 
@@ -68,11 +66,8 @@ FEW_DIMENSIONS = 3
 class HeldOutProblem(NamedTuple):
     """Samples that strength and bandwidth are selected for, in standardized coordinates.
 
-    Attributes:
-        points: (n, k), or (n, d) where not rotated into their span.
-        base_scores: s0 at the samples, (n, k), or None.
-        factors: turn s0 at a sample into s0 fitted without it, (n,), or None.
-        dim: dimension d of the space, at least k.
+    Points and base scores are (n, k) where they are rotated into their span, in a space of ``dim``
+    dimensions. Factors turn s0 at a sample into s0 fitted without it, (n,).
     """
 
     points: jax.Array
@@ -81,7 +76,7 @@ class HeldOutProblem(NamedTuple):
     dim: int
 
 
-def held_out_losses(
+def _held_out_losses(
     kernel: Kernel,
     path: PathMember,
     solver: Decomposer,
@@ -248,13 +243,10 @@ def choose(
     num_samples: int,
     sharding: NamedSharding | None = None,
 ) -> tuple[Selection, PathMember]:
-    """A bandwidth among some, (b,), and the strength if ``family`` leaves it open.
+    """The bandwidth among some, (b,), the strength if ``family`` is open, and their regularizer.
 
     At most 2048 samples of the problem are used, evenly spaced. ``num_samples`` is the number of
     those that the operator of the estimate is averaged over.
-
-    Returns:
-        The selection, and the regularizer it amounts to.
     """
     unchosen = path_for(family, problem.dim, normalize)
     dtype = problem.points.dtype
@@ -266,7 +258,7 @@ def choose(
         return pick_unseen(unchosen, tried, dtype)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
-        values = held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
+        values = _held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
         # Fields are in units of the inverse bandwidth. In units of the first one losses can be
         # compared, and their squares neither underflow nor overflow.
         return values * (bandwidths[0] / bandwidth) ** 2

@@ -26,7 +26,6 @@ from numpyro_kscore.estimators._operators.features import (
     in_tiles,
     no_moments,
 )
-from numpyro_kscore.estimators._operators.fit_operator import FitOperator
 from numpyro_kscore.estimators._operators.options import RandomFeatures
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._device import MATRIX
@@ -35,18 +34,10 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["FeatureSpan", "MatrixOperator", "draw_features", "make_span"]
-
 
 @pytree
 class MatrixOperator:
-    """A matrix as solvers see it: vectors are (1, m).
-
-    Attributes:
-        matrix: A, (m, m).
-        norm_bound: a number that no eigenvalue exceeds.
-        spectral_bound: the same where it is known while tracing, or None.
-    """
+    """A matrix A, (m, m), as :class:`~numpyro_kscore.solvers.Operator`: vectors are (1, m)."""
 
     matrix: jax.Array
     norm_bound: jax.Array
@@ -54,7 +45,7 @@ class MatrixOperator:
 
     @property
     def points(self) -> jax.Array:
-        """An array of one column, whose shape solvers ask for."""
+        # An array of one column: solvers ask for its shape.
         return self.matrix[:, :1]
 
     def __matmul__(self, v: jax.Array) -> jax.Array:
@@ -62,16 +53,14 @@ class MatrixOperator:
         return v @ self.matrix
 
     def laid_out(self, v: jax.Array) -> jax.Array:
-        """Vectors (..., 1, m), on one device."""
         return v
 
     def dense(self) -> jax.Array:
-        """A, (m, m)."""
         return self.matrix
 
 
 @pytree
-class FeatureSpan(FitOperator):
+class FeatureSpan:
     """The operator of random features, with the samples it is averaged over.
 
     Attributes:
@@ -87,6 +76,10 @@ class FeatureSpan(FitOperator):
     halves: FeatureMoments
     operator_samples: int | None = static()
     normalized: bool = static()
+
+    @property
+    def solved_rows(self) -> None:
+        return None
 
     @property
     def is_cached(self) -> bool:

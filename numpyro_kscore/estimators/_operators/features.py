@@ -19,16 +19,6 @@ from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._pairwise import split_rows
 
-__all__ = [
-    "FeatureExpansion",
-    "Features",
-    "FeatureMoments",
-    "FeatureRows",
-    "add_rows",
-    "in_tiles",
-    "no_moments",
-]
-
 # Rows whose features are formed at once.
 TILE_ROWS = 2048
 
@@ -77,12 +67,7 @@ class Features:
 
 @pytree
 class FeatureExpansion:
-    """A combination of features as a function, in the coordinates of the kernel.
-
-    Attributes:
-        features: what is combined.
-        coefficients: (2, k).
-    """
+    """A combination of features as a function: coefficients (2, k), in kernel coordinates."""
 
     features: Features
     coefficients: jax.Array
@@ -139,12 +124,7 @@ class _Targets(NamedTuple):
 
 @pytree
 class Mean:
-    """Means of arrays.
-
-    Attributes:
-        number: of how many samples.
-        values: the means.
-    """
+    """Means of arrays over a number of samples."""
 
     number: jax.Array
     values: Any
@@ -172,9 +152,7 @@ class Mean:
 class FeatureMoments:
     """Moments of samples; of two halves of them with an axis of two in front.
 
-    Attributes:
-        products: of the waves, over the samples of the operator.
-        targets: over all samples.
+    Products of the waves are over the samples of the operator, targets over all samples.
     """
 
     products: Mean
@@ -210,15 +188,10 @@ def add_rows(
     wanted: int | None,
     stride: int = 1,
 ) -> FeatureMoments:
-    """The moments of even and odd samples with more samples in them.
+    """The moments of even and odd samples with more samples, in the order they came, in them.
 
-    Args:
-        halves: the moments so far.
-        features: at unit bandwidth.
-        rows: the samples, in the order they came.
-        wanted: number of samples the products are wanted of; None for all. No more are added
-            once there are as many.
-        stride: odd; only every so manyth row is added to the products.
+    Only every ``stride``-th row, an odd number, is added to the products, and none once they are
+    over as many samples as are wanted; None is all.
 
     Cost: O(n m d), and O(m²) for each sample of the products.
     """

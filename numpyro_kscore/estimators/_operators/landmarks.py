@@ -27,7 +27,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro_kscore._util.linalg import inverse_root
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import divides, mapped
-from numpyro_kscore.estimators._operators.fit_operator import FitOperator
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX, TILES
@@ -37,32 +36,26 @@ from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._spectrum import Solver
 
-__all__ = ["Compression", "compress"]
-
 # Number of columns of A that are formed at once.
 DENSE_BATCH = 32
 
 
 @pytree
-class Compression(FitOperator):
+class Compression:
     """``P L̂ P`` in orthonormal coordinates of the landmarks' span, as solvers see it.
 
-    Its vectors have shape (d, m), one coordinate a row, as those of a Gram operator
-    have shape (d, n).
+    Its vectors have shape (d, m), one coordinate a row, as those of a :class:`Gram` have (d, n).
+    Attributes of the same name mean the same.
 
     Attributes:
         points: the landmarks, (m, d).
         rows: which of the samples they are, (m,).
         samples: (n, d).
-        kernel: the kernel at unit bandwidth.
-        scale: factor on the kernel.
         factor: W, (d m, d m), or (m, m) if the kernel is scalar; columns of zeros where K_ZZ is
             singular to rounding.
         direct: whether squared distances are to be summed from differences.
         weights: weights of all pairs, (m, n), with ``scale`` in them; None where streamed.
-        dim: dimension of the kernel's space; more than ``points`` have once reduced.
-        spectral_bound: bound on the eigenvalues that is known while tracing, or None: those of
-            a compression never exceed those of the operator.
+        spectral_bound: as that of the operator, whose eigenvalues are no smaller.
         sharding: how samples are divided over devices, evenly; or None.
     """
 
@@ -79,6 +72,10 @@ class Compression(FitOperator):
     sharding: NamedSharding | None = static(default=None)
 
     @property
+    def solved_rows(self) -> None:
+        return None
+
+    @property
     def is_cached(self) -> bool:
         return self.weights is not None
 
@@ -89,7 +86,6 @@ class Compression(FitOperator):
 
     @property
     def norm_bound(self) -> jax.Array:
-        """``scale`` times the norm of K(x, x): no eigenvalue exceeds it."""
         return norm_bound(self.kernel, self.scale, self.dim)
 
     def __matmul__(self, v: jax.Array) -> jax.Array:
@@ -98,7 +94,7 @@ class Compression(FitOperator):
         return self.to_coordinates(image)
 
     def laid_out(self, v: jax.Array) -> jax.Array:
-        """Vectors (..., d, m): whole on every device, as landmarks are."""
+        # Whole on every device, as landmarks are.
         return v
 
     def to_coefficients(self, v: jax.Array) -> jax.Array:

@@ -14,8 +14,6 @@ from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.kernels import _pairwise as pairwise
 
-__all__ = ["Landmarks", "RandomFeatures", "RowSelection", "Subset"]
-
 
 @pytree
 class RowSelection:
@@ -64,7 +62,7 @@ class RowSelection:
             size = math.ceil(self.fraction * num_samples - 1e-9)
         else:
             size = int(self.count)  # type: ignore[arg-type]
-        # Not at construction: a tree of the same structure may hold anything in the key's place.
+        # Keys are checked here, not at construction: a tree of the same structure may hold anything in the key's place.
         if self.key is not None:
             check_key(f"{self.argument}.key", self.key)
         if size > num_samples:
@@ -131,7 +129,7 @@ class Landmarks(RowSelection):
     argument = "landmarks"
 
     def check(self, num_samples: int) -> int:
-        """As for any rows; a ``ValueError`` also for more than a dense matrix allows."""
+        """Number of landmarks; a ``ValueError`` also for more than a dense matrix allows."""
         size = super().check(num_samples)
         if size**2 > pairwise.CACHED_PAIRS:
             raise ValueError(
@@ -147,15 +145,9 @@ class Subset(RowSelection):
 
     Args:
         count: number of samples, such as 2048: with more, weaker regularization is possible.
-        fraction: the fraction of the samples, in (0, 1], rounded up.
+        fraction: as for :class:`Landmarks`, and so are errors.
         indices: rows of the samples, distinct integers, shape (b,). A leaf.
-        key: random key; with it ``count`` or ``fraction`` draw without replacement, without it they
-            take evenly spaced rows. A leaf.
-
-    Raises:
-        TypeError: for a count that is not an integer.
-        ValueError: for none or several of count, fraction and indices, a key with indices, and a
-            count or a fraction out of range; at a fit, see :meth:`check`.
+        key: as for :class:`Landmarks`. A leaf.
 
     Example::
 
@@ -184,10 +176,6 @@ class RandomFeatures:
         operator_samples: how many samples the m by m second-moment matrix is averaged over: evenly
             spaced, the first ones of a stream, or all if None. The divergence term, which carries
             most of the noise, is always that of all samples.
-
-    Raises:
-        TypeError: for a count that is not an integer.
-        ValueError: for a count below 2, or an odd ``num_features``.
 
     Example::
 
