@@ -69,7 +69,7 @@ class Groups(NamedTuple):
     number: jax.Array
 
 
-class _Mixture(NamedTuple):
+class _TMixture(NamedTuple):
     """t distributions of one shape ``L Lᵀ``, (d, d); log weights are -inf for unused ones."""
 
     means: jax.Array
@@ -89,8 +89,8 @@ class _Search(NamedTuple):
     """The largest number of groups tried, its mixture, and the best so far."""
 
     tried: jax.Array
-    mixture: _Mixture
-    best: _Mixture
+    mixture: _TMixture
+    best: _TMixture
     found: jax.Array
     criterion: jax.Array
 
@@ -157,16 +157,16 @@ def _evenly(z: jax.Array, most: int) -> jax.Array:
     return z[:: -(-z.shape[0] // most)]
 
 
-def _one(z: jax.Array) -> _Mixture:
+def _one(z: jax.Array) -> _TMixture:
     """A single group with the shape of neighbors, as wide as samples are along most axes."""
     n, dim = z.shape
     scale = jnp.sqrt(eigh(z.T @ z / n)[0][(dim - 1) // 2])
     log_weights = jnp.full(MOST_GROUPS, -jnp.inf, z.dtype).at[0].set(0.0)
     means = jnp.zeros((MOST_GROUPS, dim), z.dtype)
-    return _Mixture(means, log_weights, scale * jnp.eye(dim, dtype=z.dtype))
+    return _TMixture(means, log_weights, scale * jnp.eye(dim, dtype=z.dtype))
 
 
-def _posterior(mixture: _Mixture, z: jax.Array) -> _Posterior:
+def _posterior(mixture: _TMixture, z: jax.Array) -> _Posterior:
     dim = z.shape[1]
     inverse = invert_lower(mixture.factor)
     apart = (z @ inverse.T)[:, None] - mixture.means @ inverse.T
@@ -177,13 +177,13 @@ def _posterior(mixture: _Mixture, z: jax.Array) -> _Posterior:
     return _Posterior(each - total[:, None], squared, total + center)
 
 
-def _fitted(start: _Mixture, z: jax.Array) -> _Mixture:
+def _fitted(start: _TMixture, z: jax.Array) -> _TMixture:
     """The mixture of greatest likelihood near another, by the EM algorithm."""
     n, dim = z.shape
     rho = min(1.0, SHRINKAGE * dim / n)
     eye = jnp.eye(dim, dtype=z.dtype)
 
-    def step(mixture: _Mixture, _: None) -> tuple[_Mixture, None]:
+    def step(mixture: _TMixture, _: None) -> tuple[_TMixture, None]:
         posterior = _posterior(mixture, z)
         shares = jnp.exp(posterior.log_shares)
         weights = shares * tail_weights(1.0 / DEGREES, posterior.squared, dim)
@@ -192,12 +192,12 @@ def _fitted(start: _Mixture, z: jax.Array) -> _Mixture:
         scatter = jnp.sum(_scatters(weights, z, means), axis=0) / jnp.sum(totals)
         scatter = (1.0 - rho) * scatter + rho / dim * jnp.trace(scatter) * eye
         log_weights = jnp.log(jnp.mean(shares, axis=0))
-        return _Mixture(means, log_weights, cholesky(scatter)), None
+        return _TMixture(means, log_weights, cholesky(scatter)), None
 
     return lax.scan(step, start, None, length=STEPS)[0]
 
 
-def _split(mixture: _Mixture, z: jax.Array, number: jax.Array) -> _Mixture:
+def _split(mixture: _TMixture, z: jax.Array, number: jax.Array) -> _TMixture:
     """One group more: the one with the largest spread beyond its shape is split along it."""
     shares = jnp.exp(_posterior(mixture, z).log_shares)
     inverse = invert_lower(mixture.factor)
@@ -209,7 +209,7 @@ def _split(mixture: _Mixture, z: jax.Array, number: jax.Array) -> _Mixture:
     means = mixture.means.at[number].set(center + move).at[widest].set(center - move)
     half = mixture.log_weights[widest] - jnp.log(2.0)
     log_weights = mixture.log_weights.at[number].set(half).at[widest].set(half)
-    return _Mixture(means, log_weights, mixture.factor)
+    return _TMixture(means, log_weights, mixture.factor)
 
 
 def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
@@ -222,7 +222,7 @@ def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
     return jax.vmap(one)(weights.T, means)
 
 
-def _criterion(mixture: _Mixture, posterior: _Posterior, dim: int) -> jax.Array:
+def _criterion(mixture: _TMixture, posterior: _Posterior, dim: int) -> jax.Array:
     """Log likelihood less half of log n for every mean and weight; the shape is common to all."""
     n = posterior.log_density.shape[0]
     parameters = jnp.sum(mixture.log_weights > -jnp.inf) * (dim + 1)
@@ -230,7 +230,7 @@ def _criterion(mixture: _Mixture, posterior: _Posterior, dim: int) -> jax.Array:
 
 
 def _are_separate(
-    mixture: _Mixture, posterior: _Posterior, z: jax.Array, fewest: float
+    mixture: _TMixture, posterior: _Posterior, z: jax.Array, fewest: float
 ) -> jax.Array:
     """Whether all groups are large enough, hardly overlap, and are rare and sparse between."""
     shares = jnp.exp(posterior.log_shares)
@@ -246,7 +246,7 @@ def _are_separate(
     return lax.cond(may_be, lambda: _declines(mixture, posterior, z), lambda: jnp.asarray(False))
 
 
-def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Array:
+def _declines(mixture: _TMixture, posterior: _Posterior, z: jax.Array) -> jax.Array:
     """Whether samples (n, d) may be as sparse where groups meet as the mixture says.
 
     A part of it suffices: the density seen at a sample, from the distance to a near neighbor, is
@@ -277,7 +277,7 @@ def _declines(mixture: _Mixture, posterior: _Posterior, z: jax.Array) -> jax.Arr
     return (number < FEWEST) | ~denser
 
 
-def _valley_depths(mixture: _Mixture, z: jax.Array, own: jax.Array) -> jax.Array:
+def _valley_depths(mixture: _TMixture, z: jax.Array, own: jax.Array) -> jax.Array:
     """Standard errors by which samples of two groups are rarer between them than at both, (K, K).
 
     Between them is where they are equally dense; ``own`` says which samples are whose, (n, K).

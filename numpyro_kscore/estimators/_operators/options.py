@@ -62,7 +62,7 @@ class RowSelection:
             size = math.ceil(self.fraction * num_samples - 1e-9)
         else:
             size = int(self.count)  # type: ignore[arg-type]
-        # Keys are checked here, not at construction: a tree of the same structure may hold anything in the key's place.
+        # Keys are checked here: at construction a tree of the same structure may hold anything.
         if self.key is not None:
             check_key(f"{self.argument}.key", self.key)
         if size > num_samples:
