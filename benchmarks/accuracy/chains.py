@@ -23,7 +23,7 @@ from jax import Array, lax, random
 from examples.common.tables import markdown_line
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import KernelDensity
-from numpyro_kscore.estimators._halves import deal
+from numpyro_kscore.estimators._fit.selection import deal
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 

@@ -23,7 +23,7 @@ from jax import Array, lax, random
 from benchmarks.accuracy import modes, score_targets
 from benchmarks.accuracy.score_targets import CELLS, along
 from examples.common.tables import Row, fill, markdown_line
-from numpyro_kscore.estimators._groups import MOST_GROUPS, find_groups
+from numpyro_kscore.estimators._base.groups import MOST_GROUPS, find_groups
 
 Draw = Callable[[Array, int], Array]
 APART = 8.0

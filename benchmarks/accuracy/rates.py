@@ -32,7 +32,7 @@ import numpy as np
 from scipy import stats
 
 from numpyro_kscore.estimators import KernelDensity
-from numpyro_kscore.estimators._reference import reference_bandwidth
+from numpyro_kscore.estimators._density.kernel_density import reference_bandwidth
 
 TEST_POINTS = 1000
 # Least and largest number of samples; estimates with a pilot of their own take all pairs of them.

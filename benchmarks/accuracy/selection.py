@@ -28,7 +28,7 @@ from jax import Array, lax, random
 from benchmarks.accuracy import score_targets
 from examples.common.tables import markdown_line
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators._path import path_for
+from numpyro_kscore.estimators._fit.path import path_for
 from numpyro_kscore.regularizers import NuMethod, Regularizer, Tikhonov
 
 TEST_POINTS = 512

@@ -21,8 +21,8 @@ from jax import lax
 from numpyro_kscore._objective.entropy import entropy
 from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._tracing.layout import Part
-from numpyro_kscore.estimators._coordinates import whiten_samples
-from numpyro_kscore.estimators._gaussian import moment_scores
+from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._base.gaussian import moment_scores
 
 __all__ = ["BlockGradient", "block_gradient", "put_columns", "typical_length"]
 

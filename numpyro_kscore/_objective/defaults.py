@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from numpyro_kscore.estimators._bandwidth import Median
-from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.bandwidth import Median
+from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.regularizers._filters import Tikhonov
 from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.solvers._solvers import ConjugateGradient

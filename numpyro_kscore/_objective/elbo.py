@@ -37,7 +37,7 @@ from numpyro_kscore._tracing.program import Program, inspect_program, objective_
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
-from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 
 __all__ = ["ImplicitELBO"]

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore.estimators._coordinates import (
+from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._base.coordinates import (
     WHITENING_CHOICES,
-    Coordinates,
     regress_out,
     standardize_samples,
 )
-from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._base.gaussian import fit_gaussian
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 
 __all__ = ["entropy"]

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.checks import check_choice, check_positive
 from numpyro_kscore._util.sharding import check_sharding
-from numpyro_kscore.estimators._contract import GuideEstimator
+from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
 __all__ = ["ObjectiveOptions", "resolve_settings"]
 

@@ -19,7 +19,7 @@ from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._tracing.handlers import Hidden
 from numpyro_kscore._tracing.layout import Part
 from numpyro_kscore._tracing.program import Program, inspect_program
-from numpyro_kscore.estimators._contract import GuideEstimator
+from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
 __all__ = ["STATE", "check_place", "stateful_guide"]
 

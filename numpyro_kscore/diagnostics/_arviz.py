@@ -34,9 +34,9 @@ from numpyro_kscore.diagnostics._predictive import (
     has_discrete,
     log_likelihoods,
 )
-from numpyro_kscore.estimators._bandwidth import Median
-from numpyro_kscore.estimators._coordinates import whiten_samples
-from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._fit.bandwidth import Median
+from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 

@@ -26,7 +26,7 @@ from numpyro_kscore.diagnostics._fitted import (
     fitted_guide,
 )
 from numpyro_kscore.diagnostics._tall import model_density
-from numpyro_kscore.estimators._coordinates import whiten_samples
+from numpyro_kscore.estimators._base.coordinates import whiten_samples
 
 __all__ = ["evaluate_fitted", "evaluate_guide"]
 

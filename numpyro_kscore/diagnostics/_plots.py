@@ -16,7 +16,7 @@ from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth
-from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 
 __all__ = ["plot_convergence", "plot_pairs", "plot_score_field", "plot_vsbc", "plot_weights"]
 

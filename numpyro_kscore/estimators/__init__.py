@@ -1,15 +1,22 @@
 """Score estimation from samples: the general estimator, and the published ones by name."""
 
-from numpyro_kscore.estimators._bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._contract import AtSamples
-from numpyro_kscore.estimators._density import KernelExponentialFamily
-from numpyro_kscore.estimators._estimator import ScoreEstimator
-from numpyro_kscore.estimators._info import ScoreInfo, Selection
-from numpyro_kscore.estimators._information import InformationEstimate, entropy, kl_divergence
-from numpyro_kscore.estimators._kernel_density import KernelDensity
-from numpyro_kscore.estimators._kernel_density_score import KernelDensityInfo, KernelDensityScore
-from numpyro_kscore.estimators._normalization import Normalization
-from numpyro_kscore.estimators._presets import (
+from numpyro_kscore.estimators._density.exponential_family import KernelExponentialFamily
+from numpyro_kscore.estimators._density.information import (
+    InformationEstimate,
+    entropy,
+    kl_divergence,
+)
+from numpyro_kscore.estimators._density.kernel_density import KernelDensity, NormalReference
+from numpyro_kscore.estimators._density.kernel_density_score import (
+    KernelDensityInfo,
+    KernelDensityScore,
+)
+from numpyro_kscore.estimators._density.normalization import Normalization
+from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
+from numpyro_kscore.estimators._fit.fitting import StreamState
+from numpyro_kscore.estimators._fit.guide_estimator import AtSamples
+from numpyro_kscore.estimators._fit.info import ScoreInfo, Selection
+from numpyro_kscore.estimators._fit.presets import (
     kef,
     kef_cg,
     landweber,
@@ -20,11 +27,9 @@ from numpyro_kscore.estimators._presets import (
     stein,
     truncated_tikhonov,
 )
-from numpyro_kscore.estimators._random_features import RandomFeatures
-from numpyro_kscore.estimators._reference import NormalReference
-from numpyro_kscore.estimators._row_selection import Landmarks, Subset
-from numpyro_kscore.estimators._score import Score
-from numpyro_kscore.estimators._streaming import StreamState
+from numpyro_kscore.estimators._fit.score import Score
+from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
 
 __all__ = [
     "AtSamples",

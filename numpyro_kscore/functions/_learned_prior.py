@@ -23,8 +23,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.linalg import eigh
-from numpyro_kscore.sliced._network import Layers, init_layers, network
-from numpyro_kscore.sliced._training import make_adam, take_step
+from numpyro_kscore.sliced._network import Layers, init_layers, make_adam, network, take_step
 
 __all__ = ["LearnedPrior", "LearnedPriorInfo", "draw_functions", "learn_prior"]
 

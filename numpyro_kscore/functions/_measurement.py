@@ -37,8 +37,8 @@ import jax.numpy as jnp
 import numpyro
 
 from numpyro_kscore._util.checks import check_count, check_positive
-from numpyro_kscore.estimators._density import KernelExponentialFamily
-from numpyro_kscore.estimators._estimator import ScoreEstimator
+from numpyro_kscore.estimators._density.exponential_family import KernelExponentialFamily
+from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.functions._learned_prior import draw_functions
 
 __all__ = ["Measurement", "measure", "sampled_prior"]

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["DivergenceWeights", "FieldWeights", "Kernel", "PotentialWeights"]
-
 
 class FieldWeights(NamedTuple):
     """Weights of the field ``K(x, y) c`` and of the divergence term ζ, in the shape of ``s``.

@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["KERNEL", "MATRIX", "TILES", "field_or", "path_or", "suits_kernel"]
-
 # How sums over pairs are computed: all weights at once, tile by tile, or by the kernel.
 MATRIX, TILES, KERNEL = 0, 1, 2
 
@@ -36,13 +34,7 @@ Field = Callable[[Any, Any, jax.Array], jax.Array]
 
 
 def suits_kernel(kernel: Any, expansion: Any, y: jax.Array) -> bool:
-    """Whether a program with the kernel in it is worth tracing; known from shapes.
-
-    Args:
-        kernel: a :class:`~numpyro_kscore.kernels.Kernel`.
-        expansion: an :class:`~numpyro_kscore.kernels._pairwise.Expansion`.
-        y: points to evaluate at, (m, d).
-    """
+    """Whether a program with the kernel in it is worth tracing; known from shapes."""
     points, dim = expansion.points, y.shape[1]
     if not _gpu_is_default() or y.shape[0] * points.shape[0] <= FEWEST_PAIRS:
         return False
@@ -62,17 +54,10 @@ def suits_kernel(kernel: Any, expansion: Any, y: jax.Array) -> bool:
 def field_or(
     tiles: Field, kernel: Any, expansion: Any, y: jax.Array, direct: jax.Array
 ) -> jax.Array:
-    """The expansion at ``y``, by the kernel on a GPU and by ``tiles`` elsewhere.
+    """The expansion at ``y``, (m, d), by the kernel on a GPU and by ``tiles`` of XLA elsewhere.
 
-    Its derivatives are those of ``tiles``.
-
-    Args:
-        tiles: the same sum by XLA.
-        kernel: a :class:`~numpyro_kscore.kernels.Kernel`.
-        expansion: an :class:`~numpyro_kscore.kernels._pairwise.Expansion`.
-        y: points to evaluate at, (m, d).
-        direct: whether points are so many bandwidths apart that an expanded square cancels, which
-            tiles know how to avoid: they are then used on a GPU, too.
+    Its derivatives are those of ``tiles``, which are used on a GPU, too, where ``direct`` says that
+    points are so many bandwidths apart that an expanded square cancels.
     """
 
     def on_gpu(direct: jax.Array, *operands: Any) -> jax.Array:
@@ -90,7 +75,7 @@ def _field_jvp(tiles: Field, primals: Any, tangents: Any) -> tuple[jax.Array, ja
 
 
 def path_or(direct: jax.Array) -> jax.Array:
-    """What :func:`field_or` takes: KERNEL on a GPU unless ``direct``, TILES elsewhere."""
+    """The code of :func:`field_or`: KERNEL on a GPU unless ``direct``, TILES elsewhere."""
     return lax.platform_dependent(
         direct,
         cuda=lambda direct: jnp.where(direct, TILES, KERNEL).astype(jnp.int32),

@@ -27,8 +27,6 @@ from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._pairwise import Expansion
 
-__all__ = ["Gram", "Reduction", "is_cached", "make_gram", "norm_bound", "reduce_dimension"]
-
 
 def is_cached(num_points: int) -> bool:
     """Whether the weights of all pairs of so many points are kept: up to about 2900."""
@@ -92,11 +90,8 @@ class Gram:
             return pairwise.path(self.kernel, expansion, self.points)
 
     def _product(self, v: jax.Array) -> jax.Array:
-        if self.sharding is not None:
+        if self.sharding is not None or self.weights is None:
             return self._product_by_rows(v)
-        if self.weights is None:
-            total = pairwise.field(self.kernel, Expansion(self.points, v.T, None), self.points)
-            return (self.scale / self.points.shape[0] * total).T
         out = v @ self.weights.inner
         if self.weights.outer is not None:
             x = self.lifted[:-1]
@@ -107,20 +102,6 @@ class Gram:
             out = out + self._along_differences(self.weights.outer * inner_products)
         return out
 
-    def _along_differences(self, weights: jax.Array) -> jax.Array:
-        """``Σ_j weights_ji (x_i - x_j)`` as (d, n)."""
-        sums = self.lifted @ weights
-        return self.lifted[:-1] * sums[-1:] - sums[:-1]
-
-    def zeta(self) -> jax.Array:
-        """The divergence term ζ at the points, (d, n)."""
-        if self.sharding is not None:
-            return self._zeta_by_rows()
-        if self.weights is None:
-            expansion = Expansion(self.points, None, self.scale)
-            return pairwise.field(self.kernel, expansion, self.points).T
-        return self._along_differences(self.weights.zeta)
-
     def _product_by_rows(self, v: jax.Array) -> jax.Array:
         def own(rows: Any, whole: Any) -> jax.Array:
             (y, weights), (x, c, kernel) = rows, whole
@@ -129,10 +110,21 @@ class Gram:
             return pairwise.product(weights, y, x, c)
 
         rows, whole = (self.points, self.weights), (self.points, v.T, self.kernel)
-        total = by_rows(own, self.sharding, rows, whole).T
-        return total if self.weights is not None else self.scale / self.points.shape[0] * total
+        total = by_rows(own, self.sharding, rows, whole)
+        if self.weights is None:
+            total = self.scale / self.points.shape[0] * total
+        return total.T
 
-    def _zeta_by_rows(self) -> jax.Array:
+    def _along_differences(self, weights: jax.Array) -> jax.Array:
+        """``Σ_j weights_ji (x_i - x_j)`` as (d, n)."""
+        sums = self.lifted @ weights
+        return self.lifted[:-1] * sums[-1:] - sums[:-1]
+
+    def zeta(self) -> jax.Array:
+        """The divergence term ζ at the points, (d, n)."""
+        if self.sharding is None and self.weights is not None:
+            return self._along_differences(self.weights.zeta)
+
         def own(rows: Any, whole: Any) -> jax.Array:
             (y, weights), (x, scale, kernel) = rows, whole
             if weights is None:
@@ -184,19 +176,11 @@ def make_gram(
     sharding: NamedSharding | None = None,
     precision: str = "float32",
 ) -> Gram:
-    """The Gram operator at ``points``.
+    """The Gram operator at ``points``, (n, d), or (n, k) if reduced.
 
-    Args:
-        kernel: the kernel.
-        points: (n, d), or (n, k) if reduced.
-        s: squared distances of all pairs, (n, n); None to stream.
-        scale: factor on the kernel.
-        dim: dimension d of the kernel's space.
-        normalized: whether the scale makes tr K(x, x) one.
-        within: squared distances in the coordinates of ``points`` alone, where ``s`` has those
-            of a context in it.
-        sharding: how rows of pairs are divided over devices, or None.
-        precision: of products with the operator.
+    ``s`` are squared distances of all pairs, (n, n), or None to stream; ``within`` those in the
+    coordinates of the points alone, where ``s`` has those of a context in it. ``normalized`` says
+    whether the scale makes tr K(x, x) one. The rest is as in :class:`Gram`.
     """
     n = points.shape[0]
     weights = None
@@ -211,13 +195,7 @@ def make_gram(
 
 
 class Reduction(NamedTuple):
-    """Coordinates of a problem in the span of its own vectors.
-
-    Attributes:
-        basis: orthonormal columns, (d, k), or None where nothing was reduced.
-        points: (n, k).
-        base_scores: (n, k) or None.
-    """
+    """A problem in the span of its own vectors: the basis is (d, k), or None if not reduced."""
 
     basis: jax.Array | None
     points: jax.Array

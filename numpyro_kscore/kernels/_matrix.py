@@ -21,8 +21,6 @@ from numpyro_kscore.kernels._contract import (
 )
 from numpyro_kscore.kernels._profiles import IMQ, RadialProfile
 
-__all__ = ["CurlFree", "Diagonal"]
-
 
 def _check_smoothness(kernel: Kernel, needed: int) -> None:
     """Raise ``ValueError`` unless the profile has that many continuous derivatives."""
@@ -49,9 +47,6 @@ class CurlFree(Kernel):
 
     Args:
         profile: φ, with at least four continuous derivatives of ``x -> φ(|x|²)``.
-
-    Raises:
-        ValueError: at a fit, for a profile with fewer.
 
     Example::
 
@@ -105,9 +100,6 @@ class Diagonal(Kernel):
 
     Args:
         profile: φ, with at least two continuous derivatives of ``x -> φ(|x|²)``.
-
-    Raises:
-        ValueError: at a fit, for a profile with fewer.
 
     Example::
 

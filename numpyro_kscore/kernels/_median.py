@@ -8,8 +8,6 @@ from jax import lax
 
 from numpyro_kscore._util.platforms import on_cpu_or
 
-__all__ = ["median_distance"]
-
 # Points whose distances to all others are measured.
 MEDIAN_POINTS = 64
 
@@ -19,10 +17,8 @@ def median_distance(s: jax.Array) -> jax.Array:
 
     A point's distance to itself does not count. Where half of the pairs coincide the mean
     distance replaces the median, and 1 replaces that where all do. Beyond 64 points only distances
-    from 64 of them, evenly spaced, to all others are used: a bandwidth need not be exact.
-
-    Args:
-        s: squared distances of all pairs, (n, n).
+    from 64 of them, evenly spaced, to all others are used: a bandwidth need not be exact. ``s`` are
+    the squared distances of all pairs, (n, n).
 
     Cost: 31 passes over at most 64 n numbers (63 in float64).
     """

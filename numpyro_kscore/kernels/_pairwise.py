@@ -24,21 +24,6 @@ from jax import lax
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX, TILES, field_or, path_or, suits_kernel
 
-__all__ = [
-    "Expansion",
-    "along_differences",
-    "cancels",
-    "divergence",
-    "even_size",
-    "field",
-    "nearest_squared",
-    "path",
-    "potential",
-    "product",
-    "split_rows",
-    "squared_distances",
-]
-
 # Rows and columns of a tile. Measured on CPU: 512-1024 by 1024-2048 is best, 2048 squared is 3-4
 # times and 128 squared twice as slow (docs/performance).
 TILE_ROWS = 512
@@ -74,12 +59,46 @@ class Expansion(NamedTuple):
         return field(kernel, self, y)
 
     def potential(self, kernel: Kernel, y: jax.Array) -> jax.Array:
-        """:func:`potential` of this expansion."""
-        return potential(kernel, self, y)
+        """A function whose gradient is :meth:`field`: (m, d) -> (m,). Curl-free kernels only."""
+        dim = y.shape[1]
+        each = self.zeta_weight_each
+
+        def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
+            weights = kernel.potential_weights(s, dim)
+            terms = [] if each is None else [each * weights.zeta * tile.mask]
+            if tile.coefficients is not None:
+                terms.append(weights.field * _inner_products(rows, tile.points, tile.coefficients))
+            return jnp.sum(_total(terms), axis=1)
+
+        return _sum_over_points(self, y, summand, ())
 
     def divergence(self, kernel: Kernel, y: jax.Array, factor: jax.Array) -> jax.Array:
-        """:func:`divergence` of this expansion."""
-        return divergence(kernel, self, y, factor)
+        """``tr(F Fᵀ ∇f)`` of the field f: (m, d) -> (m,).
+
+        With F the linear part of the map to these coordinates, (d, e), it is the divergence in
+        the original ones.
+        """
+        dim = y.shape[1]
+        each = self.zeta_weight_each
+        trace = jnp.sum(factor * factor)
+
+        def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
+            weights = kernel.divergence_weights(s, dim)
+            quadratic = squared_distances(rows @ factor, tile.points @ factor, jnp.asarray(True))
+            terms = []
+            if each is not None:
+                zeta = weights.zeta_along * quadratic + weights.zeta * trace
+                terms.append(each * zeta * tile.mask)
+            if tile.coefficients is not None:
+                mapped = (a @ factor for a in (rows, tile.points, tile.coefficients))
+                cross = _inner_products(*mapped)
+                terms.append(weights.cross * cross)
+                if weights.along is not None and weights.trace is not None:
+                    factors = weights.along * quadratic + weights.trace * trace
+                    terms.append(factors * _inner_products(rows, tile.points, tile.coefficients))
+            return jnp.sum(_total(terms), axis=1)
+
+        return _sum_over_points(self, y, summand, ())
 
 
 def cancels(points: jax.Array) -> jax.Array:
@@ -95,13 +114,10 @@ def cancels(points: jax.Array) -> jax.Array:
 def squared_distances(y: jax.Array, x: jax.Array, direct: jax.Array) -> jax.Array:
     """``|y_i - x_j|²``, shape (m, n), never negative.
 
-    Args:
-        y: shape (m, d).
-        x: shape (n, d).
-        direct: boolean scalar, as :func:`cancels` gives it: whether to sum squared differences,
-            one coordinate after another, instead of expanding the square, at several times the
-            cost. Always done in up to three dimensions, where it costs no more and neighbors are
-            nearer than the rounding error of an expanded square.
+    With ``direct``, a boolean scalar as :func:`cancels` gives it, squared differences are summed
+    one coordinate after another instead of expanding the square, at several times the cost. So
+    they are in up to three dimensions, where that costs no more and neighbors are nearer than the
+    rounding error of an expanded square.
     """
     if y.shape[1] <= FEW_DIMENSIONS:
         columns = zip(y.T, x.T, strict=True)
@@ -185,61 +201,6 @@ def _field_by_xla(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Arr
         return _total(terms)
 
     return _sum_over_points(expansion, y, summand, (dim,))
-
-
-def potential(kernel: Kernel, expansion: Expansion, y: jax.Array) -> jax.Array:
-    """A function whose gradient is :func:`field`: (m, d) -> (m,). Curl-free kernels only."""
-    dim = y.shape[1]
-    each = expansion.zeta_weight_each
-
-    def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
-        weights = kernel.potential_weights(s, dim)
-        terms = [] if each is None else [each * weights.zeta * tile.mask]
-        if tile.coefficients is not None:
-            terms.append(weights.field * _inner_products(rows, tile.points, tile.coefficients))
-        return jnp.sum(_total(terms), axis=1)
-
-    return _sum_over_points(expansion, y, summand, ())
-
-
-def divergence(
-    kernel: Kernel, expansion: Expansion, y: jax.Array, factor: jax.Array | None = None
-) -> jax.Array:
-    """``tr(A ∇ f)`` of the field f at ``y``: (m, d) -> (m,).
-
-    Args:
-        kernel: the kernel.
-        expansion: the field.
-        y: points to evaluate at, shape (m, d).
-        factor: shape (d, e) with ``A = factor factorᵀ``; the identity if None. A whitened
-            estimate needs it for the divergence in the original coordinates.
-    """
-    dim = y.shape[1]
-    each = expansion.zeta_weight_each
-    trace = jnp.asarray(dim, y.dtype) if factor is None else jnp.sum(factor * factor)
-
-    def summand(rows: jax.Array, tile: _Tile, s: jax.Array) -> jax.Array:
-        weights = kernel.divergence_weights(s, dim)
-
-        def mapped(a: jax.Array) -> jax.Array:
-            return a if factor is None else a @ factor
-
-        quadratic = s
-        if factor is not None:
-            quadratic = squared_distances(mapped(rows), mapped(tile.points), jnp.asarray(True))
-        terms = []
-        if each is not None:
-            zeta = weights.zeta_along * quadratic + weights.zeta * trace
-            terms.append(each * zeta * tile.mask)
-        if tile.coefficients is not None:
-            cross = _inner_products(mapped(rows), mapped(tile.points), mapped(tile.coefficients))
-            terms.append(weights.cross * cross)
-            if weights.along is not None and weights.trace is not None:
-                factors = weights.along * quadratic + weights.trace * trace
-                terms.append(factors * _inner_products(rows, tile.points, tile.coefficients))
-        return jnp.sum(_total(terms), axis=1)
-
-    return _sum_over_points(expansion, y, summand, ())
 
 
 def product(

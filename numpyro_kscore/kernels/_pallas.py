@@ -34,8 +34,6 @@ from jax.experimental.pallas import triton
 
 from numpyro_kscore.kernels._contract import Kernel
 
-__all__ = ["Tiling", "field_on_chip", "tiling_for"]
-
 FEW_DIMENSIONS = 3
 SMALLEST_SIDE = 16
 THREE_PASSES = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
@@ -61,7 +59,7 @@ class Tiling(NamedTuple):
 
 
 class Precisions(NamedTuple):
-    """Of the product for the distances, and of the others; None is that of the context."""
+    """Precisions of the distances and of other products; None is that of the context."""
 
     distances: Precision
     others: Precision

@@ -22,17 +22,6 @@ import numpy as np
 from numpyro_kscore._util.checks import check_positive, is_concrete
 from numpyro_kscore._util.pytree import pytree, static
 
-__all__ = [
-    "IMQ",
-    "Gaussian",
-    "Matern",
-    "Mixture",
-    "Profile",
-    "RadialProfile",
-    "RationalQuadratic",
-    "multi_bandwidth",
-]
-
 
 class RadialProfile:
     """A positive-definite radial function φ(s) of the squared distance.
@@ -95,6 +84,13 @@ class RadialProfile:
     __rmul__ = __mul__
 
 
+class _ClosedForm(RadialProfile):
+    """A profile that subclasses define by its derivatives."""
+
+    def __call__(self, s: jax.Array) -> jax.Array:
+        return self.derivatives(s, 0)[0]
+
+
 def _inverse_power(s: jax.Array, exponent: float, order: int) -> tuple[jax.Array, ...]:
     """``(1 + s)^-exponent`` and its derivatives: each is the last times ``-(b + k)/(1 + s)``."""
     inverse = 1.0 / (1.0 + s)
@@ -108,14 +104,11 @@ def _inverse_power(s: jax.Array, exponent: float, order: int) -> tuple[jax.Array
 
 
 @pytree
-class IMQ(RadialProfile):
+class IMQ(_ClosedForm):
     """Inverse multiquadric ``(1 + s)^-exponent``; heavy tails, the default.
 
     Args:
         exponent: positive; 0.5 is the usual inverse multiquadric.
-
-    Raises:
-        ValueError: for an exponent that is not positive.
 
     Example::
 
@@ -130,15 +123,12 @@ class IMQ(RadialProfile):
     def __post_init__(self) -> None:
         check_positive("exponent", self.exponent)
 
-    def __call__(self, s: jax.Array) -> jax.Array:
-        return _inverse_power(s, self.exponent, 0)[0]
-
     def derivatives(self, s: jax.Array, order: int) -> tuple[jax.Array, ...]:
         return _inverse_power(s, self.exponent, order)
 
 
 @pytree
-class Gaussian(RadialProfile):
+class Gaussian(_ClosedForm):
     """Gaussian profile ``exp(-s/2)``.
 
     Example::
@@ -149,23 +139,17 @@ class Gaussian(RadialProfile):
         estimator = ScoreEstimator(CurlFree(Gaussian()))
     """
 
-    def __call__(self, s: jax.Array) -> jax.Array:
-        return jnp.exp(-0.5 * s)
-
     def derivatives(self, s: jax.Array, order: int) -> tuple[jax.Array, ...]:
         value = jnp.exp(-0.5 * s)
         return tuple((-0.5) ** k * value for k in range(order + 1))
 
 
 @pytree
-class RationalQuadratic(RadialProfile):
+class RationalQuadratic(_ClosedForm):
     """Rational quadratic ``(1 + s/(2α))^-α``: a scale mixture of Gaussians.
 
     Args:
         alpha: positive; large values approach :class:`Gaussian`.
-
-    Raises:
-        ValueError: for a number that is not positive.
 
     Example::
 
@@ -180,9 +164,6 @@ class RationalQuadratic(RadialProfile):
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
 
-    def __call__(self, s: jax.Array) -> jax.Array:
-        return self.derivatives(s, 0)[0]
-
     def derivatives(self, s: jax.Array, order: int) -> tuple[jax.Array, ...]:
         rate = 0.5 / self.alpha
         terms = _inverse_power(rate * s, self.alpha, order)
@@ -190,15 +171,12 @@ class RationalQuadratic(RadialProfile):
 
 
 @pytree
-class Matern(RadialProfile):
+class Matern(_ClosedForm):
     """Matérn profile with unit lengthscale: rougher than the other profiles.
 
     Args:
         nu: smoothness, one of 1.5, 2.5 and 3.5. Curl-free kernels need at least 2.5; 1.5
             serves diagonal kernels only.
-
-    Raises:
-        ValueError: for another number.
 
     Example::
 
@@ -218,9 +196,6 @@ class Matern(RadialProfile):
     @property
     def differentiability(self) -> float:
         return 2 * int(self.nu)
-
-    def __call__(self, s: jax.Array) -> jax.Array:
-        return self.derivatives(s, 0)[0]
 
     def derivatives(self, s: jax.Array, order: int) -> tuple[jax.Array, ...]:
         # With t = sqrt(2ν s), G_p(t) = t^(p+1/2) K_(p+1/2)(t) obeys dG_p/ds = -ν G_(p-1): every
@@ -288,18 +263,13 @@ class Profile(RadialProfile):
 
 
 @pytree
-class Mixture(RadialProfile):
+class Mixture(_ClosedForm):
     """Weighted sum ``Σ_i w_i φ_i(s / ℓ_i²)`` of profiles at relative lengthscales.
 
     Args:
         profiles: the components, at least one; lists count as tuples here and below.
         weights: positive weights, one a profile; all 1 by default.
         lengthscales: in units of the bandwidth, one a profile; all 1 by default.
-
-    Raises:
-        TypeError: for a single profile, weight or lengthscale in place of a tuple.
-        ValueError: for no profile, tuples of another length than the profiles', and concrete
-            numbers that are not positive.
 
     Example::
 
@@ -330,9 +300,6 @@ class Mixture(RadialProfile):
     @property
     def differentiability(self) -> float:
         return min(p.differentiability for p in self.profiles)
-
-    def __call__(self, s: jax.Array) -> jax.Array:
-        return self.derivatives(s, 0)[0]
 
     def derivatives(self, s: jax.Array, order: int) -> tuple[jax.Array, ...]:
         # A Python number has no dtype, and lengthscales in an integer one would be rounded.
@@ -376,9 +343,6 @@ def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> 
 
     Returns:
         The sum of the profiles, with weights that add up to one.
-
-    Raises:
-        ValueError: for no lengthscale, or one that is a concrete non-positive number.
 
     Example::
 

@@ -33,19 +33,12 @@ from numpyro_kscore.kernels._pairwise import (
     squared_distances,
 )
 
-__all__ = ["Centers", "Smoothed", "smooth"]
-
 # Beyond this squared distance a kernel is zero in any precision: polynomials need not grow on.
 FAR = 1e5
 
 
 class Centers(NamedTuple):
-    """Centers of kernels.
-
-    Attributes:
-        points: shape (n, d), in units of the bandwidth.
-        widths: of each kernel, relative to the bandwidth, shape (n,); None where all are one.
-    """
+    """Centers of kernels, (n, d), and relative widths, (n,), None where all are one."""
 
     points: jax.Array
     widths: jax.Array | None
@@ -86,14 +79,10 @@ def smooth(
     factor: jax.Array | None = None,
     leave_out: bool = False,
 ) -> Smoothed:
-    """Sums of kernels at ``y``, not normalized.
+    """Sums of kernels at ``y``, (m, d), in units of the bandwidth, not normalized.
 
-    Args:
-        centers: the centers.
-        y: points to evaluate at, (m, d), in units of the bandwidth.
-        fourth_order: whether the kernel is ``exp(-s/2) (1 + (d - s)/2)``, not ``exp(-s/2)``.
-        factor: shape (d, e) with ``A = factor factorᵀ``; the identity if None.
-        leave_out: whether center i is left out at point i; then m is n.
+    A is ``factor factorᵀ``, or the identity if the factor, (d, e), is None. With ``leave_out``
+    center i is left out at point i, and m is n.
     """
     n, m = centers.points.shape[0], y.shape[0]
     direct = cancels(centers.points) | cancels(y)
@@ -136,7 +125,7 @@ def _terms(
         quadratic = squared_distances(y @ factor, points @ factor, jnp.asarray(True))
     inverse = jnp.ones_like(points[:, 0])
     if widths is not None:
-        # Of padding the width is zero.
+        # The width of padding is zero.
         inverse = 1.0 / jnp.square(jnp.where(indices < 0, 1.0, widths))
         s, quadratic = s * inverse, quadratic * inverse
     # Finite, and far below every other exponent: -inf less -inf is not a number.

@@ -29,16 +29,9 @@ from numpyro_kscore.kernels._profiles import (
     RationalQuadratic,
 )
 
-__all__ = ["Frequencies", "check_spectral", "draw_frequencies"]
-
 
 class Frequencies(NamedTuple):
-    """Frequencies ω as unit vectors and lengths.
-
-    Attributes:
-        directions: (k, d).
-        lengths: (k,), in 1/bandwidth.
-    """
+    """Frequencies ω as unit vectors, (k, d), and lengths in 1/bandwidth, (k,)."""
 
     directions: jax.Array
     lengths: jax.Array
@@ -61,17 +54,10 @@ def check_spectral(profile: RadialProfile) -> None:
 def draw_frequencies(
     profile: RadialProfile, key: jax.Array, count: int, dim: int, dtype: jnp.dtype
 ) -> Frequencies:
-    """Frequencies with the density of the spectral measure times ``|ω|²``.
+    """``count`` frequencies in ``dim`` dimensions, of density ``|ω|²`` times the spectral measure.
 
     Directions are orthonormal in blocks of d (Yu et al. 2016), so that ``Σ u uᵀ`` over whole
     blocks, and with it K(x, x), is exact.
-
-    Args:
-        profile: φ, one that :func:`check_spectral` accepts.
-        key: random key.
-        count: k.
-        dim: d.
-        dtype: of the result.
 
     Cost: O(k d²).
     """

@@ -19,8 +19,6 @@ import numpy as np
 from numpyro_kscore._util.checks import check_choice, check_positive, is_concrete
 from numpyro_kscore._util.pytree import pytree
 
-__all__ = ["Filter", "Regularizer", "SpectralCutoff", "Tikhonov", "TruncatedTikhonov"]
-
 MOST_KRYLOV_STEPS = 32
 # Strengths the automatic selection tries, as degrees of the polynomial that resolves them: λ is the
 # largest eigenvalue over the degree squared. Neighbors differ by a factor of two in λ.
@@ -137,7 +135,7 @@ class Regularizer:
         Args:
             bound: bound on the eigenvalues of K/n; None if none is known.
         """
-        return MOST_KRYLOV_STEPS
+        return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
 
     def rescaled(self, sigma: jax.Array, rho: jax.Array) -> Filter:
         """The filter ``g(σ/ρ)/ρ``, for a spectrum that ρ brings within the bound."""
@@ -156,9 +154,6 @@ class Tikhonov(Regularizer):
             serves many values. ``"auto"`` selects it from the samples by held-out score
             matching (docs/theory).
 
-    Raises:
-        ValueError: for a concrete λ that is not positive, or another word than ``"auto"``.
-
     Example::
 
         from numpyro_kscore.regularizers import Tikhonov
@@ -173,7 +168,7 @@ class Tikhonov(Regularizer):
     def __post_init__(self) -> None:
         if isinstance(self.lam, str):
             check_choice("lam", self.lam, ("auto",), "a positive finite number")
-            # None: a string could not be a leaf.
+            # A string could not be a leaf.
             object.__setattr__(self, "lam", None)
         check_positive("lam", self.lam)
 
@@ -189,9 +184,6 @@ class Tikhonov(Regularizer):
 
     def strength(self) -> Any:
         return self.lam
-
-    def krylov_steps(self, bound: float | None) -> int:
-        return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
 
     def evaluate(self, sigma: jax.Array) -> Filter:
         if self.is_auto:
@@ -210,9 +202,6 @@ class TruncatedTikhonov(Regularizer):
 
     Args:
         lam: regularization parameter λ > 0, on the eigenvalues of K/n.
-
-    Raises:
-        ValueError: for a concrete λ that is not positive.
 
     Example::
 
@@ -249,9 +238,6 @@ class SpectralCutoff(Regularizer):
         lam: λ ≥ 0, the threshold on the eigenvalues of K/n.
         fraction: keep the fewest leading eigenvalues whose sum reaches this fraction of the trace,
             in (0, 1].
-
-    Raises:
-        ValueError: for both or neither, and concrete numbers out of range.
 
     Example::
 

@@ -27,8 +27,6 @@ from numpyro_kscore.regularizers._filters import (
     path_degrees,
 )
 
-__all__ = ["LandweberIteration", "NuMethod"]
-
 MOST_NU_STEPS = 512
 
 
@@ -82,10 +80,6 @@ class LandweberIteration(_Iteration):
             suit η = 1.
         step_size: η > 0; the spectrum of K/n must lie within [0, 1/η].
 
-    Raises:
-        TypeError: for a count that is not an integer.
-        ValueError: for a number out of range, or another word than ``"auto"``.
-
     Example::
 
         from numpyro_kscore.regularizers import LandweberIteration
@@ -109,9 +103,6 @@ class LandweberIteration(_Iteration):
     def _steps_of(self, degree: float, top: float) -> float:
         # η t is 1/λ. The counts are those for η = 1: they must be known while tracing, η is not.
         return degree**2 / top
-
-    def krylov_steps(self, bound: float | None) -> int:
-        return AUTO_KRYLOV_STEPS if self.is_auto else MOST_KRYLOV_STEPS
 
     def evaluate(self, sigma: jax.Array) -> Filter:
         t = float(self._number)
@@ -143,10 +134,6 @@ class NuMethod(_Iteration):
     Args:
         num_steps: t ≥ 1, or ``"auto"``, which selects it from the samples.
         nu: ν > 0, the qualification; 1 is the paper's choice.
-
-    Raises:
-        TypeError: for a count that is not an integer.
-        ValueError: for a number out of range, or another word than ``"auto"``.
 
     Example::
 

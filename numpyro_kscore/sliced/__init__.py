@@ -1,9 +1,7 @@
 """Sliced score matching: a neural network as score estimator."""
 
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
-from numpyro_kscore.sliced._network import NeuralInfo, NeuralScore
-from numpyro_kscore.sliced._state import SlicedState
-from numpyro_kscore.sliced._training import sliced_loss
+from numpyro_kscore.sliced._network import NeuralInfo, NeuralScore, SlicedState, sliced_loss
 
 __all__ = [
     "NeuralInfo",

@@ -17,26 +17,25 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._contract import AtSamples, GuideEstimator
-from numpyro_kscore.estimators._coordinates import (
+from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
+from numpyro_kscore.estimators._base.coordinates import (
     STANDARDIZE_CHOICES,
     WHITENING_CHOICES,
-    Coordinates,
-    Whitening,
     standardize_samples,
 )
+from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.sliced._network import (
     NeuralInfo,
     NeuralScore,
+    SlicedState,
     init_layers,
+    make_adam,
     residual_at,
     score_at,
+    select,
+    train,
 )
-from numpyro_kscore.sliced._state import SlicedState, in_coordinates
-from numpyro_kscore.sliced._training import make_adam, select, train
-
-__all__ = ["SlicedScoreMatching"]
 
 
 @pytree
@@ -50,13 +49,7 @@ class SlicedScoreMatching(GuideEstimator):
 
     :meth:`fit` is a baseline for :class:`~numpyro_kscore.ScoreEstimator`. :meth:`init`,
     :meth:`update` and :meth:`score` follow a distribution that changes slowly, such as a guide in
-    training, at one gradient step (or a few) for each new set of draws::
-
-        state = estimator.init(key, dim)
-        for key, samples in ...:                        # or lax.scan
-            state = estimator.update(state, key, samples)
-        estimator.score(state, x)
-
+    training, at one gradient step (or a few) for each new set of draws: see :class:`SlicedState`.
     These three are pure, and the state keeps its structure, shapes and dtypes.
 
     Args:
@@ -70,10 +63,6 @@ class SlicedScoreMatching(GuideEstimator):
             ``"none"`` centers them only.
         base: ``"gaussian"`` adds the score ``-z`` of the standard Gaussian in standardized
             coordinates, which makes the tails linear; None adds nothing.
-
-    Raises:
-        TypeError: for widths or counts that are not integers.
-        ValueError: for a setting out of range.
 
     Example::
 
@@ -132,12 +121,7 @@ class SlicedScoreMatching(GuideEstimator):
         return _fit(self, key, samples, base_scores)
 
     def init(self, key: jax.Array, dim: int, dtype: Any = None) -> SlicedState:
-        """The state before the first draws of ``dim`` dimensions.
-
-        Args:
-            key: random key, for the weights.
-            dim: d.
-            dtype: dtype of the draws; JAX's default if None.
+        """The state before the first draws of ``dim`` dimensions; ``key`` is for the weights.
 
         Raises:
             ImportError: if optax is not installed.
@@ -176,12 +160,8 @@ class SlicedScoreMatching(GuideEstimator):
             state: result of :meth:`init` or of this method.
             key: random key, for the directions.
             samples: draws, (n, d), n ≥ 2.
-            base_scores: as for :meth:`fit`.
+            base_scores: as for :meth:`fit`, and so are errors.
             num_steps: gradient steps.
-
-        Raises:
-            ValueError: for shapes that do not fit.
-            TypeError: as :meth:`fit`.
         """
         check_key("key", key, "the samples")
         check_count("num_steps", num_steps)
@@ -197,7 +177,7 @@ class SlicedScoreMatching(GuideEstimator):
         """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
         return residual_at(state.layers, state.coordinates, self._points(state, x))
 
-    # What an objective asks: GuideEstimator.
+    # The contract with an objective: GuideEstimator.
 
     is_stateful = True
 
@@ -269,6 +249,19 @@ class SlicedScoreMatching(GuideEstimator):
         return samples, values.astype(samples.dtype)
 
 
+def _in_coordinates(
+    base: str | None,
+    coordinates: Coordinates,
+    samples: jax.Array,
+    base_scores: jax.Array | None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Samples and base scores in the network's coordinates, (n, d) each or None."""
+    z = coordinates.to_kernel(samples)
+    if base_scores is not None:
+        return z, coordinates.scores_to_kernel(base_scores)
+    return z, None if base is None else -z
+
+
 @jax.jit
 def _fit(
     estimator: SlicedScoreMatching,
@@ -285,7 +278,7 @@ def _fit(
         train_key,
         start.layers,
         start.optimizer,
-        *in_coordinates(estimator.base, coordinates, samples, base_scores),
+        *_in_coordinates(estimator.base, coordinates, samples, base_scores),
         rates.astype(samples.dtype),
         estimator.num_projections,
         estimator.batch_size,
@@ -318,7 +311,7 @@ def _update(
         key,
         state.layers,
         state.optimizer,
-        *in_coordinates(estimator.base, coordinates, samples, base_scores),
+        *_in_coordinates(estimator.base, coordinates, samples, base_scores),
         jnp.full(num_steps, estimator.learning_rate, dtype),
         estimator.num_projections,
         None,

@@ -6,27 +6,17 @@ from typing import NamedTuple, Protocol
 
 import jax
 
-__all__ = ["Operator", "Solution"]
-
 
 class Operator(Protocol):
     """The operator K/n as solvers see it: products with (d, n) arrays, and bounds.
 
     Example::
 
-        from numpyro_kscore import pytree
-        from numpyro_kscore.regularizers import Tikhonov
-        from numpyro_kscore.solvers import Krylov, Operator
+        from numpyro_kscore.solvers import Operator
 
 
-        @pytree
-        class Verbose(Krylov):
-            def solve(self, gram: Operator, h, regularizer):
-                print("samples", gram.points.shape, "right-hand side", h.shape)
-                return super().solve(gram, h, regularizer)
-
-
-        score = ScoreEstimator(regularizer=Tikhonov(0.1), solver=Verbose(16)).fit(samples)
+        def residual(gram: Operator, u, h, lam):  # of the equation that Tikhonov() solves
+            return gram @ u + lam * u - h
     """
 
     @property

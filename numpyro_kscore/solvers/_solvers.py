@@ -29,8 +29,6 @@ from numpyro_kscore.solvers._spectrum import (
     spectral_scale,
 )
 
-__all__ = ["ConjugateGradient", "Dense", "Krylov", "Recursion"]
-
 
 @pytree
 class Krylov(Solver):
@@ -45,8 +43,7 @@ class Krylov(Solver):
             the filter needs on this spectrum (docs/performance), at most 32.
 
     Raises:
-        TypeError: for a number that is not an integer; at a fit, for a filter that jumps.
-        ValueError: for a number below 1.
+        TypeError: at a fit, for a filter that jumps.
 
     Cost: a product with the Gram operator a step, and O(num_steps² n d) time and O(num_steps n d)
     memory for the basis.
@@ -168,8 +165,7 @@ class ConjugateGradient(Solver):
         tol: stop at this relative residual.
 
     Raises:
-        TypeError: for a count that is not an integer; at a fit, for another regularizer.
-        ValueError: for a number out of range.
+        TypeError: at a fit, for another regularizer.
 
     Cost: one product with the Gram operator a step.
 
@@ -219,7 +215,7 @@ class ConjugateGradient(Solver):
 
         zero = jnp.zeros_like(h)
         state = (zero, unit, unit, h_norm_squared, jnp.zeros((), jnp.int32))
-        # Nobody differentiates through an early-stopped loop: the fit is behind stop_gradient.
+        # Not differentiable: callers put the fit behind stop_gradient.
         u, _, _, norm_squared, steps = lax.while_loop(going, step, state)
         # A norm that is NaN ends the loop as a small one does, and must not pass for one.
         u = jnp.where(jnp.isfinite(norm_squared), largest * u, jnp.nan)

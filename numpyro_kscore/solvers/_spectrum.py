@@ -22,8 +22,6 @@ from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Operator, Solution
 
-__all__ = ["Solver", "Spectrum", "apply_filter", "largest_eigenvalue", "spectral_scale"]
-
 
 @pytree
 class Spectrum:
@@ -100,14 +98,9 @@ def largest_eigenvalue(gram: Operator, spectrum: Spectrum) -> jax.Array:
 def apply_filter(
     num_steps: int, solver: Decomposer, gram: Operator, h: jax.Array, regularizer: Regularizer
 ) -> Solution:
-    """The filter applied to h, through the spectrum that the solver finds.
+    """The filter applied to h, (d, n), through the spectrum that the solver finds.
 
-    Args:
-        num_steps: dimension of the Krylov space; 0 for all eigenpairs.
-        solver: finds the eigenpairs.
-        gram: the operator.
-        h: (d, n).
-        regularizer: the filter.
+    ``num_steps`` is the dimension of the Krylov space; 0 stands for all eigenpairs.
 
     Its derivative is that of the filtered vector (:mod:`numpyro_kscore._util.divided_differences`),
     to the accuracy of the Krylov spaces; the residual is not differentiated.
@@ -160,8 +153,8 @@ def _apply_filter_jvp(num_steps: int, primals: Any, tangents: Any) -> tuple[Solu
         g, _, r = regularizer.rescaled(sigma, rho)
         return jnp.stack([-g, -r / n])
 
-    moved = _moved if num_steps else _moved_by_all_pairs
-    images = moved(num_steps, solver, gram, h, spectrum, sigma, functions, gram_dot, h_dot)
+    moved = partial(_moved, num_steps, solver) if num_steps else _moved_by_all_pairs
+    images = moved(gram, h, spectrum, sigma, functions, gram_dot, h_dot)
     zero = jnp.zeros_like(rho)
     of_filter, *scalars = (None, zero, zero) if own is None else own
     parts = [part for part in (of_filter, images) if part is not None]
@@ -220,8 +213,6 @@ def _moved(
 
 
 def _moved_by_all_pairs(
-    _num_steps: int,
-    _solver: Decomposer,
     gram: Operator,
     h: jax.Array,
     spectrum: Spectrum,

@@ -11,7 +11,7 @@ from jax import random
 from benchmarks.accuracy.score_targets import TARGETS
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import Landmarks, RandomFeatures, Subset
-from numpyro_kscore.estimators._path import PathMember, pick
+from numpyro_kscore.estimators._fit.path import PathMember, pick
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
 from support.compiling import quick_jit
 

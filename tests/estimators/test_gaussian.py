@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore.estimators._fitted_base import make_base
-from numpyro_kscore.estimators._gaussian import fit_gaussian
+from numpyro_kscore.estimators._base.fitted_base import make_base
+from numpyro_kscore.estimators._base.gaussian import fit_gaussian
 from support import oracle
 from support.compiling import quick_jit
 from support.samples import make_scaled

@@ -7,11 +7,11 @@ import pytest
 from jax import random
 from scipy import optimize, special, stats
 
-from numpyro_kscore.estimators import _information as information
 from numpyro_kscore.estimators import entropy, kl_divergence
-from numpyro_kscore.estimators._normalization import Normalization
-from numpyro_kscore.estimators._stacking import log_densities, stacked, stacking_weights
-from numpyro_kscore.estimators._student import student_log_density
+from numpyro_kscore.estimators._base.student import student_log_density
+from numpyro_kscore.estimators._density import information as information
+from numpyro_kscore.estimators._density.normalization import Normalization
+from numpyro_kscore.estimators._density.stacking import log_densities, stacked, stacking_weights
 from support.compiling import quick_jit
 
 RNG = np.random.default_rng(0)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore.estimators import _local_shape as local
-from numpyro_kscore.estimators._coordinates import standardize_samples
+from numpyro_kscore.estimators._base import local_shape as local
+from numpyro_kscore.estimators._base.coordinates import standardize_samples
 from support import oracle
 from support.compiling import quick_jit
 from support.samples import make_scaled

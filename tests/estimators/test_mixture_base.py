@@ -14,13 +14,13 @@ from benchmarks.accuracy.groups import of_target
 from benchmarks.accuracy.score_targets import TARGETS
 from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
 from numpyro_kscore.estimators import RandomFeatures, Subset
-from numpyro_kscore.estimators._base import Base, EllipticalBase
-from numpyro_kscore.estimators._fitted_base import fit_mixture, make_base
-from numpyro_kscore.estimators._gaussian import fit_gaussian
-from numpyro_kscore.estimators._grouped_score import DRAWS
-from numpyro_kscore.estimators._groups import find_groups
-from numpyro_kscore.estimators._mixture_base import MixtureBase
-from numpyro_kscore.estimators._student_fit import fit_student
+from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
+from numpyro_kscore.estimators._base.fitted_base import fit_mixture, make_base
+from numpyro_kscore.estimators._base.gaussian import fit_gaussian
+from numpyro_kscore.estimators._base.groups import find_groups
+from numpyro_kscore.estimators._base.mixture import MixtureBase
+from numpyro_kscore.estimators._base.student import fit_student
+from numpyro_kscore.estimators._fit.grouped_score import DRAWS
 from numpyro_kscore.kernels import CurlFree, Gaussian
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
 from support import oracle

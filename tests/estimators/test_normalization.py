@@ -9,7 +9,11 @@ from jax import random
 from scipy import stats
 
 from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
-from numpyro_kscore.estimators._normalization import Proposal, draw_proposal, importance_sampled
+from numpyro_kscore.estimators._density.normalization import (
+    Proposal,
+    draw_proposal,
+    importance_sampled,
+)
 from numpyro_kscore.regularizers import NuMethod
 from support import oracle
 from support.compiling import quick_jit

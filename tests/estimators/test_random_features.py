@@ -9,7 +9,7 @@ import pytest
 
 from numpyro_kscore import ImplicitELBO, KernelExponentialFamily, ScoreEstimator
 from numpyro_kscore.estimators import AutoBandwidth, Landmarks, RandomFeatures, Subset
-from numpyro_kscore.estimators import _features as feature_module
+from numpyro_kscore.estimators._operators import features as feature_module
 from numpyro_kscore.kernels import (
     IMQ,
     CurlFree,

@@ -10,16 +10,8 @@ import pytest
 
 from benchmarks.accuracy import selection as benchmark
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators import (
-    AutoBandwidth,
-    Landmarks,
-)
-from numpyro_kscore.estimators import (
-    _heldout as heldout,
-)
-from numpyro_kscore.estimators import (
-    _selection as selection,
-)
+from numpyro_kscore.estimators import AutoBandwidth, Landmarks
+from numpyro_kscore.estimators._fit import selection
 from numpyro_kscore.kernels import CurlFree, Diagonal
 from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
 from numpyro_kscore.solvers import Krylov
@@ -206,18 +198,18 @@ def test_choices_for_many_samples(monkeypatch, x64):
 
     @functools.partial(quick_jit, static_argnames="patched")
     def choose(z, patched):
-        problem = heldout.HeldOutProblem(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
+        problem = selection.HeldOutProblem(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
         bandwidths = jnp.asarray([1.0, 2.0])
         return chosen(problem, bandwidths)
 
     monkeypatch.setattr(selection, "SELECTION_POINTS", 16)
     few = choose(z, "few")
     factors = jnp.linspace(1.0, 1.1, 31)[::2]
-    monkeypatch.setattr(heldout, "VECTOR_PAIRS", 0)
+    monkeypatch.setattr(selection, "VECTOR_PAIRS", 0)
 
     @quick_jit
     def one_by_one(z):
-        problem = heldout.HeldOutProblem(z, -z, factors, D)
+        problem = selection.HeldOutProblem(z, -z, factors, D)
         return chosen(problem, jnp.asarray([1.0, 2.0]))
 
     expected = one_by_one(z[::2])

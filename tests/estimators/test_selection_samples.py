@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.accuracy import chains, score_targets
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators._halves import BLOCKS, deal
-from numpyro_kscore.estimators._selection import STEPS_OF_MANY
+from numpyro_kscore.estimators._fit.selection import BLOCKS, STEPS_OF_MANY, deal
 from numpyro_kscore.regularizers import Tikhonov
 from support.compiling import quick_jit
 from support.samples import make_scaled

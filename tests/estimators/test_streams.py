@@ -10,8 +10,13 @@ import pytest
 
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import RandomFeatures
-from numpyro_kscore.estimators import _features as feature_module
-from numpyro_kscore.estimators._features import Features, Rows, add_rows, no_moments
+from numpyro_kscore.estimators._operators import features as feature_module
+from numpyro_kscore.estimators._operators.features import (
+    FeatureRows,
+    Features,
+    add_rows,
+    no_moments,
+)
 from numpyro_kscore.kernels import CurlFree
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
 from numpyro_kscore.solvers import Krylov
@@ -105,7 +110,7 @@ def test_means_of_a_million_samples_in_float32():
 
     @jax.jit
     def moments(x):
-        rows = Rows(x, -x, None)
+        rows = FeatureRows(x, -x, None)
         return add_rows(no_moments(features), features, rows, None).over_both()
 
     found = moments(x)

@@ -9,7 +9,7 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import ImplicitELBO
-from numpyro_kscore.estimators._gaussian import moment_scores
+from numpyro_kscore.estimators._base.gaussian import moment_scores
 from support.compiling import quick_jit
 from support.linear_functions import CHEAP, JITTER, NOISE, POOL, X, Y, features, guide, model
 

@@ -63,8 +63,11 @@ def foreign_imports(source: str) -> set[str]:
 IMPORTS = {name: own_imports(path.read_text()) for name, path in FILES.items()}
 
 
-def folder(module: str) -> str:
-    return module.split(".")[1] if module.count(".") else ""
+def folder(module: str, depth: int = 1) -> str:
+    """The folder of a module, with at most so many parts: ``estimators._fit`` with two."""
+    parts = module.split(".")[1:]
+    is_folder = FILES[module].name == "__init__.py"
+    return ".".join((parts if is_folder else parts[:-1])[:depth])
 
 
 @functools.cache
@@ -82,14 +85,38 @@ def test_no_cycle_between_modules():
     assert sorted(order) == sorted(FILES)
 
 
-def test_no_cycle_between_folders():
+def imports_between_folders(depth: int) -> dict[str, set[str]]:
+    """Folders with so many parts in their names, each with the others that its modules import.
+
+    A name with fewer parts stands for itself: a folder that has no folders inside, or an
+    ``__init__``.
+    """
     graph: dict[str, set[str]] = {}
     for name, imported in IMPORTS.items():
-        if folder(name):
-            others = {folder(other) for other in imported} - {folder(name)}
-            graph.setdefault(folder(name), set()).update(others)
+        own = folder(name, depth)
+        others = {folder(other, depth) for other in imported} - {own}
+        graph.setdefault(own, set()).update(others)
+    return graph
+
+
+def test_no_cycle_between_folders():
+    graph = imports_between_folders(1)
+    del graph[""]
     assert "" not in set().union(*graph.values()), "a folder imports the top of the package"
     TopologicalSorter(graph).prepare()
+
+
+def test_no_cycle_between_folders_inside_of_folders():
+    graph = imports_between_folders(2)
+    assert {"estimators._base", "estimators._fit"} <= set(graph)
+    TopologicalSorter(graph).prepare()
+
+
+def test_a_folder_holds_modules_or_folders():
+    """Not both: such modules would belong to none of the inner folders."""
+    for inner in {path.parent for path in FILES.values()} - {PACKAGE}:
+        if any(path.is_dir() and list(path.glob("*.py")) for path in inner.iterdir()):
+            assert {path.name for path in inner.glob("*.py")} == {"__init__.py"}
 
 
 def test_few_floors():

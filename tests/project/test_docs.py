@@ -171,7 +171,7 @@ def test_the_table_of_folders_says_what_they_may_import():
     assert {folder for folder, _ in table} == {p.parent.name for p in package.glob("*/__init__.py")}
     above: set[str] = set()
     for folder, cell in table:
-        source = "".join(path.read_text() for path in (package / folder).glob("*.py"))
+        source = "".join(path.read_text() for path in (package / folder).rglob("*.py"))
         found = set(re.findall(r"^from numpyro_kscore\.(\w+)", source, flags=re.MULTILINE))
         assert found - {folder} <= set(re.findall(r"`(\w+)`", cell)) <= above, folder
         above.add(folder)

@@ -1,0 +1,1 @@
+"""Base scores: what an estimate is shrunk to, and the coordinates they are fitted in."""

@@ -1,0 +1,104 @@
+"""Coordinates in which scores are estimated: centered, whitened, in units of the bandwidth.
+
+A map ``x -> x~ = (x - mean) Wᵀ / h`` with W lower triangular takes samples to these coordinates;
+scores, which are gradients, go the other way by the transpose: ``s_x = Wᵀ s_x~ / h``. Whitening
+keeps estimates of strongly correlated targets right. With more than two samples a dimension, whose
+covariance is not shrunk, and no base score fitted to them, it makes the whole procedure equivariant
+under affine maps. With the Gaussian base it does not: its shrinkage depends on the axes.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from numpyro_kscore._util.linalg import cholesky, invert_lower
+from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
+from numpyro_kscore.estimators._base.local_shape import local_shape
+
+STANDARDIZE_CHOICES = ("local", "full", "diagonal", "none")
+# Choices with a factor of the correlations.
+WHITENING_CHOICES = ("local", "full")
+# Dimensions above which a covariance costs more than it is worth: coordinates are only scaled.
+LARGEST_WHITENED = 256
+
+
+def standardize_samples(x: jax.Array, how: str) -> Coordinates:
+    """Mean, scale and whitening of samples (n, d), at bandwidth 1.
+
+    ``"full"`` whitens with the sample covariance. With fewer than two samples a dimension that
+    matrix is too noisy to invert, and the correlations are shrunk toward zero by the
+    oracle-approximating factor of Chen, Wiesel, Eldar and Hero (2010), eq. 23; for
+    more samples nothing is shrunk, which would leave stiff directions unresolved. Coordinates
+    that do not vary keep scale 1. Cost: O(n d² + d³) for ``"full"``.
+    """
+    if how == "local":
+        return localized(standardize_samples(x, "full"), x)
+    n, dim = x.shape
+    eps = jnp.finfo(x.dtype).eps
+    mean = jnp.mean(x, axis=0)
+    centered = x - mean
+    if how == "none":
+        return Coordinates(mean, jnp.ones_like(mean), None, jnp.ones((), x.dtype))
+    # Scaling by the largest deviation first keeps squares of 1e-30 or 1e30 finite in float32. The
+    # result does not depend on it, and neither does its derivative.
+    largest = lax.stop_gradient(jnp.max(jnp.abs(centered), axis=0))
+    largest = jnp.where(largest > 0, largest, 1.0)
+    variance = jnp.mean(jnp.square(centered / largest), axis=0)
+    # d√/dv at 0 is infinite: the value that is not taken must not be 0 either.
+    scale = largest * jnp.sqrt(jnp.where(variance > 0, variance, 1.0))
+    # Spread at the level of rounding of the mean is noise, not scale.
+    varies = scale > 4 * eps * jnp.abs(mean)
+    scale = jnp.where(varies & (variance > 0), scale, 1.0)
+    if how == "diagonal" or dim == 1:
+        return Coordinates(mean, scale, None, jnp.ones((), x.dtype))
+
+    z = centered / scale
+    correlation = z.T @ z / n
+    eye = jnp.eye(dim, dtype=x.dtype)
+    # The diagonal is exact by construction, and 1 also where a coordinate does not vary.
+    correlation = jnp.where(eye > 0, 1.0, correlation)
+    if n < 2 * dim:
+        square = jnp.sum(correlation * correlation)
+        # tr(S)² = d² and tr(S)²/d = d for a correlation matrix.
+        numerator = (1 - 2 / dim) * square + dim**2
+        shrinkage = jnp.minimum(numerator / ((n + 1 - 2 / dim) * (square - dim) + 1e-30), 1.0)
+    else:
+        shrinkage = jnp.zeros((), x.dtype)
+    matrix = (1.0 - shrinkage) * correlation + shrinkage * eye
+    # Where coordinates are collinear the factor is rounding or NaN. A floor under the eigenvalues
+    # prevents that; it is not always used, since it would bias stiff directions in float32. Decided
+    # before factorizing: a NaN that is not taken would still reach the derivative.
+    floor = 10 * dim * eps
+    is_sound = jnp.min(jnp.diag(cholesky(lax.stop_gradient(matrix)))) ** 2 > floor
+    factor = cholesky(jnp.where(is_sound, matrix, (1.0 - floor) * correlation + floor * eye))
+    whitening = Whitening(factor, invert_lower(factor))
+    return Coordinates(mean, scale, whitening, jnp.ones((), x.dtype))
+
+
+def localized(coordinates: Coordinates, x: jax.Array) -> Coordinates:
+    """Whitening coordinates, turned so that neighbors lie in all directions alike.
+
+    The determinant stays the same; the samples x are (n, d).
+    """
+    if coordinates.whitening is None:
+        return coordinates
+    return coordinates.turned(local_shape(coordinates.to_kernel(x)))
+
+
+def whiten_samples(x: jax.Array) -> Coordinates:
+    """:func:`standardize_samples`, (n, d): ``"full"`` up to 256 dimensions, else ``"diagonal"``."""
+    return standardize_samples(x, "full" if x.shape[1] <= LARGEST_WHITENED else "diagonal")
+
+
+def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:
+    """``x``, (n, d), less its linear regression on a whitened, centered context, (n, c).
+
+    A shift by a function of the context changes no conditional score, and removes the correlation
+    with the context, which whitening does not. With few samples for the size c of the context the
+    coefficients are shrunk, by n/(n + c): the result is never zero.
+    """
+    n, size = context.shape
+    slopes = context.T @ (x - jnp.mean(x, axis=0)) / (n + size)
+    return x - context @ slopes

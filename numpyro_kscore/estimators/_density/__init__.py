@@ -1,0 +1,1 @@
+"""Kernel densities, densities made of draws, and the entropies that they give."""

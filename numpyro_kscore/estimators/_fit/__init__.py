@@ -1,0 +1,1 @@
+"""Fits of scores: the estimator, its problem, the selection of its settings, the fitted score."""

@@ -1,0 +1,1 @@
+"""Operators an estimate can be made with: landmarks, subsets and random features."""
