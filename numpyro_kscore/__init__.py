@@ -17,9 +17,9 @@ from numpyro_kscore._fit.portable import load_guide, save_guide
 from numpyro_kscore._fit.result import FitInfo, FitResult
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._guides.semi_implicit import AutoSemiImplicit
+from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
 from numpyro_kscore._starts.initial_gaussian import initial_gaussian
-from numpyro_kscore._tracing.implicit import Implicit
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.diagnostics import Diagnosis, diagnose, evaluate_guide, khat, to_arviz
 from numpyro_kscore.estimators import KernelExponentialFamily, Score, ScoreEstimator

@@ -25,7 +25,7 @@ from numpyro.infer.util import potential_energy
 from benchmarks.accuracy.posteriors import SUITES, make_posterior
 from benchmarks.accuracy.targets import Target
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._model.layout import Site
 
 __all__ = ["NAMES", "QUICK", "FitSizes", "flat_model", "load_fits", "perturbed"]
 

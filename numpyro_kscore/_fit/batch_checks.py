@@ -11,9 +11,9 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore._fit.svi import Given
-from numpyro_kscore._tracing.dependencies import seeded, sources_of
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.subsampling import with_rows
+from numpyro_kscore._model.dependencies import seeded, sources_of
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import with_rows
 
 __all__ = ["check_batch"]
 

@@ -18,7 +18,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.options import LOSS_BLOCKS
 from numpyro_kscore._fit.run import Chunk, Seen
 from numpyro_kscore._fit.svi import Arguments, with_parameters
-from numpyro_kscore._tracing.control_variate import ControlVariate
+from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["make_chunk"]

@@ -9,9 +9,9 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.svi import Given
+from numpyro_kscore._model.package_guide import package_guide
+from numpyro_kscore._model.supports import check_within_supports
 from numpyro_kscore._starts.exact_draws import ExactDraws
-from numpyro_kscore._tracing.package_guide import package_guide
-from numpyro_kscore._tracing.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit

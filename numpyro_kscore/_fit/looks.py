@@ -15,12 +15,12 @@ from numpyro.infer.svi import SVIState
 from numpyro_kscore._fit.expansion import has_local_latents
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
 from numpyro_kscore._fit.svi import Arguments, program_of
+from numpyro_kscore._model.control_variate import ControlVariate
+from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._starts.exact_draws import ExactDraws
-from numpyro_kscore._tracing.control_variate import ControlVariate
-from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import are_finite
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy

@@ -20,7 +20,7 @@ from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Look, Progress, Rule
 from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
-from numpyro_kscore._tracing.control_variate import ControlVariate
+from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._tracing.control_variate import KeptRows
+from numpyro_kscore._model.control_variate import KeptRows
 
 __all__ = ["RowCollector", "no_rows"]
 

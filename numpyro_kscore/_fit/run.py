@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.progress import Progress
-from numpyro_kscore._tracing.control_variate import ControlVariate
+from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Position
 
 __all__ = ["EVALUATION_DRAWS", "LOOK_BATCHES", "SMALLEST_BATCH", "Chunk", "Run", "Seen"]

@@ -11,9 +11,9 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._tracing.dependencies import is_drawn
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.program import (
+from numpyro_kscore._model.dependencies import is_drawn
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.program import (
     Program,
     inspect_program,
     objective_program,

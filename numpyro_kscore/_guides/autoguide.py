@@ -34,17 +34,17 @@ from numpyro_kscore._guides.posterior_draws import PosteriorDraws
 from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.row_sites import sample_rows
 from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
+from numpyro_kscore._model.dependencies import seeded
+from numpyro_kscore._model.handlers import are_local_densities_asked_for
+from numpyro_kscore._model.implicit import Implicit
+from numpyro_kscore._model.package_guide import PackageGuide, Split
+from numpyro_kscore._model.prototype import find_prototype
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.exact_draws import ExactDraws
 from numpyro_kscore._starts.from_model import find_start
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
 from numpyro_kscore._starts.start import GaussianStart
-from numpyro_kscore._tracing.coordinates import LatentCoordinates, unravel
-from numpyro_kscore._tracing.dependencies import seeded
-from numpyro_kscore._tracing.handlers import are_local_densities_asked_for
-from numpyro_kscore._tracing.implicit import Implicit
-from numpyro_kscore._tracing.package_guide import PackageGuide, Split
-from numpyro_kscore._tracing.prototype import find_prototype
-from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._transports.affine import GaussianMixture
 from numpyro_kscore._transports.network import (
     Perceptron,

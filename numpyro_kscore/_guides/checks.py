@@ -12,10 +12,10 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
-from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent, seeded
-from numpyro_kscore._tracing.enumeration import check_enumerable
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.validation import find_latents
+from numpyro_kscore._model.dependencies import is_enumerated, is_latent, seeded
+from numpyro_kscore._model.enumeration import check_enumerable
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 from numpyro_kscore._util.keys import as_numbers
 

@@ -23,9 +23,9 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import RowBlock
 from numpyro_kscore._guides.rows import Amortized, draw_plates
-from numpyro_kscore._tracing.particle_model import own_key
-from numpyro_kscore._tracing.site_density import site_log_prob
-from numpyro_kscore._tracing.subsampling import with_rows
+from numpyro_kscore._model.particle_model import own_key
+from numpyro_kscore._model.site_density import site_log_prob
+from numpyro_kscore._model.subsampling import with_rows
 
 __all__ = ["Marginal", "no_noise", "normal_noise"]
 

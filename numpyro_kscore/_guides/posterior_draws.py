@@ -14,10 +14,10 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.checks import check_levels, check_set_up
 from numpyro_kscore._guides.without_density import WithoutDensity
-from numpyro_kscore._tracing.coordinates import LatentCoordinates, Shapes
-from numpyro_kscore._tracing.dependencies import seeded
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
+from numpyro_kscore._model.dependencies import seeded
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 

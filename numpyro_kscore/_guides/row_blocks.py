@@ -15,11 +15,11 @@ import numpy as np
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import is_latent, sources_of
-from numpyro_kscore._tracing.layout import PlateFrame, Site
-from numpyro_kscore._tracing.site_density import site_log_prob, sum_by_row
-from numpyro_kscore._tracing.supports import free_axes
-from numpyro_kscore._tracing.validation import num_rows
+from numpyro_kscore._model.dependencies import is_latent, sources_of
+from numpyro_kscore._model.layout import PlateFrame, Site
+from numpyro_kscore._model.site_density import site_log_prob, sum_by_row
+from numpyro_kscore._model.supports import free_axes
+from numpyro_kscore._model.validation import num_rows
 
 __all__ = [
     "RowBlock",

@@ -34,10 +34,10 @@ from numpyro_kscore._guides.row_modes import (
     hessian_blocks,
 )
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
-from numpyro_kscore._tracing.dependencies import is_latent
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.subsampling import with_rows
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.dependencies import is_latent
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import with_rows
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.network import GATE_RATE, local_log_density
 
 __all__ = [

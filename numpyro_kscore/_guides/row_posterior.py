@@ -14,10 +14,10 @@ from numpyro import handlers
 
 from numpyro_kscore._guides.row_latents import RowTarget
 from numpyro_kscore._guides.rows import Amortized, Outline
-from numpyro_kscore._tracing.coordinates import LatentCoordinates, Shapes
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.subsampling import whole_plates
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import whole_plates
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["RowPosterior"]

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 
 from numpyro_kscore._guides.row_blocks import RowBlock
 from numpyro_kscore._guides.rows import Amortized, draw_plates
-from numpyro_kscore._tracing.implicit import Implicit
+from numpyro_kscore._model.implicit import Implicit
 
 __all__ = ["sample_rows"]
 

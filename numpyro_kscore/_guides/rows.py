@@ -23,9 +23,9 @@ from numpyro_kscore._guides.row_latents import (
     residual_map,
     row_couplings,
 )
-from numpyro_kscore._tracing.dependencies import is_latent
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.subsampling import spread_rows
+from numpyro_kscore._model.dependencies import is_latent
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import spread_rows
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numpyro_kscore._tracing.layout import Layout
+from numpyro_kscore._model.layout import Layout
 
 __all__ = ["pool"]
 

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from numpyro_kscore._model.layout import Part
 from numpyro_kscore._objective.entropy import entropy
 from numpyro_kscore._objective.options import ObjectiveOptions
-from numpyro_kscore._tracing.layout import Part
 from numpyro_kscore.estimators._base.coordinates import whiten_samples
 from numpyro_kscore.estimators._base.gaussian import moment_scores
 

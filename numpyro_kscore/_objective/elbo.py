@@ -12,19 +12,12 @@ from jax import lax
 from jax.sharding import NamedSharding
 from numpyro.infer import ELBO
 
-from numpyro_kscore._objective.aggregate import pool
-from numpyro_kscore._objective.defaults import OF_AGGREGATES, OF_POSTERIORS
-from numpyro_kscore._objective.kl_gradient import KLGradient, kl_gradient, nearest_valid
-from numpyro_kscore._objective.options import resolve_settings
-from numpyro_kscore._objective.particle_count import count_particles
-from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
-from numpyro_kscore._objective.surrogate import with_gradient
-from numpyro_kscore._tracing.all_rows import expand
-from numpyro_kscore._tracing.control_variate import ControlVariate
-from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.joint import LogJoint, log_joint_and_gradients
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import (
+from numpyro_kscore._model.all_rows import expand
+from numpyro_kscore._model.control_variate import ControlVariate
+from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.joint import LogJoint, log_joint_and_gradients
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import (
     LocalDraw,
     are_finite,
     at_source,
@@ -33,7 +26,14 @@ from numpyro_kscore._tracing.particles import (
     draw_sources,
     with_shared,
 )
-from numpyro_kscore._tracing.program import Program, inspect_program, objective_program
+from numpyro_kscore._model.program import Program, inspect_program, objective_program
+from numpyro_kscore._objective.aggregate import pool
+from numpyro_kscore._objective.defaults import OF_AGGREGATES, OF_POSTERIORS
+from numpyro_kscore._objective.kl_gradient import KLGradient, kl_gradient, nearest_valid
+from numpyro_kscore._objective.options import resolve_settings
+from numpyro_kscore._objective.particle_count import count_particles
+from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
+from numpyro_kscore._objective.surrogate import with_gradient
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.joint import LogJoint
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._objective.block_gradient import block_gradient, put_columns
 from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._objective.stateful import STATE
-from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.joint import LogJoint
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import are_finite
 
 __all__ = ["KLGradient", "kl_gradient", "nearest_valid"]
 

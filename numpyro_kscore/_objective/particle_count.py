@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._objective.options import ObjectiveOptions
-from numpyro_kscore._tracing.layout import Layout
 from numpyro_kscore._util.sharding import divides, num_shards
 
 __all__ = ["count_particles"]

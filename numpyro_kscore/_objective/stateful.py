@@ -14,11 +14,11 @@ import jax
 import numpyro
 from numpyro.primitives import mutable
 
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.layout import Part
+from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore._objective.aggregate import pool
 from numpyro_kscore._objective.options import ObjectiveOptions
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.layout import Part
-from numpyro_kscore._tracing.program import Program, inspect_program
 from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
 __all__ = ["STATE", "check_place", "stateful_guide"]

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore._starts.host_density import AtPoints, Density
-from numpyro_kscore._tracing.coordinates import (
+from numpyro_kscore._model.coordinates import (
     LatentCoordinates,
     moved_coordinates,
     priors_of,
     ravel,
 )
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.target import Target
+from numpyro_kscore._starts.host_density import AtPoints, Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._util.compiling import quick_jit
 

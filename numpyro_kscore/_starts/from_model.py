@@ -13,6 +13,15 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.distribution import validation_enabled
 
+from numpyro_kscore._model.coordinates import hierarchical_sites
+from numpyro_kscore._model.dependencies import seeded
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import (
+    FewRows,
+    few_rows,
+    whole_plates,
+)
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.candidates import Latents
 from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density
 from numpyro_kscore._starts.gaussian_search import find_gaussian
@@ -25,15 +34,6 @@ from numpyro_kscore._starts.subset_density import (
     sample_density,
 )
 from numpyro_kscore._starts.subset_search import moved_to_all_data
-from numpyro_kscore._tracing.coordinates import hierarchical_sites
-from numpyro_kscore._tracing.dependencies import seeded
-from numpyro_kscore._tracing.handlers import Hidden
-from numpyro_kscore._tracing.subsampling import (
-    FewRows,
-    few_rows,
-    whole_plates,
-)
-from numpyro_kscore._tracing.target import Target
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit

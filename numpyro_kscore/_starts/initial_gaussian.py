@@ -21,9 +21,9 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
+from numpyro_kscore._model.coordinates import unravel
+from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._starts.from_model import find_start
-from numpyro_kscore._tracing.coordinates import unravel
-from numpyro_kscore._tracing.prototype import find_prototype
 from numpyro_kscore._util.keys import check_key
 
 __all__ = ["InitialGaussian", "initial_gaussian"]

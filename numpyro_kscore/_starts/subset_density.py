@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from numpyro_kscore._model.control_variate import MOST_CURVED
+from numpyro_kscore._model.subsampling import FewRows, counted_once, mean_over_rows
+from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._starts.compiled_density import (
     TargetInForms,
     batched_density,
     differentiated,
 )
 from numpyro_kscore._starts.host_density import Density
-from numpyro_kscore._tracing.control_variate import MOST_CURVED
-from numpyro_kscore._tracing.subsampling import FewRows, counted_once, mean_over_rows
-from numpyro_kscore._tracing.taylor import Taylor, taylor
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.batches import Batches

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_kscore._model.taylor import Taylor
 from numpyro_kscore._starts.batch_match import Bound, match_far
 from numpyro_kscore._starts.candidates import (
     Candidate,
@@ -36,7 +37,6 @@ from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.modes import LEAST_MASS, distinct
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import AllData, DataSubset, corrected
-from numpyro_kscore._tracing.taylor import Taylor
 from numpyro_kscore._transports.affine import Affine, antithetic, with_moments
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes

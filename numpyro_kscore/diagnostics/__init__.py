@@ -1,6 +1,6 @@
 """Diagnostics of guides without a density: tests, importance weights, distances and plots."""
 
-from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore.diagnostics._arviz import to_arviz
 from numpyro_kscore.diagnostics._calibration import vsbc
 from numpyro_kscore.diagnostics._diagnose import Diagnosis, diagnose

@@ -10,8 +10,8 @@ from jax import Array
 from numpyro.handlers import substitute
 from numpyro.infer.svi import SVI
 
-from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._model.program import Program
 
 __all__ = ["ConvertedFit", "add_log_likelihoods", "make_converter", "one_chain"]
 

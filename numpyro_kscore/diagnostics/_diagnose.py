@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.layout import Layout, Site, coordinate_names
+from numpyro_kscore._model.layout import Layout, Site, coordinate_names
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import fit_metric

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = [

@@ -10,13 +10,13 @@ import jax
 from jax import Array, lax
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.coreset import TallPlate, tall_plate
-from numpyro_kscore._tracing.dependencies import is_enumerated, is_latent
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import at_source, draw_particle, draw_sources, with_shared
-from numpyro_kscore._tracing.program import Program, inspect_program, trace_both
-from numpyro_kscore._tracing.subsampling import is_subsampled, whole_plates, with_all_rows
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.coreset import TallPlate, tall_plate
+from numpyro_kscore._model.dependencies import is_enumerated, is_latent
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import at_source, draw_particle, draw_sources, with_shared
+from numpyro_kscore._model.program import Program, inspect_program, trace_both
+from numpyro_kscore._model.subsampling import is_subsampled, whole_plates, with_all_rows
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array, lax
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.particles import are_finite, at_source, draw_particle, draw_sources
+from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._model.particles import are_finite, at_source, draw_particle, draw_sources
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._tracing.draws import GuideDraws
+from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
 from numpyro_kscore.diagnostics._codes import KhatDoubt, Verdict
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy

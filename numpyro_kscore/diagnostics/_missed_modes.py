@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_kscore._model.layout import Site
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
-from numpyro_kscore._tracing.layout import Site
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import (
     DIAGNOSIS,

@@ -17,9 +17,9 @@ from numpyro.handlers import seed, substitute, trace
 from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._tracing.dependencies import is_enumerated
-from numpyro_kscore._tracing.enumeration import PREVIOUS, Factors, enumerated_factors
-from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._model.dependencies import is_enumerated
+from numpyro_kscore._model.enumeration import PREVIOUS, Factors, enumerated_factors
+from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The log density of a model at many points, where its data are tall.
 
 Markov chains take it a million times, and a pass over millions of rows takes 10 milliseconds. A
-few rows with weights (:mod:`numpyro_kscore._tracing.coreset`) stand for all, and their expansion at
+few rows with weights (:mod:`numpyro_kscore._model.coreset`) stand for all, and their expansion at
 a point, to second order, is replaced by that of all rows. What is left is an error of third order,
 and measured.
 
@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_kscore._tracing.control_variate import MOST_CURVED, center, controlled
-from numpyro_kscore._tracing.coreset import (
+from numpyro_kscore._model.control_variate import MOST_CURVED, center, controlled
+from numpyro_kscore._model.coreset import (
     RowWeights,
     TallPlate,
     choose_rows,
@@ -30,9 +30,9 @@ from numpyro_kscore._tracing.coreset import (
     row_remainders,
     weighted_rows,
 )
-from numpyro_kscore._tracing.particles import are_finite
-from numpyro_kscore._tracing.subsampling import with_rows
-from numpyro_kscore._tracing.taylor import Taylor, taylor
+from numpyro_kscore._model.particles import are_finite
+from numpyro_kscore._model.subsampling import with_rows
+from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density, fit_metric

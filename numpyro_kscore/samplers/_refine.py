@@ -13,8 +13,8 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._tracing.layout import coordinate_names
-from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._model.layout import coordinate_names
+from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import WINDOW, fit_metric, start_chains

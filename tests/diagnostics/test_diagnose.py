@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide
-from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._model.layout import Site
 from numpyro_kscore.diagnostics._diagnose import examine
 from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, far_points
 from numpyro_kscore.diagnostics._tall import ModelDensity

@@ -15,7 +15,7 @@ from numpyro.infer.svi import SVIRunResult
 from scipy import special, stats
 
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide, to_arviz
-from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._model.program import Program
 from numpyro_kscore.diagnostics._predictive import draw_discrete, log_likelihoods
 from support.enumerated import TRANSITIONS, WORDS, Y, hmm, mixture, topics
 

@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide
-from numpyro_kscore._tracing.coreset import choose_rows
+from numpyro_kscore._model.coreset import choose_rows
 from numpyro_kscore.diagnostics._fitted import fitted_guide, log_joint_and_score
 from numpyro_kscore.diagnostics._tall import (
     ACCURATE,

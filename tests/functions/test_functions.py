@@ -10,8 +10,8 @@ from jax import random
 from numpyro import handlers
 
 from numpyro_kscore import ImplicitELBO
-from numpyro_kscore._tracing.particles import draw_particle, with_shared
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._model.particles import draw_particle, with_shared
+from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore.functions import measure
 from support.compiling import quick_jit
 from support.doubles import GaussianScore

@@ -11,9 +11,9 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, KernelExponentialFamily, ScoreEstimator
-from numpyro_kscore._tracing.joint import log_joint_and_gradients
-from numpyro_kscore._tracing.particles import draw_particle
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._model.joint import log_joint_and_gradients
+from numpyro_kscore._model.particles import draw_particle
+from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore.estimators import Median
 from numpyro_kscore.regularizers import NuMethod
 from support.compiling import quick_jit

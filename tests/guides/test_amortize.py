@@ -18,10 +18,10 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.row_modes import find_row_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
-from numpyro_kscore._tracing import subsampling
-from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.program import inspect_program, objective_program
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model import subsampling
+from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.program import inspect_program, objective_program
+from numpyro_kscore._model.target import Target
 from support.compiling import quick_jit
 
 KEY = random.key(0)

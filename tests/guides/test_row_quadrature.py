@@ -15,7 +15,7 @@ from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.row_modes import find_row_modes
 from numpyro_kscore._guides.row_quadrature import integrate_rows
 from numpyro_kscore._guides.rows import Amortized
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.target import Target
 from support.compiling import quick_jit
 
 RNG = np.random.default_rng(3)

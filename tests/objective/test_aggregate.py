@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from numpyro.infer.autoguide import AutoGuideList
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
-from numpyro_kscore._tracing.layout import Layout, Part
+from numpyro_kscore._model.layout import Layout, Part
 from numpyro_kscore.estimators import kef
 from numpyro_kscore.sliced import SlicedScoreMatching
 from numpyro_kscore.solvers import ConjugateGradient, Dense

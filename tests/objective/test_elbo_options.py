@@ -16,7 +16,7 @@ from numpyro.primitives import mutable
 from scipy import stats
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, ScoreEstimator
-from numpyro_kscore._tracing.layout import default_num_particles
+from numpyro_kscore._model.layout import default_num_particles
 from numpyro_kscore.estimators import Median, Subset
 from numpyro_kscore.regularizers import NuMethod
 from numpyro_kscore.sliced import SlicedScoreMatching

@@ -17,7 +17,7 @@ from scipy import stats
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore._guides import autoguide
-from numpyro_kscore._tracing.handlers import LocalDensities
+from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork, push_network, volume_of
 from support.compiling import quick_jit
 from support.doubles import GaussianScore

@@ -6,9 +6,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.fit_centering import fit_centering
 from numpyro_kscore._starts.from_model import _values
-from numpyro_kscore._tracing.target import Target
 
 # Means of the data of four effects and their standard errors; mean and spread of the effects.
 DATA, NOISE = np.array([1.5, -2.0, 0.4, 3.0]), np.array([0.02, 0.4, 1.0, 100.0])

@@ -12,9 +12,9 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_kscore import AutoImplicit, initial_gaussian
+from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._starts import gaussian_search
 from numpyro_kscore._starts.fit_sizes import rates_by_regression
-from numpyro_kscore._tracing.dependencies import seeded
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import pulled_back
 from support.compiling import quick_jit

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._tracing.coordinates import LatentCoordinates
+from numpyro_kscore._model.coordinates import LatentCoordinates
 from numpyro_kscore._transports.centering import Centering
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from numpyro.distributions.util import is_identically_one
 
-from numpyro_kscore._tracing.dependencies import is_enumerated
+from numpyro_kscore._model.dependencies import is_enumerated
 
 __all__ = [
     "PREVIOUS",

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_kscore._tracing.draws import GuideDraws
-from numpyro_kscore._tracing.joint import log_joint_and_gradients
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particles import (
+from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._model.joint import log_joint_and_gradients
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import (
     LocalDraw,
     at_source,
     draw_local,
@@ -21,7 +21,7 @@ from numpyro_kscore._tracing.particles import (
     draw_sources,
     with_shared,
 )
-from numpyro_kscore._tracing.program import Program
+from numpyro_kscore._model.program import Program
 
 __all__ = ["evaluate_particles"]
 

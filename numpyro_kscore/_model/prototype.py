@@ -24,8 +24,8 @@ from numpyro.infer.initialization import (
 )
 from numpyro.infer.util import initialize_model
 
-from numpyro_kscore._tracing.dependencies import is_drawn
-from numpyro_kscore._tracing.handlers import Hidden
+from numpyro_kscore._model.dependencies import is_drawn
+from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 

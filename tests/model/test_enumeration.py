@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 
 from numpyro_kscore import Implicit, ImplicitELBO
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.centering import Centering
 from support.compiling import quick_jit
 from support.coordinates import coordinates_of
@@ -276,7 +276,7 @@ import jax, numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 import numpyro_kscore
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.target import Target
 model = lambda: numpyro.sample("x", dist.Normal())
 Target(model, (), {}).log_density({"x": jax.numpy.ones(())})
 assert "funsor" not in sys.modules

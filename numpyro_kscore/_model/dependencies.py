@@ -14,8 +14,8 @@ from numpyro import handlers
 from numpyro.distributions import Delta, Distribution
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_kscore._tracing.implicit import Implicit
-from numpyro_kscore._tracing.layers import layers
+from numpyro_kscore._model.implicit import Implicit
+from numpyro_kscore._model.layers import layers
 
 __all__ = [
     "KEY",

@@ -6,31 +6,31 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.control_variate import MOST_CURVED, ControlVariate, KeptRows
-from numpyro_kscore._tracing.coreset import (
+from numpyro_kscore._model.control_variate import MOST_CURVED, ControlVariate, KeptRows
+from numpyro_kscore._model.coreset import (
     row_log_likelihoods,
     row_remainders,
     row_table,
     tall_plate,
 )
-from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particle_model import (
+from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particle_model import (
     ParticleModel,
     at_mean,
     expanded,
     is_affordable,
 )
-from numpyro_kscore._tracing.particles import (
+from numpyro_kscore._model.particles import (
     are_finite,
     at_source,
     draw_particle,
     draw_sources,
     with_shared,
 )
-from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.subsampling import with_all_rows
-from numpyro_kscore._tracing.taylor import Taylor
+from numpyro_kscore._model.program import Program
+from numpyro_kscore._model.subsampling import with_all_rows
+from numpyro_kscore._model.taylor import Taylor
 
 __all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
 

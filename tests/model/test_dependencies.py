@@ -11,9 +11,9 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.autoguide import AutoGuideList, AutoMultivariateNormal, AutoNormal
 
 from numpyro_kscore import AutoImplicit, Implicit
-from numpyro_kscore._tracing.blocks import find_blocks
-from numpyro_kscore._tracing.dependencies import trace_guide
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._model.blocks import find_blocks
+from numpyro_kscore._model.dependencies import trace_guide
+from numpyro_kscore._model.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
 N = 4

@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite
-from numpyro_kscore._tracing.layout import Site
+from numpyro_kscore._model.dependencies import KEY, GuideSite
+from numpyro_kscore._model.layout import Site
 
 __all__ = ["Block", "check_subsampling", "find_blocks"]
 

@@ -18,7 +18,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import seeded, sources_of
+from numpyro_kscore._model.dependencies import seeded, sources_of
 
 __all__ = ["check_within_supports", "free_axes", "support_sources"]
 

@@ -9,8 +9,8 @@ import pytest
 from jax import random
 from numpyro import handlers
 
-from numpyro_kscore._tracing.coordinates import LatentCoordinates, announced_coordinates
-from numpyro_kscore._tracing.target import Target
+from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coordinates
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
 from support.compiling import quick_jit

@@ -14,19 +14,19 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.blocks import Block, check_subsampling, find_blocks
-from numpyro_kscore._tracing.control_variate import ControlVariate
-from numpyro_kscore._tracing.coordinates import LatentCoordinates, announced_coordinates
-from numpyro_kscore._tracing.dependencies import KEY, GuideSite, is_latent, seeded, trace_guide
-from numpyro_kscore._tracing.enumeration import check_enumerable
-from numpyro_kscore._tracing.handlers import LocalDensities
-from numpyro_kscore._tracing.implicit import Implicit
-from numpyro_kscore._tracing.layout import Layout, Part, PlateFrame, Site
-from numpyro_kscore._tracing.package_guide import package_guide
-from numpyro_kscore._tracing.subsampling import is_subsampled
-from numpyro_kscore._tracing.supports import free_axes, support_sources
-from numpyro_kscore._tracing.target import Target
-from numpyro_kscore._tracing.validation import (
+from numpyro_kscore._model.blocks import Block, check_subsampling, find_blocks
+from numpyro_kscore._model.control_variate import ControlVariate
+from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coordinates
+from numpyro_kscore._model.dependencies import KEY, GuideSite, is_latent, seeded, trace_guide
+from numpyro_kscore._model.enumeration import check_enumerable
+from numpyro_kscore._model.handlers import LocalDensities
+from numpyro_kscore._model.implicit import Implicit
+from numpyro_kscore._model.layout import Layout, Part, PlateFrame, Site
+from numpyro_kscore._model.package_guide import package_guide
+from numpyro_kscore._model.subsampling import is_subsampled
+from numpyro_kscore._model.supports import free_axes, support_sources
+from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.validation import (
     check_draws,
     check_sites,
     check_transformed,

@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.initialization import init_to_uniform, init_to_value
 from numpyro.infer.util import initialize_model
 
-from numpyro_kscore._tracing.prototype import find_prototype
+from numpyro_kscore._model.prototype import find_prototype
 
 
 def _model(y):

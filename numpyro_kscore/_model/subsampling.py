@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._tracing.handlers import Hidden
+from numpyro_kscore._model.handlers import Hidden
 
 __all__ = [
     "FewRows",

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array, lax
 from numpyro.primitives import Messenger
 
-from numpyro_kscore._tracing.dependencies import is_drawn
-from numpyro_kscore._tracing.site_density import site_log_prob, sum_by_row
-from numpyro_kscore._tracing.subsampling import is_subsampled, with_rows
+from numpyro_kscore._model.dependencies import is_drawn
+from numpyro_kscore._model.site_density import site_log_prob, sum_by_row
+from numpyro_kscore._model.subsampling import is_subsampled, with_rows
 
 __all__ = [
     "RowWeights",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from numpyro_kscore._tracing.taylor import Taylor
+from numpyro_kscore._model.taylor import Taylor
 
 __all__ = ["MOST_CURVED", "ControlVariate", "KeptRows", "center", "controlled", "with_kept_rows"]
 

@@ -8,10 +8,10 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from numpyro_kscore._tracing.all_rows import expand
-from numpyro_kscore._tracing.coreset import draw_rows, row_remainders, row_table
-from numpyro_kscore._tracing.evaluation import evaluate_particles
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._model.all_rows import expand
+from numpyro_kscore._model.coreset import draw_rows, row_remainders, row_table
+from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.program import Program, inspect_program
 
 
 def test_the_weights_of_a_row_add_up_to_one_on_average():

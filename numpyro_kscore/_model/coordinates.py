@@ -23,9 +23,9 @@ from numpyro.distributions.transforms import IdentityTransform
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._tracing.dependencies import KEY, is_drawn, seeded, sources_of
-from numpyro_kscore._tracing.handlers import Hidden, announce
-from numpyro_kscore._tracing.location_scale import location_and_scale
+from numpyro_kscore._model.dependencies import KEY, is_drawn, seeded, sources_of
+from numpyro_kscore._model.handlers import Hidden, announce
+from numpyro_kscore._model.location_scale import location_and_scale
 from numpyro_kscore._transports.centering import Centering, centered
 from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes

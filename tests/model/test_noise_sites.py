@@ -7,7 +7,7 @@ import pytest
 from jax import random
 
 from numpyro_kscore import Implicit
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._model.program import Program, inspect_program
 
 AUXILIARY = {"is_auxiliary": True}
 

@@ -10,7 +10,7 @@ from jax import random
 from numpyro.distributions import transforms
 
 from numpyro_kscore import Implicit, ImplicitELBO
-from numpyro_kscore._tracing.program import Program, inspect_program
+from numpyro_kscore._model.program import Program, inspect_program
 from support.compiling import quick_jit
 
 AUXILIARY = {"is_auxiliary": True}

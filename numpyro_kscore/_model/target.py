@@ -11,7 +11,7 @@ from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_kscore._tracing.coordinates import (
+from numpyro_kscore._model.coordinates import (
     LatentCoordinates,
     Shapes,
     moved_coordinates,
@@ -19,8 +19,8 @@ from numpyro_kscore._tracing.coordinates import (
     ravel,
     unravel,
 )
-from numpyro_kscore._tracing.dependencies import is_enumerated, seeded, sources_of
-from numpyro_kscore._tracing.enumeration import enumerated_log_density
+from numpyro_kscore._model.dependencies import is_enumerated, seeded, sources_of
+from numpyro_kscore._model.enumeration import enumerated_log_density
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["Target"]

@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.control_variate import ControlVariate, controlled
-from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.particle_model import (
+from numpyro_kscore._model.control_variate import ControlVariate, controlled
+from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particle_model import (
     ParticleModel,
     at_mean,
     expanded,
     is_affordable,
 )
-from numpyro_kscore._tracing.particles import are_finite
-from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.taylor import Taylor
+from numpyro_kscore._model.particles import are_finite
+from numpyro_kscore._model.program import Program
+from numpyro_kscore._model.taylor import Taylor
 
 __all__ = ["LogJoint", "log_joint_and_gradients"]
 

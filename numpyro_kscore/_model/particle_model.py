@@ -10,21 +10,21 @@ import jax.numpy as jnp
 from jax import lax
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kscore._tracing.control_variate import ControlVariate, KeptRows, center, with_kept_rows
-from numpyro_kscore._tracing.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
-from numpyro_kscore._tracing.dependencies import is_enumerated
-from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.program import Program
-from numpyro_kscore._tracing.site_density import site_log_density
-from numpyro_kscore._tracing.subsampling import (
+from numpyro_kscore._model.control_variate import ControlVariate, KeptRows, center, with_kept_rows
+from numpyro_kscore._model.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
+from numpyro_kscore._model.dependencies import is_enumerated
+from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.program import Program
+from numpyro_kscore._model.site_density import site_log_density
+from numpyro_kscore._model.subsampling import (
     is_subsampled,
     mean_over_rows,
     whole_plates,
     with_spread_rows,
 )
-from numpyro_kscore._tracing.target import Target
-from numpyro_kscore._tracing.taylor import Taylor, taylor
+from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]

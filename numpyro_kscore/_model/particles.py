@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._tracing.coordinates import LatentCoordinates, announced_coordinates
-from numpyro_kscore._tracing.dependencies import is_latent
-from numpyro_kscore._tracing.draws import Draw
-from numpyro_kscore._tracing.handlers import LocalDensities
-from numpyro_kscore._tracing.layout import Layout
-from numpyro_kscore._tracing.program import (
+from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coordinates
+from numpyro_kscore._model.dependencies import is_latent
+from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.handlers import LocalDensities
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.program import (
     Program,
     is_subsampled,
     local_log_density_of,
@@ -24,7 +24,7 @@ from numpyro_kscore._tracing.program import (
     unconstrain,
     values_of,
 )
-from numpyro_kscore._tracing.site_density import site_log_density
+from numpyro_kscore._model.site_density import site_log_density
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = [
