@@ -16,8 +16,8 @@ from numpyro_kscore._util.linalg import cholesky, invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
-# Measured in 2 to 32 dimensions (benchmarks/results/2026-11-25-bases-and-shapes.md): with fewer neighbors the shape is noisier, with
-# fewer rounds it is not yet that of the neighbors.
+# Measured in 2 to 32 dimensions (benchmarks/results/2026-11-25-bases-and-shapes.md): with fewer
+# neighbors the shape is noisier, with fewer rounds it is not yet that of the neighbors.
 NEIGHBORS = 8
 ROUNDS = 5
 # Samples that are looked at.

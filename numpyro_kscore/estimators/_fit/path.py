@@ -150,7 +150,8 @@ def pick(
 def _further(growth: float) -> int:
     """Members by which an estimate bears less regularization than fits to half of 1/growth.
 
-    Measured (docs/accuracy): λ halves from a half to all, and falls by the root of what is more.
+    Measured (benchmarks/results/2026-11-27-automatic-choice.md): λ halves from a half to all, and
+    falls by the root of what is more.
     """
     return 1 + round(0.5 * math.log2(growth))
 

@@ -8,7 +8,8 @@ about the cost of the fit itself.
 
 Of all members whose loss is within one standard error of the least, the strongest regularization
 is found: held-out losses are noisy, and too little regularization costs far more than too much.
-That suits half of the samples; for all of them a weaker member is selected (docs/accuracy).
+That suits half of the samples; for all of them a weaker member is selected
+(benchmarks/results/2026-11-27-automatic-choice.md).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
-# Blocks of samples in each half (docs/accuracy).
+# Blocks of samples in each half (benchmarks/results/2026-11-28-score-estimators.md).
 BLOCKS = 25
 
 
