@@ -16,9 +16,6 @@ class Bar:
     """A bar of tqdm that says what a fit is doing, from its first second.
 
     It shows nothing where tqdm is not installed or no bar is asked for.
-
-    Args:
-        settings: the settings of the fit.
     """
 
     def __init__(self, settings: FitOptions) -> None:
@@ -44,7 +41,7 @@ class Bar:
         if self._bar is None:
             return
         done = len(progress.looks) * rule.chunk_size
-        # Steps of another run do not count in the time that one takes.
+        # Steps of an earlier run do not count in the time of a step.
         self._bar.initial = self._bar.n = self._bar.last_print_n = done
         self._bar.total = rule.num_chunks * rule.chunk_size
         self._bar.set_postfix_str("compiling")
@@ -61,7 +58,7 @@ class Bar:
         if np.isfinite(look.discrepancy):
             text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
         steps = len(progress.looks) * rule.chunk_size
-        # A fit that is done is all of what it needed.
+        # The bar of a fit that is done is full.
         if progress.phase == "done":
             self._bar.total = steps
         self._bar.set_postfix_str(text, refresh=False)

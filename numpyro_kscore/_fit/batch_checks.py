@@ -1,4 +1,4 @@
-"""Checks of the batches of a loader: that they are a call of the model, and that it means them."""
+"""The check that batches of a loader are calls of the model, which takes each as it is."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ __all__ = ["check_batch"]
 
 
 def check_batch(svi: SVI, given: Given) -> None:
-    """Raise unless a batch is data of the model, with all of its rows.
-
-    Args:
-        svi: model and guide.
-        given: a batch and what else the call has, as arguments and keyword arguments.
+    """Raise unless a batch, with the other arguments of the call, is data of the model as a whole.
 
     Raises:
         TypeError: if they are no call of the model.

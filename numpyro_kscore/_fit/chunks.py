@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.options import LOSS_BLOCKS
-from numpyro_kscore._fit.run import Chunk, Seen
+from numpyro_kscore._fit.progress import Chunk, Seen
 from numpyro_kscore._fit.svi import Arguments, with_parameters
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.compiling import quick_jit
@@ -33,16 +33,9 @@ def make_chunk(
 ) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any], Chunk]:
     """Compile ``(state, step sizes, expansion of all rows, batches) -> Chunk``.
 
-    Each step has a batch of its own, and those that follow are for the look. Without batches there
-    is None in their place.
-
-    Args:
-        svi: model, guide, optimizer and loss.
-        slots: from :func:`parameter_slots`.
-        arguments: from a batch to arguments and keyword arguments of model and guide.
-        forward_mode: differentiate in forward mode.
-        look: from :func:`~numpyro_kscore._fit.looks.make_look`; without it nothing but losses is
-            seen.
+    Each step has a batch of its own, and those that follow are for the look; without a loader
+    batches are None. ``slots`` come from :func:`parameter_slots` and ``look`` from
+    :func:`~numpyro_kscore._fit.looks.make_look`; without it nothing but losses is seen.
     """
 
     def step(

@@ -17,14 +17,14 @@ from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.batch_checks import check_batch
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
-from numpyro_kscore._fit.initial import exact_draws, initial_state
 from numpyro_kscore._fit.looks import look_at_exact_draws, make_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, run_chunks
 from numpyro_kscore._fit.options import FitOptions
-from numpyro_kscore._fit.progress import Rule
+from numpyro_kscore._fit.progress import Rule, Seen
 from numpyro_kscore._fit.result import FitResult, finish
-from numpyro_kscore._fit.run import Seen
 from numpyro_kscore._fit.svi import (
+    exact_draws,
+    initial_state,
     inspect_svi,
     latent_size,
     parameter_slots,

@@ -13,7 +13,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.expansion import has_local_latents
-from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
+from numpyro_kscore._fit.progress import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
 from numpyro_kscore._fit.svi import Arguments, program_of
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import GuideDraws

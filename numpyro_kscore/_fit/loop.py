@@ -17,8 +17,16 @@ from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.expansion import Expander
 from numpyro_kscore._fit.options import FitOptions
-from numpyro_kscore._fit.progress import Look, Progress, Rule
-from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
+from numpyro_kscore._fit.progress import (
+    EVALUATION_DRAWS,
+    LOOK_BATCHES,
+    Chunk,
+    Look,
+    Progress,
+    Rule,
+    Run,
+    Seen,
+)
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
+from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._fit.windows import Gain
+from numpyro_kscore._model.control_variate import ControlVariate
+from numpyro_kscore._util.batches import Position
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = ["CONVERGED", "Ending", "Look", "Progress", "Rule"]
+__all__ = [
+    "CONVERGED",
+    "EVALUATION_DRAWS",
+    "LOOK_BATCHES",
+    "SMALLEST_BATCH",
+    "Chunk",
+    "Ending",
+    "Gain",
+    "Look",
+    "Progress",
+    "Rule",
+    "Run",
+    "Seen",
+]
 
 Phase = Literal["search", "settle", "done"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")
 
-# A round that lowered the loss by this many times the smallest gain that matters is followed by
-# another.
+# Another round follows one that lowered the loss by this many times the smallest gain that matters.
 ROUND_GAIN = 4
 # At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension
 # (benchmarks/results/2026-11-27-when-to-stop.md). To lose that by settling is no sign that more is
 # to be had.
 WOBBLE = 0.006
-# Where the bound is known: how many of the smallest gains that matter a guide may be from the
-# model, in nats, if it is to be left as it starts, or as it is at the end of a round. Another round
+# Largest divergences from the model, as multiples of the smallest gain that matters, at which a
+# guide whose bound is known is left as it starts, or as it is at the end of a round. Another round
 # would bring half of that distance, and the first one more.
 NEAR_AT_START, NEAR_AT_END = 0.5, 2.0
+# Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
+EVALUATION_DRAWS = 1024
+# Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
+SMALLEST_BATCH = 64
+# Batches of a loader that a look takes, one for each group of so many draws.
+LOOK_BATCHES = EVALUATION_DRAWS // SMALLEST_BATCH
 
 
 class Rule(NamedTuple):
@@ -67,6 +88,22 @@ class Rule(NamedTuple):
     def near_at_end(self) -> float:
         """The divergence, in nats, at which a round is the last one."""
         return NEAR_AT_END * self.least_loss
+
+
+class Gain(NamedTuple):
+    """The fall of a number from one window to the next.
+
+    Attributes:
+        value: difference of the means, positive for an improvement.
+        standard_error: of the difference.
+    """
+
+    value: float
+    standard_error: float
+
+    def is_real(self, least: float, errors: float = 1) -> bool:
+        """Whether the gain exceeds both so many of its errors and the least that matters."""
+        return self.value > max(errors * self.standard_error, least)
 
 
 class Look(NamedTuple):
@@ -184,3 +221,64 @@ class Ending(NamedTuple):
     def converged(self) -> bool:
         """Whether the search ended because nothing was left to gain."""
         return self.cause in CONVERGED
+
+
+class Run(NamedTuple):
+    """The state that a fit carries from chunk to chunk and writes into its checkpoint.
+
+    Attributes:
+        state: the ``SVIState`` after the last chunk.
+        best: the best state so far, with mean parameters.
+        progress: the state of the stopping rule.
+        losses: losses of all steps, in pieces.
+        control_variate: an expansion of the density of all rows, for minibatches.
+        position: where the next batch of a loader is.
+        gaps: log density of the model less the guide's, (n,), at draws of the best guide at the end
+            of a round; None where it is not known.
+    """
+
+    state: Any
+    best: Any
+    progress: Progress = Progress()
+    losses: tuple[np.ndarray, ...] = ()
+    control_variate: ControlVariate | None = None
+    position: Position = Position()
+    gaps: np.ndarray | None = None
+
+    def all_losses(self) -> np.ndarray:
+        """Losses of all steps, (steps,)."""
+        return np.concatenate([np.zeros(0, np.float32), *self.losses])
+
+
+class Chunk(NamedTuple):
+    """The result of a chunk of steps.
+
+    Attributes:
+        state: the ``SVIState`` after the last step.
+        averaged: the same state with the mean of the parameters over the steps.
+        losses: one for each step; NaN where it was skipped.
+        look: the fields of :class:`Look`.
+        finite: whether parameters and discrepancy are finite, and at least half of the losses.
+        gaps: see :class:`Seen`.
+    """
+
+    state: SVIState
+    averaged: SVIState
+    losses: jax.Array
+    look: dict[str, jax.Array]
+    finite: jax.Array
+    gaps: jax.Array | None = None
+
+
+class Seen(NamedTuple):
+    """What a look sees.
+
+    Attributes:
+        numbers: fields of :class:`Look`.
+        finite: whether they are finite, and what came before.
+        gaps: log density of the model less the guide's at each draw, (n,), where it is known.
+    """
+
+    numbers: dict[str, jax.Array]
+    finite: jax.Array
+    gaps: jax.Array | None

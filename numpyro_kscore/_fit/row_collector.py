@@ -12,7 +12,7 @@ from numpyro_kscore._model.control_variate import KeptRows
 
 __all__ = ["RowCollector", "no_rows"]
 
-# Rows whose sizes differ by less may matter the same, but for rounding.
+# Rows whose sizes differ by less, relatively, may matter the same up to rounding.
 ROUNDING = 1e-3
 
 
@@ -72,7 +72,7 @@ class RowCollector:
     def kept(self) -> KeptRows:
         """The rows, those of all batches."""
         none = no_rows(self._like, self._count)
-        # Equals of a row that was left out may have been counted before or after, not both.
+        # Copies of a row that was left out were counted before or after, not both.
         least = self._left_out * (1 + ROUNDING)
         rows = [row for row in self._found.values() if row.size > least]
         if not rows or 2 * len(self._again) < len(self._first):

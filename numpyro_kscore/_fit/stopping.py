@@ -11,14 +11,14 @@ guide starts at the model. Everything here is plain numbers on the host.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_kscore._fit.progress import CONVERGED, Ending, Look, Progress, Rule
-from numpyro_kscore._fit.windows import Gain, window_gain
+from numpyro_kscore._fit.progress import CONVERGED, Ending, Gain, Look, Progress, Rule
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = ["advance", "begin", "conclude", "step_sizes"]
+__all__ = ["advance", "begin", "conclude", "step_sizes", "window_gain"]
 
 # A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
@@ -34,13 +34,13 @@ RUNAWAY_SPREAD = 0.1
 # A settled fit is called doubtful beyond this discrepancy, in standard deviations, and beyond these
 # errors of a mean or a log standard deviation.
 DOUBTFUL, DOUBTFUL_MOMENT = 0.3, 0.15
-# And beyond this share of steps that were skipped: data of those do not count.
+# A fit is also doubtful beyond this share of skipped steps, whose data do not count.
 DOUBTFUL_SKIPPED = 0.02
 
 
 def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
     """Factors of the step size for the steps of the next chunk, (chunk_size,)."""
-    # Halved at every recovery: what broke at one step size breaks again.
+    # Every recovery halves it: what broke at one step size breaks again.
     factor = 0.5**progress.recoveries
     if progress.phase == "search":
         return np.full(rule.chunk_size, factor)
@@ -85,7 +85,7 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             cause = "budget"
         if not cause:
             return progress._replace(calm=calm)
-        # At full size steps wobble about where they could get to, and tails fill while they fall.
+        # At full size steps wobble about the optimum, and tails fill while the size falls.
         length = rest if cause == "budget" else count
         progress = progress._replace(
             phase="settle",
@@ -220,7 +220,7 @@ def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
         distance = math.sqrt(max(best.discrepancy, 0.0))
         shift, width = best.shift, best.width
         if cause == "tol" and not _is_below(best, rule):
-            # It was while the search lasted.
+            # The discrepancy was below tol during the search, and is not any more.
             cause = "plateau"
     steps = len(progress.looks) * rule.chunk_size
     skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)
@@ -240,3 +240,28 @@ def _doubt(best: Look, recoveries: int, skipped: float) -> Doubt:
     if skipped > DOUBTFUL_SKIPPED:
         return "skipped"
     return "recovered" if recoveries else ""
+
+
+def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
+    """Compare the means of the last two windows.
+
+    Entries are weighted by their inverse variances, so one with a huge error counts for nothing.
+    Where they scatter more than their errors explain, as losses do while an optimizer wanders, the
+    error of the mean grows by the ratio.
+
+    Args:
+        values: one finite number for each chunk, at least ``2 * window``.
+        errors: their standard errors, positive.
+        window: entries in each of the two windows, at least 2 for a scatter.
+    """
+    value, error = np.asarray(values, float), np.asarray(errors, float)
+    before = _mean(value[-2 * window : -window], error[-2 * window : -window])
+    after = _mean(value[-window:], error[-window:])
+    return Gain(before[0] - after[0], float(np.hypot(before[1], after[1])))
+
+
+def _mean(value: np.ndarray, error: np.ndarray) -> tuple[float, float]:
+    weight = (np.min(error) / error) ** 2
+    mean = float(np.sum(weight * value) / np.sum(weight))
+    scatter = np.sum(((value - mean) / error) ** 2) / max(len(value) - 1, 1)
+    return mean, float(np.min(error) / np.sqrt(np.sum(weight)) * np.sqrt(max(scatter, 1.0)))
