@@ -1,4 +1,4 @@
-"""The density of all data near a guide, which takes the noise out of minibatches."""
+"""Expansions of the density of all data near a guide, which take the noise out of minibatches."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from numpyro_kscore._util.keys import FitKey, key_apart
 
 __all__ = ["Expander", "has_local_latents", "make_expander", "make_loader_expander"]
 
-# Rows that every step keeps, as a part of those of a batch.
+# Fraction of a batch's number of rows that every step keeps.
 PART_KEPT = 0.25
 
 
 class Expander(NamedTuple):
-    """How a fit expands the density of all data, see :meth:`ImplicitELBO.expand`.
+    """The way a fit expands the density of all data, see :meth:`ImplicitELBO.expand`.
 
-    Attributes:
-        expand: the expansion at the mean of the guide of a state; None if there is none.
-        like: one of the same structure and shapes.
+    ``expand`` gives the expansion at the mean of the guide of a state, or None if there is none;
+    ``like`` gives one of the same structure and shapes.
     """
 
     expand: Callable[[SVIState], ControlVariate | None]
@@ -52,54 +51,36 @@ def has_local_latents(layout: Layout) -> bool:
 
 
 def make_expander(svi: SVI, layout: Layout | None, given: Given, num_steps: int) -> Expander:
-    """Expansions of subsampled plates whose rows are all in memory.
+    """Expand the densities of subsampled plates whose rows are all in memory.
 
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle, if it is known.
-        given: arguments and keyword arguments of model and guide.
-        num_steps: how many steps an expansion serves, at least.
+    An expansion serves at least ``num_steps`` steps. The layout is None if it is not known.
     """
-    # Other objectives have none.
-    expand = getattr(svi.loss, "expand", None)
+    expand = getattr(svi.loss, "expand", None)  # other objectives have none
     if layout is None or not layout.row_counts or expand is None:
         return Expander(_never, _never)
 
     def expansion(state: SVIState) -> ControlVariate | None:
         key, program = key_apart(state.rng_key, FitKey.EXPANSION), program_of(svi, state, given)
-        return expand(
-            key,
-            program.params,
-            svi.model,
-            svi.guide,
-            *program.args,
-            num_steps=num_steps,
-            **program.kwargs,
-        )
+        args, kwargs = program.args, {**program.kwargs, "num_steps": num_steps}
+        return expand(key, program.params, svi.model, svi.guide, *args, **kwargs)
 
     compiled = quick_jit(expansion)
     return Expander(compiled, compiled)
 
 
 def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> Expander:
-    """Expansions of the mean density of the batches, each by a pass over all of them.
+    """Expand the mean density of the batches, by a pass over all of them for each expansion.
 
     The mean over the batches of an epoch of the densities that the model scales to all data is the
     density of all data. Where no pass can be taken, an expansion is NaN, which changes nothing.
-
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle, if it is known.
-        batches: those of the loader.
 
     Cost: a pass over all batches, and two more for each latent dimension up to 128.
     """
     loss = svi.loss
     if layout is None or layout.model_params or has_local_latents(layout):
         return Expander(_never, _never)
-    if not hasattr(loss, "expanded") or loss.vectorize_particles is not True:
-        return Expander(_never, _never)
-    if loss.forward_mode_differentiation:
+    is_ours = hasattr(loss, "expanded") and loss.vectorize_particles is True
+    if not is_ours or loss.forward_mode_differentiation:
         return Expander(_never, _never)
 
     def program_at(state: SVIState, batch: Any) -> Program:
@@ -122,11 +103,10 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
     def like(state: SVIState) -> ControlVariate:
         at = jax.eval_shape(draw, state)
         shapes = jax.eval_shape(of_batch, state, at, batches.first)
-        unknown = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
-        point = at[0].flat
-        return ControlVariate(
-            jnp.full(point.shape, jnp.nan, point.dtype), unknown, kept=keeper.none(state)
+        point, unknown = jax.tree.map(
+            lambda a: jnp.full(a.shape, jnp.nan, a.dtype), (at[0].flat, shapes)
         )
+        return ControlVariate(point, unknown, kept=keeper.none(state))
 
     def expand(state: SVIState) -> ControlVariate:
         kind = like(state)
@@ -152,13 +132,10 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
 
 
 class _Keeper:
-    """Finds the rows that every step keeps, if a model takes more rows than a batch has.
+    """A finder of the rows that every step keeps, if a model takes more rows than a batch has.
 
-    Args:
-        program_at: from a state and a batch to guide and model.
-        first: a batch.
-        layout: the layout of a particle.
-        draw: from a state to where its density is expanded, and draws nearby.
+    ``program_at`` gives guide and model at a state and a batch; ``draw`` gives, at a state, the
+    point at which the density is expanded and draws near it.
     """
 
     def __init__(
@@ -170,14 +147,14 @@ class _Keeper:
     ) -> None:
         self._program_at, self._layout, self._draw, self._first = program_at, layout, draw, first
         lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(first)}
-        # Other leaves than those of rows would say nothing about the rows that are kept.
+        # Leaves of another length than the rows would say nothing about the rows that are kept.
         self._count = int(lengths.pop() * PART_KEPT) if len(lengths) == 1 else 0
         self._found: list[str | None] = []
-        # How much every row of some batches matters, (batches, rows), at a state and draws.
+        # From a state, draws and batches to how much each row matters, (batches, rows).
         self.sizes = quick_jit(self._sizes)
 
     def none(self, state: SVIState) -> KeptRows | None:
-        """No rows, in the place of some; None where there never are any."""
+        """Return as many rows as are kept, all empty; None where no rows are ever kept."""
         if not self._count:
             return None
         rows = no_rows(self._first, self._count)
@@ -192,9 +169,8 @@ class _Keeper:
         return None if self._found[0] is None else rows
 
     def collector(self, state: SVIState) -> RowCollector | None:
-        """What collects rows in a pass."""
-        none = self.none(state)
-        return None if none is None else RowCollector(self._first, self._count)
+        """Return the collector of rows for a pass, if any are kept."""
+        return None if self.none(state) is None else RowCollector(self._first, self._count)
 
     def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
         key, name = key_apart(state.rng_key, FitKey.EXPANSION), self._found[0]
@@ -210,12 +186,9 @@ class _Keeper:
 def _check_stack(stack: Any, found: Taylor, seen: int) -> None:
     """Raise where a density or its gradient is not finite, if the batch has such numbers itself.
 
-    Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
-
-    Args:
-        stack: arguments and keyword arguments of batches, with a leading axis.
-        found: the log densities and gradients, with a leading axis.
-        seen: number of batches before.
+     Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
+    ``stack`` are batches and ``found`` the expansions at them, with a leading axis; ``seen``
+    batches came before them.
     """
     # Some densities of NumPyro are finite where their parameters are not.
     numbers = np.column_stack([np.asarray(found.value), np.asarray(found.slope)])

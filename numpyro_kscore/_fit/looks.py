@@ -1,4 +1,4 @@
-"""A compiled look at a guide: how far it is from the model, as far as its draws can tell."""
+"""A compiled look at a guide: its distance from the model, as far as its draws can tell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
 __all__ = ["look_at_exact_draws", "make_look", "moment_errors"]
 
-# Most dimensions in which moments are compared with all correlations taken into account.
+# Largest dimension in which moments are compared with all correlations taken into account.
 MOST_CORRELATED = 256
 
 
@@ -43,14 +43,9 @@ def make_look(
     Each group of draws has a batch of its own, the last ones of those given: their noise is not
     that of the batches that the guide has been fitted to.
 
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle.
-        arguments: from a batch to arguments and keyword arguments of model and guide.
-        forward_mode: differentiate in forward mode.
-        noise_key: key of the draws of every look, for guides whose density is known at them: where
-            the noise is the same, so is most of the error of a bound, which then drops out of its
-            changes. Without it every look has noise of its own.
+    ``noise_key`` is the key of the draws of every look, for guides whose density is known at them:
+    where the noise is the same, so is most of the error of a bound, which then drops out of its
+    changes. Without it every look has noise of its own.
     """
 
     def look(
@@ -74,13 +69,14 @@ def make_look(
         )
         gaps = own = None
         if local is not None:
-            # Densities of sites that have one, zero without any, and local ones of the others.
+            # The sum of known densities, zero without any, and of the others' local densities.
             log_q = jnp.asarray(draws.log_q) + jnp.sum(local.log_density, axis=1)
             gaps = draws.log_density - log_q
-            own = local.scores if _covers(layout) else None
+            covered = sum(part.columns.size for part in layout.local_parts)
+            own = local.scores if covered == layout.size else None
         numbers = _measure(draws, own)
         if in_minibatches:
-            # Of a small group no batch may have a row, or one that counts a hundredfold.
+            # Batches may have no row of a small group, or one that counts a hundredfold.
             unknown = jnp.full_like(numbers["shift"], jnp.nan)
             numbers |= {"shift": unknown, "width": unknown}
         if gaps is not None:
@@ -91,9 +87,9 @@ def make_look(
 
 
 def look_at_exact_draws(draws: ExactDraws) -> Seen:
-    """A look at draws of a start, whose density and the model's are known already.
+    """Look at draws of a start, at which its density and the model's are known already.
 
-    It is in the coordinates in which the start is a standard normal.
+    The look is in the coordinates in which the start is a standard normal.
     """
     arrays = (jnp.asarray(a, jnp.result_type(float)) for a in draws)
     points, scores, log_density, gaps = arrays
@@ -104,11 +100,6 @@ def look_at_exact_draws(draws: ExactDraws) -> Seen:
 def _seen(draws: GuideDraws, gaps: jax.Array) -> Seen:
     numbers = {**_measure(draws, -draws.samples), **_bound(gaps)}
     return Seen(numbers, jnp.isfinite(numbers["discrepancy"]), gaps)
-
-
-def _covers(layout: Layout) -> bool:
-    """Whether local scores are those of all latents."""
-    return sum(part.columns.size for part in layout.local_parts) == layout.size
 
 
 def _first(batches: Any) -> Any:
@@ -139,11 +130,9 @@ def _bound(gaps: jax.Array) -> dict[str, jax.Array]:
 
 
 def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
-    """Discrepancy, moments, density and spread of draws, without those that are not finite.
+    """Discrepancy, moments, density and spread of the draws that are finite.
 
-    Args:
-        draws: the draws.
-        own: the guide's scores at them, (n, d), if they are known.
+    ``own`` are the guide's scores at the draws, (n, d), if they are known.
     """
     x, s, log_density = draws.samples, draws.scores, draws.log_density
     valid = are_finite(log_density, x, s)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._fit.bar import Bar
@@ -30,7 +29,7 @@ from numpyro_kscore._fit.progress import (
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
-from numpyro_kscore._util.keys import FitKey, key_apart
+from numpyro_kscore._util.keys import FitKey, as_numbers, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 
 __all__ = ["MOST_RECOVERIES", "run_chunks"]
@@ -51,17 +50,9 @@ def run_chunks(
 ) -> tuple[Run, Cause]:
     """Take chunks until the rule says that the fit is done.
 
-    Args:
-        take_chunk: ``(state, step sizes, expansion, batches) -> Chunk``, compiled.
-        first_looks: ``state -> Seen`` where bounds are known, at the start, until one of them shows
-            that no step is needed.
-        expander: makes the expansion at a state.
-        batches: those of the loader, if there is one.
-        state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
-        rule: the stopping rule.
-        settings: the settings of the fit.
-        rng_key: the key of the fit, which must be that of the checkpoint.
-        bar: shows every look.
+    ``first_looks`` are taken at the start, where bounds are known, until one of them shows that no
+    step is needed. ``state`` and ``rng_key`` are those of the start: the state of a checkpoint that
+    exists takes the place of the first, and its key must be the second.
 
     Returns:
         The run; and ``"interrupted"`` from the keyboard or ``"callback"`` if one of them ended it,
@@ -75,7 +66,7 @@ def run_chunks(
     recorded = {
         **rule._asdict(),
         "criterion": settings.criterion,
-        "rng_key": _key_words(rng_key),
+        "rng_key": as_numbers(rng_key).ravel().tolist(),
         "loader": batches is not None,
     }
     gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks else None
@@ -102,7 +93,7 @@ def run_chunks(
                 # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
                 run = run._replace(control_variate=expander.expand(run.state))
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
-            # All that a chunk needs is sent before it, and nothing is asked for until it is done.
+            # Everything is sent before the chunk, and nothing is asked for until it is done.
             chunk = take_chunk(run.state, *jax.device_put((sizes, run.control_variate, stack)))
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
@@ -132,7 +123,7 @@ def _stream(batches: Batches | None, rule: Rule, settings: FitOptions, start: Po
 def _call_back(
     callback: Callable[..., Any], run: Run, averaged: Any, rule: Rule, more: dict[str, float]
 ) -> bool:
-    """Give the last look to a callback; whether that ends the fit."""
+    """Give the last look to a callback, and return whether that ends the fit."""
     look = run.progress.looks[-1]
     numbers = {name: float(value) for name, value in look._asdict().items()}
     metrics = {**numbers, **more, "epoch": float(run.position.epoch)}
@@ -179,7 +170,7 @@ def _look_first(run: Run, seen: Seen, rule: Rule) -> Run:
 def _as_look(
     numbers: dict[str, Any], gaps: Any, before: np.ndarray | None
 ) -> tuple[Look, np.ndarray | None]:
-    """What was seen, as plain numbers, with the change of the gaps since before."""
+    """Return the numbers seen as plain ones, with the change of the gaps since before."""
     seen = {name: value.item() for name, value in jax.device_get(numbers).items()}
     look = Look(**{name: seen.get(name, math.nan) for name in Look._fields})
     if gaps is None or before is None:
@@ -195,18 +186,17 @@ def _as_look(
 
 def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
     # JSON writes a look, which is a tuple, as a list of its fields.
-    record = {
-        "settings": settings,
-        "progress": run.progress._asdict(),
-        "position": run.position._asdict(),
-    }
-    kept = run.state, run.best, run.control_variate, run.gaps
-    save_checkpoint(path, kept, record, run.all_losses())
+    progress, position = run.progress._asdict(), run.position._asdict()
+    record = {"settings": settings, "progress": progress, "position": position}
+    save_checkpoint(path, _kept(run), record, run.all_losses())
+
+
+def _kept(run: Run) -> Any:
+    return run.state, run.best, run.control_variate, run.gaps
 
 
 def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
-    kept = run.state, run.best, run.control_variate, run.gaps
-    (state, best, control_variate, gaps), record, losses = load_checkpoint(path, kept)
+    (state, best, control_variate, gaps), record, losses = load_checkpoint(path, _kept(run))
     stored = record["settings"]
     differing = [name for name in settings if stored.get(name) != settings[name]]
     if differing:
@@ -220,13 +210,5 @@ def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
     start = None if progress.start is None else Look(*progress.start)
     looks = tuple(Look(*look) for look in progress.looks)
     progress = progress._replace(looks=looks, start=start, rounds=tuple(progress.rounds))
-    gaps = None if gaps is None else np.array(gaps, float)
-    return Run(
-        state, best, progress, (losses,), control_variate, Position(**record["position"]), gaps
-    )
-
-
-def _key_words(rng_key: jax.Array) -> list[int]:
-    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    data = jax.random.key_data(rng_key) if is_typed else rng_key
-    return [int(word) for word in np.asarray(data).ravel()]
+    gaps, position = None if gaps is None else np.array(gaps, float), Position(**record["position"])
+    return Run(state, best, progress, (losses,), control_variate, position, gaps)

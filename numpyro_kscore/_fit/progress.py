@@ -1,4 +1,4 @@
-"""What a fit knows of its course: its rule, its looks, how far it is and how it ended."""
+"""The state of a fit: its stopping rule, its looks at the guide, its progress and its ending."""
 
 from __future__ import annotations
 
@@ -53,13 +53,8 @@ LOOK_BATCHES = EVALUATION_DRAWS // SMALLEST_BATCH
 class Rule(NamedTuple):
     """The settings that decide when a fit stops.
 
-    Attributes:
-        chunk_size: steps between two looks.
-        num_chunks: largest number of chunks.
-        tol: tolerance, in standard deviations.
-        patience: successive looks without improvement that end the search.
-        dim: dimension of the latent space.
-        can_be_exact: whether a guide may need no step, since nothing else is to be fitted.
+    ``tol`` is in standard deviations, ``dim`` is the dimension of the latent space, and
+    ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted.
     """
 
     chunk_size: int
@@ -91,18 +86,13 @@ class Rule(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """The fall of a number from one window to the next.
-
-    Attributes:
-        value: difference of the means, positive for an improvement.
-        standard_error: of the difference.
-    """
+    """The fall of a number from one window to the next, positive for an improvement."""
 
     value: float
     standard_error: float
 
     def is_real(self, least: float, errors: float = 1) -> bool:
-        """Whether the gain exceeds both so many of its errors and the least that matters."""
+        """Whether the gain exceeds both ``errors`` of its standard errors and ``least``."""
         return self.value > max(errors * self.standard_error, least)
 
 
@@ -154,13 +144,12 @@ class Look(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The state of the stopping rule.
+    """The state of the stopping rule; lengths are counted in chunks, each of which has one look.
 
     Attributes:
         looks: one for each chunk.
-        phase: ``"search"``, ``"settle"`` or ``"done"``.
-        cause: why the search ended: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``,
-            ``"nan"``; empty before.
+        phase: the present phase.
+        cause: why the search ended; empty before.
         settle_from: number of chunks before the step size began to fall.
         settle_length: number of chunks over which it falls.
         calm: number of successive looks without improvement.
@@ -188,23 +177,11 @@ class Progress(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a fit ended, as codes and the numbers they rest on.
+    """The end of a fit, as codes and the numbers they rest on.
 
-    Attributes:
-        cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
-            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"``,
-            ``"interrupted"`` or ``"callback"`` (which ended it).
-        doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
-            ``"moments"`` (a mean or a standard deviation is off),
-            ``"noisy"`` (its distance is too noisy to tell), ``"skipped"`` (so were many steps),
-            ``"recovered"`` (numbers were not finite on the way); otherwise empty.
-        steps: number of steps.
-        tol: tolerance of the rule.
-        distance: discrepancy of the best guide, in standard deviations; NaN if not known.
-        recoveries: how often a chunk was undone and tried again.
-        shift: largest error of a mean, in standard deviations, as in :class:`Look`.
-        width: largest error of a log standard deviation.
-        skipped: share of steps that were skipped.
+    :class:`~numpyro_kscore.FitInfo` explains the codes. ``distance``, the discrepancy of the best
+    guide, is in standard deviations and NaN if not known; ``shift`` and ``width`` are those of
+    :class:`Look`; ``skipped`` is the share of steps that were skipped.
     """
 
     cause: Cause
@@ -271,12 +248,10 @@ class Chunk(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a look sees.
+    """The result of a look, with fields of :class:`Look` as its numbers.
 
-    Attributes:
-        numbers: fields of :class:`Look`.
-        finite: whether they are finite, and what came before.
-        gaps: log density of the model less the guide's at each draw, (n,), where it is known.
+    ``finite`` is whether they and all before them are finite. ``gaps`` are the log densities of the
+    model less the guide's at each draw, (n,), where they are known.
     """
 
     numbers: dict[str, jax.Array]

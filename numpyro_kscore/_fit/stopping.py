@@ -3,7 +3,7 @@
 A fit first searches at full step size. Once windows of its trace show no improvement beyond their
 errors, it settles: the step size falls to 0 along a cosine over as many steps as the search took,
 which averages the noise away. If that brought much, another round follows, twice as long: a fit
-has converged when it has stopped paying to double it. Where the bound of a guide is known with
+has converged when it no longer pays to double it. Where the bound of a guide is known with
 little noise, a fit needs no search: it takes rounds from its first step, and none at all if the
 guide starts at the model. Everything here is plain numbers on the host.
 """
@@ -50,7 +50,7 @@ def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
 
 
 def begin(look: Look, rule: Rule) -> Progress:
-    """Decide what comes first where a look at the start is to be had."""
+    """Decide what comes first, by a look at the start."""
     if look.bound_gain is None:
         return Progress()
     if rule.can_be_exact and _is_near(look, rule.near_at_start, rule):
@@ -139,10 +139,10 @@ def _pays(progress: Progress, rule: Rule) -> bool:
 
 
 def _bound_gain(progress: Progress) -> Gain:
-    """How much higher the bound is than before the last round, by what tells it best.
+    """How much higher the bound is than before the last round, by the better of two comparisons.
 
-    Those are the same draws before and after; or losses at the ends of two rounds, which are of
-    more draws, where they differ so much that the same noise does not help.
+    One is of the same draws before and after; the other is of losses at the ends of two rounds,
+    which are of more draws, for guides that moved so far that the same noise does not help.
     """
     look = progress.looks[-1]
     same = look.bound_gain or Gain(-math.inf, math.inf)
@@ -156,7 +156,7 @@ def _bound_gain(progress: Progress) -> Gain:
 
 
 def _is_near(look: Look, nats: float, rule: Rule) -> bool:
-    """Whether no more than that is missing to the model, where the guide has draws."""
+    """Whether the guide is at most so many nats from the model, where the guide has draws."""
     return look.divergence <= nats and _is_below(look, rule)
 
 
@@ -211,7 +211,7 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
 
 
 def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
-    """How a fit ended, by the rule or by what stopped it before."""
+    """Say how a fit ended, by the rule or by what stopped it before."""
     cause = stopped or progress.cause
     distance = shift = width = math.nan
     doubt: Doubt = ""
@@ -243,7 +243,7 @@ def _doubt(best: Look, recoveries: int, skipped: float) -> Doubt:
 
 
 def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
-    """Compare the means of the last two windows.
+    """Compare the means of the last two windows of a trace.
 
     Entries are weighted by their inverse variances, so one with a huge error counts for nothing.
     Where they scatter more than their errors explain, as losses do while an optimizer wanders, the

@@ -1,4 +1,4 @@
-"""What a fit needs to know of an ``SVI``: its program, its parameters, the size of its latents."""
+"""The program, the parameters, the latents and the first state of the ``SVI`` that is fitted."""
 
 from __future__ import annotations
 
@@ -118,12 +118,7 @@ def strongly_typed(state: Any) -> Any:
 
 
 def exact_draws(svi: SVI, given: Given) -> ExactDraws | None:
-    """Draws of the guide as it starts, if it is known to be close to the model of these data.
-
-    Args:
-        svi: model, guide, optimizer and loss.
-        given: arguments and keyword arguments of model and guide.
-    """
+    """Draws of the guide as it starts, if it is known to be close to the model of these data."""
     args, kwargs = given
     guide = package_guide(svi.guide)
     if guide is None or guide.model is not svi.model:
@@ -140,18 +135,11 @@ def initial_state(
     batches: Batches | None = None,
     goes_on: bool = False,
 ) -> SVIState:
-    """``svi.init``, in one compiled program for a guide that needs no values in it.
+    """Run ``svi.init``, in one compiled program for a guide of this package.
 
     NumPyro runs guide and model operation by operation, each of which is compiled by itself.
-
-    Args:
-        svi: model, guide, optimizer and loss; it learns the constraints of its parameters.
-        rng_key: random key.
-        args: arguments of model and guide.
-        kwargs: keyword arguments of both.
-        init_params: initial parameters, as for ``svi.init``.
-        batches: those of a loader, if there is one; the arguments have the first of them.
-        goes_on: whether the fit starts from a state that the user has: the data may be others.
+    With a loader, ``args`` and ``kwargs`` have the first of its batches. ``goes_on`` says that the
+    fit starts from a state of the user, to which other data may belong.
     """
 
     def init(key: jax.Array) -> SVIState:
