@@ -17,26 +17,18 @@ ROUNDING = 1e-3
 
 
 def no_rows(batch: Any, count: int) -> KeptRows:
-    """So many rows of which none is kept.
-
-    Args:
-        batch: arguments and keyword arguments of a batch.
-        count: number of rows.
-    """
+    """Return ``count`` rows shaped like those of a batch, of which none is kept."""
     rows = jax.tree.map(lambda a: jnp.zeros((count, *a.shape[1:]), a.dtype), batch)
     return KeptRows(rows, jnp.zeros(count, jnp.result_type(float)))
 
 
 class RowCollector:
-    """Keeps the rows that matter most, each with the number of rows that equal it.
+    """A collector of the rows that matter most, each with the number of rows that equal it.
 
     A row that is drawn in a batch is known to be kept by its numbers alone, since a loader may
-    shuffle its rows. All rows with the same numbers matter the same, and are kept together.
-
-    Args:
-        first: arguments and keyword arguments of a batch. If the pass does not come upon half of
-            its rows, the rows of a loader are not the same twice, and none are kept.
-        count: most different rows that are kept.
+    shuffle its rows. All rows with the same numbers matter the same, and are kept together. At most
+    ``count`` different rows are kept; none, if the pass does not come upon half of the rows of the
+    ``first`` batch, since the rows of such a loader are not the same twice.
     """
 
     def __init__(self, first: Any, count: int) -> None:
@@ -47,12 +39,7 @@ class RowCollector:
         self._left_out, self._seen = 0.0, 0
 
     def add(self, batches: Any, sizes: np.ndarray) -> None:
-        """Look at more rows.
-
-        Args:
-            batches: arguments and keyword arguments of batches, with a leading axis.
-            sizes: how much each of their rows matters, (batches, rows).
-        """
+        """Look at more rows; ``sizes``, (batches, rows), say how much each matters."""
         leaves = [_plain(leaf) for leaf in jax.tree.leaves(batches)]
         leaves = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
         sizes = np.nan_to_num(np.asarray(sizes, np.float64).ravel(), posinf=0.0)
@@ -70,7 +57,7 @@ class RowCollector:
             del self._found[content]
 
     def kept(self) -> KeptRows:
-        """The rows, those of all batches."""
+        """Return the most important rows of all batches."""
         none = no_rows(self._like, self._count)
         # Copies of a row that was left out were counted before or after, not both.
         least = self._left_out * (1 + ROUNDING)
@@ -96,7 +83,7 @@ class _Found:
 
 
 def _plain(leaf: Any) -> np.ndarray:
-    """With one zero and one NaN, so that numbers are equal if their bytes are."""
+    """Return the array with one kind of zero and of NaN, so that equal numbers have equal bytes."""
     leaf = np.asarray(leaf)
     if leaf.dtype.kind not in "fc":
         return leaf
@@ -104,6 +91,6 @@ def _plain(leaf: Any) -> np.ndarray:
 
 
 def _contents(leaves: list[np.ndarray]) -> list[bytes]:
-    """The numbers of each row of some arrays (n, ...)."""
+    """Return the bytes of each row of arrays (n, ...)."""
     flat = [np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8) for leaf in leaves]
     return [row.tobytes() for row in np.concatenate(flat, axis=1)]

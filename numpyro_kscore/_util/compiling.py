@@ -22,7 +22,7 @@ import numpy as np
 from numpyro_kscore._util.checks import with_jax_leaves
 from numpyro_kscore._util.fingerprint import fingerprint
 
-__all__ = ["constants_of", "forget_programs", "quick_jit"]
+__all__ = ["AS_IT_IS", "constants_of", "forget_programs", "quick_jit"]
 
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
@@ -34,7 +34,10 @@ SHORT_SUMS = {"xla_disable_hlo_passes": "tree_reduction_rewriter"}
 LONGEST_SUM = 1024
 # What runs a single time takes milliseconds without any optimization, where no array of it has
 # more numbers than that, and its compilation a second.
-AS_IT_IS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+AS_IT_IS: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 LARGEST_AS_IT_IS = 65536
 # Executables that are kept: those of ten models or more.
 MOST_KEPT = 64
