@@ -186,7 +186,7 @@ class _Keeper:
 def _check_stack(stack: Any, found: Taylor, seen: int) -> None:
     """Raise where a density or its gradient is not finite, if the batch has such numbers itself.
 
-     Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
+    Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
     ``stack`` are batches and ``found`` the expansions at them, with a leading axis; ``seen``
     batches came before them.
     """

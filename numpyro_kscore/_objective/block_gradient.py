@@ -129,8 +129,7 @@ def block_gradient(
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
         return BlockGradient(direction - scores, total * size, jnp.zeros(()), state)
     if given is not None:
-        is_folded = jnp.any(jnp.isnan(given[:, 0]), axis=1)
-        share = share * jnp.maximum(1.0 - LESS_BY_FOLDS * jnp.mean(is_folded), 0.0)
+        share = share * _trust(given)
     direction = (1 - share) * direction + share * local
     if settings.clip is not None and settings.base == "model":
         # One factor for all elements: they may share parameters.
@@ -139,6 +138,12 @@ def block_gradient(
         factor = longest / jnp.maximum(length, longest)
         direction, derivative = direction * factor, derivative * factor
     return BlockGradient(direction, total, derivative, state)
+
+
+def _trust(local_scores: jax.Array) -> jax.Array:
+    """How far gradients of local log densities (m, 1, d) may be believed, from 0 to 1."""
+    is_folded = jnp.any(jnp.isnan(local_scores[:, 0]), axis=1)
+    return jnp.maximum(1.0 - LESS_BY_FOLDS * jnp.mean(is_folded), 0.0)
 
 
 def _along_paths(

@@ -29,8 +29,6 @@ from numpyro_kscore._model.particles import (
 from numpyro_kscore._model.program import Program, inspect_program, objective_program
 from numpyro_kscore._objective.kl_gradient import kl_gradient, loss_of, nearest_valid
 from numpyro_kscore._objective.options import (
-    OF_AGGREGATES,
-    OF_POSTERIORS,
     count_particles,
     pool,
     resolve_settings,
@@ -39,10 +37,22 @@ from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guid
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
+from numpyro_kscore.estimators._fit.bandwidth import Median
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.regularizers._filters import Tikhonov
+from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
+from numpyro_kscore.solvers._solvers import ConjugateGradient
 
 __all__ = ["ImplicitELBO"]
+
+# Numbers, not "auto": the best choice for one set of particles is far too strong for the average
+# over the steps of a fit (benchmarks/results/2026-11-21-choice-inside-a-fit.md).
+OF_POSTERIORS = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full")
+# KEF-CG with λ = 1e-4 where codes have unit variance, the same in every unit (docs/wae_report).
+OF_AGGREGATES = ScoreEstimator(
+    regularizer=Tikhonov(2e-4), solver=ConjugateGradient(), bandwidth="median", standardize="none"
+)
 
 # Most columns of derivatives that local log densities are computed for, at half of the particles at
 # most: each takes O(d) evaluations of the network's derivative, and a determinant. They may be more

@@ -55,13 +55,9 @@ def check_count(name: str, x: Any, minimum: int = 1) -> None:
 
 
 def check_choice(name: str, x: Any, choices: tuple[Any, ...], or_else: str = "") -> None:
-    """Raise ``ValueError`` unless ``x`` is one of ``choices``.
+    """Raise ``ValueError`` unless ``x`` is one of ``choices``, words and None.
 
-    Args:
-        name: of the argument.
-        x: what was given for it.
-        choices: words, and None.
-        or_else: what else may be given, which the caller lets pass, such as ``"a number"``.
+    ``or_else`` names what else may be given, which the caller lets pass, such as ``"a number"``.
     """
     if not any(x is c or (isinstance(x, str) and x == c) for c in choices):
         words = ", ".join(map(repr, choices))
