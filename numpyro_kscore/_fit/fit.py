@@ -14,7 +14,6 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.bar import Bar
-from numpyro_kscore._fit.batch_checks import check_batch
 from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
 from numpyro_kscore._fit.looks import look_at_exact_draws, make_look
@@ -23,6 +22,7 @@ from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Rule, Seen
 from numpyro_kscore._fit.result import FitResult, finish
 from numpyro_kscore._fit.svi import (
+    check_batch,
     exact_draws,
     initial_state,
     inspect_svi,

@@ -160,7 +160,7 @@ def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
 def moment_errors(
     centered: jax.Array, scores: jax.Array, weight: jax.Array, own: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """How far means and standard deviations of draws are from the model's, by Stein's identities.
+    """Measure how far means and deviations of draws are from the model's, by Stein's identities.
 
     With the covariance C of the draws, ``E[C s] = 0`` and ``E[(C s)_i x_i] = -C_ii`` hold at the
     model. To first order their residuals are the error of each mean and twice that of each log
@@ -168,15 +168,10 @@ def moment_errors(
     fulfil the same identities wherever it is, so that the difference ``s - s_q`` has no error at
     the model, whatever its shape.
 
-    Args:
-        centered: draws less their mean, (n, d).
-        scores: the model's score at the draws, (n, d).
-        weight: weights of the draws, (n,), which sum to 1.
-        own: the guide's score, (n, d), if it is known; draws where it is NaN do not count.
-
-    Returns:
-        The largest error of a mean, in standard deviations, and of a log standard deviation, each
-        beyond two standard errors, and zero at least.
+    Draws less their mean, the model's scores and the guide's ``own``, if known, are (n, d); weights
+    sum to 1; draws where the own score is NaN do not count. Returned are the largest error of a
+    mean, in standard deviations, and of a log standard deviation, each beyond two standard errors,
+    and zero at least.
     """
     covariance = (centered * weight[:, None]).T @ centered
     variance = jnp.maximum(jnp.diag(covariance), jnp.finfo(centered.dtype).tiny)

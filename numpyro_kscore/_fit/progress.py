@@ -17,6 +17,7 @@ __all__ = [
     "CONVERGED",
     "EVALUATION_DRAWS",
     "LOOK_BATCHES",
+    "NEAR_AT_END",
     "SMALLEST_BATCH",
     "Chunk",
     "Ending",
@@ -42,6 +43,7 @@ WOBBLE = 0.006
 # guide whose bound is known is left as it starts, or as it is at the end of a round. Another round
 # would bring half of that distance, and the first one more.
 NEAR_AT_START, NEAR_AT_END = 0.5, 2.0
+
 # Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
 EVALUATION_DRAWS = 1024
 # Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
@@ -78,11 +80,6 @@ class Rule(NamedTuple):
     def near_at_start(self) -> float:
         """The divergence, in nats, at which a guide may be left as it starts."""
         return NEAR_AT_START * self.least_loss
-
-    @property
-    def near_at_end(self) -> float:
-        """The divergence, in nats, at which a round is the last one."""
-        return NEAR_AT_END * self.least_loss
 
 
 class Gain(NamedTuple):
@@ -146,17 +143,11 @@ class Look(NamedTuple):
 class Progress(NamedTuple):
     """The state of the stopping rule; lengths are counted in chunks, each of which has one look.
 
-    Attributes:
-        looks: one for each chunk.
-        phase: the present phase.
-        cause: why the search ended; empty before.
-        settle_from: number of chunks before the step size began to fall.
-        settle_length: number of chunks over which it falls.
-        calm: number of successive looks without improvement.
-        best: index of the look at the best state; -1 is the start.
-        recoveries: how often a chunk was undone and tried again.
-        start: the look before the first step, where the bound is known.
-        rounds: numbers of looks at the ends of rounds.
+    The step size falls over ``settle_length`` chunks after the first ``settle_from``. ``cause``
+    says why the search ended, and ``calm`` counts successive looks without improvement. ``best`` is
+    the index of the look at the best state, -1 for the start, at which ``start`` is the look if the
+    bound is known. ``recoveries`` counts chunks that were undone, and ``rounds`` are numbers of
+    looks at the ends of rounds.
     """
 
     looks: tuple[Look, ...] = ()
@@ -203,15 +194,9 @@ class Ending(NamedTuple):
 class Run(NamedTuple):
     """The state that a fit carries from chunk to chunk and writes into its checkpoint.
 
-    Attributes:
-        state: the ``SVIState`` after the last chunk.
-        best: the best state so far, with mean parameters.
-        progress: the state of the stopping rule.
-        losses: losses of all steps, in pieces.
-        control_variate: an expansion of the density of all rows, for minibatches.
-        position: where the next batch of a loader is.
-        gaps: log density of the model less the guide's, (n,), at draws of the best guide at the end
-            of a round; None where it is not known.
+    ``best`` is the best state so far, with mean parameters; ``losses`` are those of all steps, in
+    pieces; ``position`` is where the next batch of a loader is. ``gaps`` are log densities of the
+    model less the guide's, (n,), at draws of the best guide at the end of a round, if known.
     """
 
     state: Any
@@ -230,13 +215,9 @@ class Run(NamedTuple):
 class Chunk(NamedTuple):
     """The result of a chunk of steps.
 
-    Attributes:
-        state: the ``SVIState`` after the last step.
-        averaged: the same state with the mean of the parameters over the steps.
-        losses: one for each step; NaN where it was skipped.
-        look: the fields of :class:`Look`.
-        finite: whether parameters and discrepancy are finite, and at least half of the losses.
-        gaps: see :class:`Seen`.
+    ``averaged`` is the last state with the mean of the parameters over the steps; ``losses`` are
+    NaN where a step was skipped; ``look`` has fields of :class:`Look`. ``finite`` is whether
+    parameters and discrepancy are finite, and at least half of the losses.
     """
 
     state: SVIState

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_kscore._fit.progress import CONVERGED, Ending, Gain, Look, Progress, Rule
+from numpyro_kscore._fit.progress import CONVERGED, NEAR_AT_END, Ending, Gain, Look, Progress, Rule
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
 __all__ = ["advance", "begin", "conclude", "step_sizes", "window_gain"]
@@ -109,7 +109,7 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         cause = progress.cause
     else:
         look = progress.looks[-1]
-        is_near = _is_near(look, rule.near_at_end, rule)
+        is_near = _is_near(look, NEAR_AT_END * rule.least_loss, rule)
         is_done = is_near and rule.can_be_exact
         pays = not is_done and _bound_gain(progress).is_real(rule.least_loss, errors=2)
         cause = "tol" if is_near else "plateau"
@@ -243,16 +243,11 @@ def _doubt(best: Look, recoveries: int, skipped: float) -> Doubt:
 
 
 def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
-    """Compare the means of the last two windows of a trace.
+    """Compare the means of the last two windows of a trace, whose numbers are finite.
 
     Entries are weighted by their inverse variances, so one with a huge error counts for nothing.
     Where they scatter more than their errors explain, as losses do while an optimizer wanders, the
-    error of the mean grows by the ratio.
-
-    Args:
-        values: one finite number for each chunk, at least ``2 * window``.
-        errors: their standard errors, positive.
-        window: entries in each of the two windows, at least 2 for a scatter.
+    error of the mean grows by the ratio. A window needs at least 2 entries for a scatter.
     """
     value, error = np.asarray(values, float), np.asarray(errors, float)
     before = _mean(value[-2 * window : -window], error[-2 * window : -window])

@@ -1,17 +1,20 @@
-"""The program, the parameters, the latents and the first state of the ``SVI`` that is fitted."""
+"""The ``SVI`` that is fitted: program, parameters, latents, first state, and batches as calls."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._model.dependencies import is_drawn
+from numpyro_kscore._model.dependencies import is_drawn, seeded, sources_of
+from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.package_guide import package_guide
 from numpyro_kscore._model.program import (
@@ -20,6 +23,7 @@ from numpyro_kscore._model.program import (
     objective_program,
     trace_both,
 )
+from numpyro_kscore._model.subsampling import with_rows
 from numpyro_kscore._model.supports import check_within_supports
 from numpyro_kscore._starts.exact_draws import ExactDraws
 from numpyro_kscore._util.batches import Batches
@@ -29,6 +33,7 @@ from numpyro_kscore._util.compiling import quick_jit
 __all__ = [
     "Arguments",
     "Given",
+    "check_batch",
     "exact_draws",
     "initial_state",
     "inspect_svi",
@@ -169,3 +174,67 @@ def initial_state(
     if is_traced(svi.constrain_fn.args):
         return init(rng_key)
     return state
+
+
+def check_batch(svi: SVI, given: Given) -> None:
+    """Raise unless a batch, with the other arguments of the call, is data of the model as a whole.
+
+    Raises:
+        TypeError: if they are no call of the model.
+        ValueError: if the model looks up rows of the batch by the indices of a plate.
+    """
+    _check_signature(svi, given)
+    plates = _read_plates(svi, given)
+    if plates:
+        raise ValueError(
+            f"loader: expected a model that takes a batch as it is; got one whose observations "
+            f"depend on the indices of the plate {sorted(plates)}, which are rows of all data and "
+            "not of the batch. Leave the indices out: numpyro.plate(name, num_rows, "
+            "subsample_size=len(batch)), and obs=batch"
+        )
+
+
+def _check_signature(svi: SVI, given: Given) -> None:
+    """Raise ``TypeError`` unless a batch and what else is given are a call of the model."""
+    try:
+        signature = inspect.signature(svi.model)
+    except (TypeError, ValueError):
+        return
+    args, kwargs = given
+    try:
+        signature.bind(*args, **kwargs, **svi.static_kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"loader: expected items that are arguments of the model, with those of fit after "
+            f"them; got {len(args)} arguments and the keywords {sorted(kwargs)} for "
+            f"{signature}: {error}. An item is a tuple of arguments, a dict of keyword arguments, "
+            "or one argument"
+        ) from None
+
+
+def _read_plates(svi: SVI, given: Given) -> set[str]:
+    """Names of the subsampled plates whose indices observations are computed from."""
+    args, kwargs = given
+    kwargs = {**kwargs, **svi.static_kwargs}
+    drawn: set[str] = set()
+
+    def rows(key: jax.Array) -> dict[str, jax.Array]:
+        trace = handlers.trace(seeded(svi.model, key, {})).get_trace(*args, **kwargs)
+        plates = [site for site in trace.values() if site["type"] == "plate"]
+        drawn.update(p["name"] for p in plates if p["args"][1] not in (None, p["args"][0]))
+        return {site["name"]: site["value"] for site in plates if site["name"] in drawn}
+
+    def observations(given: dict[str, jax.Array]) -> list[Any]:
+        model = seeded(with_rows(svi.model, given), jax.random.key(0), {})
+        trace = handlers.trace(model).get_trace(*args, **kwargs)
+        observed = [site for site in trace.values() if site.get("is_observed")]
+        return [[site["value"], *jax.tree.leaves(site["fn"])] for site in observed]
+
+    with Hidden():
+        shapes = jax.eval_shape(rows, jax.random.key(0))
+        if not drawn:
+            return set()
+        found = jax.tree.leaves(
+            sources_of(observations, shapes), is_leaf=lambda x: isinstance(x, frozenset)
+        )
+    return set(frozenset[str]().union(*found)) & drawn

@@ -52,7 +52,7 @@ class BlockGradient(NamedTuple):
         entropy: its part of the guide's entropy, in nats, scaled by plates; zero where a local log
             density gives it.
         local_share: the derivative in its local log density.
-        state: the estimator's state for the next step; None if it keeps none.
+        state: the estimator's state for the next step, if it keeps one.
     """
 
     direction: jax.Array
@@ -73,22 +73,15 @@ def block_gradient(
 ) -> BlockGradient:
     """Estimate the KL gradient and the entropy of one block with an unknown density.
 
-    Args:
-        settings: estimator and options.
-        part: the block's coordinates.
-        particles: all particles, (n, D), finite.
-        model_scores: the model's score at them, (n, D).
-        prior_scores: the score of the priors of pooled latents, (n, D), for a pooled part only:
-            the elements of its plate are draws of one distribution, the aggregate, which is
-            compared with the prior.
-        state: the estimator's state, if it keeps one.
-        key: random key for such an estimator.
-        local_scores: gradients of the local log density at the first m particles, (m, D), NaN
-            behind folds.
+    ``particles``, (n, D), are finite, with the model's scores at them. ``prior_scores``, (n, D),
+    are given for a pooled part only: the elements of its plate are draws of one distribution, the
+    aggregate, which is compared with the prior. ``state`` and ``key`` are for an estimator that
+    keeps a state. ``local_scores`` are gradients of the local log density at the first m particles,
+    (m, D), NaN behind folds.
     """
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
-    share: Any = settings.local_share if part.has_local else 0.0
+    share = settings.local_share if part.has_local else 0.0
     given = None
     if share > 0 and part.has_local_score and local_scores is not None:
         given = _take(local_scores, part.columns)
@@ -111,26 +104,24 @@ def block_gradient(
     if x.shape[1] == 1:
         only = jax.tree.map(lambda a: a[0], inputs)
         element, state, to_unit = _element_gradient(settings, only, not part.has_local, state, key)
-        elements = jax.tree.map(lambda a: a[None], element)
+        directions, entropies, lengths = (a[None] for a in element)
         if given is not None:
             local = _along_paths(scores, given, to_unit)
     else:
         at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
-        elements = lax.map(
+        directions, entropies, lengths = lax.map(
             lambda one: _element_gradient(settings, one, not part.has_local)[0],
             inputs,
             batch_size=min(at_once, x.shape[1]),
         )
-    directions, entropies, lengths = elements
     direction = part.scale * jnp.swapaxes(directions, 0, 1)
     total = part.scale * jnp.sum(entropies)
     if prior_scores is not None:
         # The likelihood moves every draw by itself; only the prior is compared with the aggregate.
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
         return BlockGradient(direction - scores, total * size, jnp.zeros(()), state)
-    if given is not None:
-        share = share * _trust(given)
-    direction = (1 - share) * direction + share * local
+    counted = share if given is None else share * _trust(given)
+    direction = (1 - counted) * direction + counted * local
     if settings.clip is not None and settings.base == "model":
         # One factor for all elements: they may share parameters.
         longest = settings.clip * NOISE / (dim * n**0.5)

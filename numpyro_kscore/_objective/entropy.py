@@ -46,17 +46,11 @@ def entropy(
     standard deviation is about ``sqrt((1.6 + d/2)/n)``. Copies of a point and a collapsed sample
     give a low, finite value.
 
-    With a context it is the entropy given the context: the joint entropy less the context's.
-
-    Args:
-        nearest: squared distance of each sample to its nearest other, in standardized units and
-            with the context's distance added, (n,).
-        coordinates: the coordinates of the standardized samples.
-        standardize: the rule of standardization; ``"gaussian"`` is the shrunk Gaussian's whitening.
-        num_samples: number of samples behind the coordinates; ``nearest`` has fewer where only
-            some samples are looked at.
-        nearest_context: squared distances of the context alone.
-        context_size: dimension of the context.
+    ``nearest`` are squared distances of samples to their nearest others, in standardized units; of
+    ``num_samples`` samples some may be left out. ``standardize="gaussian"`` is the shrunk
+    Gaussian's whitening. With a context the result is the entropy given the context, the joint
+    entropy less the context's: ``nearest`` have the context's distance added, and
+    ``nearest_context`` are those of the context alone.
     """
     dim = coordinates.mean.shape[0]
     joint = _raw(nearest, dim + context_size) + coordinates.log_det()

@@ -22,13 +22,10 @@ __all__ = ["kl_gradient", "loss_of", "nearest_valid"]
 class KLGradient(NamedTuple):
     """The gradient of KL(q || p) at the particles, without the guide's known densities.
 
-    Attributes:
-        valid: which particles are finite, (n,).
-        direction: the gradient over the number of valid particles, (n, D).
-        local_shares: the derivatives in the means of the local log densities, (b,).
-        entropy: of the blocks that are estimated and have no local log density, in nats.
-        states: states of an estimator that keeps one, for the next step, by the first latent of
-            each block.
+    ``direction``, (n, D), is divided by the number of valid particles; ``local_shares``, (b,), are
+    the derivatives in the means of the local log densities; ``entropy`` is that of the estimated
+    blocks without such a density, in nats; ``states`` of an estimator that keeps one are for the
+    next step, by the first latent of each block.
     """
 
     valid: jax.Array

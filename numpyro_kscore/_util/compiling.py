@@ -113,15 +113,18 @@ def _is_traced(leaves: list[Any]) -> bool:
 @cache
 def _known_options(as_it_is: bool) -> dict[str, Any]:
     """The options that the compiler knows; none without a CPU."""
-    known: dict[str, Any] = {}
+    options = OPTIONS | SHORT_SUMS | (AS_IT_IS if as_it_is else {})
+    return {k: v for k, v in options.items() if _is_known({k: v})}
+
+
+def _is_known(option: dict[str, Any]) -> bool:
     if jax.default_backend() != "cpu":
-        return known
-    for name, value in (OPTIONS | SHORT_SUMS | (AS_IT_IS if as_it_is else {})).items():
-        # Options change between versions, and so does the error that an unknown one raises.
-        with suppress(Exception):
-            jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
-            known[name] = value
-    return known
+        return False
+    # Options change between versions, and so does the error that an unknown one raises.
+    with suppress(Exception):
+        jax.jit(lambda: 0, compiler_options=option).lower().compile()
+        return True
+    return False
 
 
 def _options(jaxpr: Any, runs_once: bool) -> dict[str, Any] | None:
