@@ -158,7 +158,7 @@ class _Keeper:
         # Leaves of another length than the rows would say nothing about the rows that are kept.
         self._count = int(lengths.pop() * PART_KEPT) if len(lengths) == 1 else 0
         self._found: list[str | None] = []
-        # From a state, draws and batches to how much each row matters, (batches, rows).
+        # A map from a state, draws and batches to how much each row matters, (batches, rows).
         self.sizes = quick_jit(self._sizes)
 
     def none(self, state: SVIState) -> KeptRows | None:

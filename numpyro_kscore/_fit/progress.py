@@ -36,8 +36,8 @@ CONVERGED = ("plateau", "tol")
 # Another round follows one that lowered the loss by this many times the smallest gain that matters.
 ROUND_GAIN = 4
 # At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension
-# (benchmarks/results/2026-11-27-when-to-stop.md). To lose that by settling is no sign that more is
-# to be had.
+# (benchmarks/results/2026-11-27-when-to-stop.md). A fall of that size by settling is
+# no sign that more is to be had.
 WOBBLE = 0.006
 # Largest divergences from the model, as multiples of the smallest gain that matters, at which a
 # guide whose bound is known is left as it starts, or as it is at the end of a round. Another round

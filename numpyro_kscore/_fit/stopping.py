@@ -85,7 +85,7 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             cause = "budget"
         if not cause:
             return progress._replace(calm=calm)
-        # At full size steps wobble about the optimum, and tails fill while the size falls.
+        # Steps of full size wobble about the optimum, and tails fill while the size falls.
         length = rest if cause == "budget" else count
         progress = progress._replace(
             phase="settle",

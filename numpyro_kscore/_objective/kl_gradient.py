@@ -92,7 +92,7 @@ def kl_gradient(
 
 
 def nearest_valid(valid: jax.Array) -> jax.Array:
-    """For every particle the last valid one up to it, or else the first valid one: indices (n,)."""
+    """Indices (n,) of the last valid particle up to each, or else of the first valid one."""
     last_valid = lax.cummax(jnp.where(valid, jnp.arange(valid.shape[0]), -1))
     return jnp.where(last_valid < 0, jnp.argmax(valid), last_valid)
 
@@ -137,7 +137,7 @@ def _with_gradient(value: jax.Array, moved: Any, gradient: Any) -> jax.Array:
 @_with_gradient.defjvp
 def _with_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     value, _, gradient = primals
-    # Where the gradient is zero the tangent does not count, even if it is NaN.
+    # A tangent does not count where the gradient is zero, even if it is NaN.
     products = jax.tree.map(
         lambda g, t: jnp.sum(g * jnp.where(g == 0, 0.0, t)).astype(value.dtype),
         gradient,

@@ -147,7 +147,7 @@ class Form:
 
 
 def _advice(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """What to do about a shape that differs from the first one, or else a dtype."""
+    """The advice about a shape that differs from the first one, or else a dtype."""
     if shape == expected:
         return "Convert it"
     if len(shape) != len(expected):
