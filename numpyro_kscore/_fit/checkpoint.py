@@ -52,10 +52,8 @@ def load_checkpoint(
 ) -> tuple[Any, dict[str, Any], np.ndarray]:
     """Read the tree, the record and the series in a file of :func:`save_checkpoint`.
 
-    ``template`` is a tree with the structure, shapes and dtypes of the one that was written.
-
-    Raises:
-        ValueError: if the file is damaged, of another kind, or holds another tree.
+    ``template`` is a tree with the structure, shapes and dtypes of the one that was written; a file
+    that is damaged, of another kind or with another tree is refused by ``ValueError``.
     """
     with open(path, "rb") as file:
         try:

@@ -51,15 +51,8 @@ def run_chunks(
 
     ``first_looks`` are taken at the start, where bounds are known, until one of them shows that no
     step is needed. ``state`` and ``rng_key`` are those of the start: the state of a checkpoint that
-    exists takes the place of the first, and its key must be the second.
-
-    Returns:
-        The run; and ``"interrupted"`` from the keyboard or ``"callback"`` if one of them ended it,
-        otherwise nothing.
-
-    Raises:
-        ValueError: for a checkpoint that is damaged or of another fit, and for batches that do not
-            go on or change their shapes.
+    exists takes the place of the first, and its key must be the second. With the run comes
+    ``"interrupted"``, from the keyboard, or ``"callback"``, if one of them ended it.
     """
     path, begin = settings.checkpoint, time.perf_counter()
     recorded = {

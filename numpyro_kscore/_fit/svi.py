@@ -50,11 +50,7 @@ Arguments = Callable[[Any], Given]
 
 
 def parameter_slots(svi: SVI, optim_state: Any) -> tuple[int, ...]:
-    """Indices of the parameters among the leaves of an optimizer's state.
-
-    Raises:
-        TypeError: if the parameters are not leaves of the state.
-    """
+    """Indices of the parameters, which must be leaves, in an optimizer's state."""
     # Tracing tells leaves apart where identity does not: they may share arrays at the start.
     jaxpr = jax.make_jaxpr(svi.optim.get_params)(optim_state).jaxpr
     places = {id(var): k for k, var in enumerate(jaxpr.invars)}
@@ -76,11 +72,7 @@ def with_parameters(optim_state: Any, slots: tuple[int, ...], values: list[jax.A
 
 
 def inspect_svi(svi: SVI, state: SVIState, given: Given) -> Layout:
-    """The layout of a particle of the guide.
-
-    Raises:
-        ValueError: if no discrepancy can be computed for the guide.
-    """
+    """The layout of a particle of the guide, for which a discrepancy must exist."""
     try:
         return inspect_program(jax.random.key(0), program_of(svi, state, given))
     except ValueError as error:
@@ -177,11 +169,10 @@ def initial_state(
 
 
 def check_batch(svi: SVI, given: Given) -> None:
-    """Raise unless a batch, with the other arguments of the call, is data of the model as a whole.
+    """Raise unless a batch is, with the other arguments of the call, data of the model as a whole.
 
-    Raises:
-        TypeError: if they are no call of the model.
-        ValueError: if the model looks up rows of the batch by the indices of a plate.
+    ``TypeError`` says that they are no call of the model, and ``ValueError`` that the model looks
+    up rows of the batch by the indices of a plate.
     """
     _check_signature(svi, given)
     plates = _read_plates(svi, given)

@@ -45,12 +45,7 @@ def resolve_settings(
     aggregate: str | None,
     sharding: NamedSharding | None,
 ) -> ObjectiveOptions:
-    """Check the settings and let the estimator resolve every ``"auto"``.
-
-    Raises:
-        TypeError: for an estimator or a plate that is none.
-        ValueError: for an unknown option, and for one that the estimator cannot take.
-    """
+    """Check the settings and let the estimator resolve every ``"auto"``."""
     if aggregate is not None and not isinstance(aggregate, str):
         raise TypeError(f"aggregate: expected the name of a plate or None; got {aggregate!r}")
     if not isinstance(estimator, GuideEstimator):
@@ -86,9 +81,6 @@ def pool(layout: Layout, plate: str | None) -> Layout:
     """Pool the latents of a plate into one part of the layout; None changes nothing.
 
     The draws of all elements of the plate, the aggregate, are taken as draws of one distribution.
-
-    Raises:
-        ValueError: if the plate has no latents, or some that cannot be pooled.
     """
     if plate is None:
         return layout
@@ -110,12 +102,7 @@ def pool(layout: Layout, plate: str | None) -> Layout:
 
 
 def count_particles(layout: Layout, settings: ObjectiveOptions, num_particles: int | None) -> int:
-    """The number of particles of a step, checked; the default if ``num_particles`` is None.
-
-    Raises:
-        ValueError: for too few particles to take moments of, and for a number that does not
-            divide evenly over the devices.
-    """
+    """The number of particles of a step, checked; the default if ``num_particles`` is None."""
     estimated = layout.implicit_parts
     if num_particles is None:
         num_particles = layout.default_num_particles

@@ -52,19 +52,14 @@ class Position(NamedTuple):
 class Batches:
     """The batches of a loader, as arguments of model and guide.
 
-    Attributes:
-        first: the first batch, of device arrays.
-        sample: batches that are spread over all, with a leading axis.
-        count: number of batches of an epoch; None if they cannot be passed over.
-
     A loader is an iterable of batches, or a function that returns one. A function with an argument
     that is called ``epoch`` or has no default is given the number of the epoch. ``args`` follow
     those of a batch, and ``kwargs`` join its keyword arguments.
 
-    Raises:
-        TypeError: for a loader that is none, and for batches without arrays of numbers.
-        ValueError: for one without batches, with batches of different shapes, and with keyword
-            arguments that are given twice.
+    Attributes:
+        first: the first batch, of device arrays.
+        sample: batches that are spread over all, with a leading axis.
+        count: number of batches of an epoch; None if they cannot be passed over.
 
     Cost: a pass over all batches, which checks their shapes.
     """
@@ -169,11 +164,7 @@ class Batches:
         return _mean(of_each, _in_stacks(rows))
 
     def stream(self, size: int, start: Position) -> Iterator[tuple[Any, Position]]:
-        """Stacks of ``size`` batches, one epoch after another, each with the position after it.
-
-        Raises:
-            ValueError: for an iterator that ends, and for batches of another shape.
-        """
+        """Stacks of ``size`` batches, one epoch after another, each with the position after it."""
         epoch, index, iterator = start.epoch, start.batch, self._at(start)
         while True:
             taken: list[Any] = []

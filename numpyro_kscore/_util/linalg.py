@@ -77,12 +77,7 @@ def _looped(fn: F) -> F:
 @_looped
 def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues, ascending, and eigenvectors (columns) of a symmetric matrix."""
-    return on_cpu_or(_eigh, _first_of_two, a)
-
-
-def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(a)
-    return values, vectors
+    return on_cpu_or(lambda a: tuple(jnp.linalg.eigh(a)), _first_of_two, a)
 
 
 def _first_of_two(a: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -30,9 +30,6 @@ def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
 
     A loader that is a function gets that number as ``epoch``, or as its first argument if that has
     no default.
-
-    Raises:
-        TypeError: for anything but an iterable of batches or a function.
     """
     is_data = isinstance(loader, np.ndarray | jax.Array | dict | str | bytes)
     is_iterable = isinstance(loader, Iterable)
@@ -78,10 +75,6 @@ def as_batch(item: Any, is_double: bool) -> Any:
     """Turn an item of a loader into a batch of NumPy arrays.
 
     The item is a dict of keyword arguments, a tuple or list of arguments, or one argument.
-
-    Raises:
-        TypeError: for leaves that are no arrays of numbers.
-        ValueError: for an item without arrays.
     """
 
     def as_array(path: Any, leaf: Any) -> np.ndarray:

@@ -40,10 +40,6 @@ def check_sharding(sharding: Any) -> NamedSharding | None:
     divided over and leaves all other dimensions whole. The result has a specification of one entry,
     on axes of type ``Auto``: the types of a mesh say how programs on it are checked, not where data
     lies.
-
-    Raises:
-        TypeError: for something else.
-        ValueError: if rows are not divided, or something else is.
     """
     if sharding is None:
         return None
@@ -76,8 +72,7 @@ def sharding_of(x: Any) -> NamedSharding | None:
 def place(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     """Shard the rows of (n, ...); replicate them if n does not divide evenly.
 
-    Raises:
-        ValueError: under ``jit``, for an array on a mesh whose axes are ``Explicit``.
+    Under ``jit`` an array on a mesh with ``Explicit`` axes is refused.
     """
     if sharding is None:
         return x
