@@ -82,7 +82,7 @@ def run_chunks(
         while run.progress.phase != "done":
             count = len(run.progress.looks)
             if count and count & (count - 1) == 0:
-                # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
+                # Expand anew after 1, 2, 4, … chunks: a guide moves less and less.
                 run = run._replace(control_variate=expander.expand(run.state))
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
             # Everything is sent before the chunk, and nothing is asked for until it is done.
@@ -143,7 +143,7 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
     best = chunk.averaged if is_best else run.best
     if not is_best or len(progress.rounds) == rounds:
         gaps = run.gaps
-    # A copy: on a CPU a view would keep the array, and with it some kilobytes a chunk.
+    # Copy the losses: on a CPU a view would keep the array, some kilobytes a chunk.
     losses = (*run.losses, np.array(chunk.losses))
     return Run(chunk.state, best, progress, losses, run.control_variate, run.position, gaps)
 

@@ -30,7 +30,7 @@ from numpyro_kscore.diagnostics._fitted import (
 
 __all__ = ["PortableGuide", "load_guide", "save_guide"]
 
-# Raised when a file of one version cannot be read by the code of another.
+# The version of files, which grows when code of one version cannot read those of another.
 FORMAT = 1
 # Devices that the program is written for.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

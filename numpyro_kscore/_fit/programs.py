@@ -59,7 +59,7 @@ def make_chunk(
             state, *args, forward_mode_differentiation=forward_mode, **kwargs
         )
         new = jax.tree.leaves(svi.optim.get_params(state.optim_state))
-        # At factor 1 keep the optimizer's own step, bit for bit.
+        # Factor 1 keeps the optimizer's own step, bit for bit.
         new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
                for a, b in zip(old, new, strict=True)]  # fmt: skip
         state = state._replace(optim_state=with_parameters(state.optim_state, slots, new))
@@ -198,7 +198,7 @@ def _data(arguments: Arguments, batches: Any, layout: Layout, number: jax.Array)
 
 
 def _bound(gaps: jax.Array) -> dict[str, jax.Array]:
-    """The evidence lower bound, and what is missing to the evidence by importance sampling."""
+    """The evidence lower bound, and its gap to the evidence by importance sampling."""
     known = jnp.isfinite(gaps)
     count = jnp.sum(known)
     weight = known / jnp.maximum(count, 1)

@@ -19,7 +19,7 @@ __all__ = ["FitInfo", "FitResult", "finish"]
 
 
 class FitInfo(NamedTuple):
-    """How a fit went.
+    """The report of how a fit went.
 
     Attributes:
         steps: number of steps, skipped ones included.

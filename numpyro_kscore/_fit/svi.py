@@ -161,8 +161,8 @@ def initial_state(
     elif batches is None and init_params is None and not goes_on:
         guide.expect_data(*args, **kwargs, **svi.static_kwargs)
     state = quick_jit(init, runs_once=True)(rng_key)
-    # The SVI holds transforms, which are partial's argument. One computed by the model, as from its
-    # data, was traced and has no value.
+    # The SVI holds transforms, as arguments of a partial. A transform that the model computes, as
+    # from its data, was traced and has no value.
     if is_traced(svi.constrain_fn.args):
         return init(rng_key)
     return state

@@ -102,7 +102,7 @@ def _gaussian_bias(
     # The program runs so seldom that only its compilation takes time.
     compiled = raw.lower(*shapes).compile(AS_IT_IS)
     generator = np.random.default_rng(0)
-    # At least two sets: with so many draws in each, the spread over sets is small.
+    # Two sets are enough where each has so many draws that sets hardly differ.
     fewest = max(2, min(FEWEST_SETS, FEWEST_DRAWS // n))
     affordable = CALIBRATION_PAIRS // (n * num_nearest * (dim + context_size))
     num_sets = max(fewest, min(CALIBRATION_SETS, affordable))

@@ -63,7 +63,7 @@ def resolve_settings(
         )
     base = estimator.resolve_base(base)
     if debias == "auto" and aggregate is not None:
-        # It doubles the squared error of an estimate from one batch (docs/wae_report).
+        # The jackknife doubles the squared error of an estimate from one batch (docs/wae_report).
         debias = None
     sharding = check_sharding(sharding)
     return ObjectiveOptions(

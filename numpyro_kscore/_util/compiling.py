@@ -1,4 +1,4 @@
-"""Programs that compile in half the time, and only once for what differs in numbers alone.
+"""Programs that compile in half the time, and once for all calls that differ in numbers only.
 
 A fit, a diagnosis and a search close over the data and the parameters they are about. ``jax.jit``
 would take these for constants and compile again for others; here they are arguments, and what was
@@ -67,7 +67,7 @@ def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., 
             if options not in plain:
                 plain[options] = jax.jit(_with_static(fn, static))
             return plain[options](*args)
-        # Arrays of NumPy go into the program as they are: it converts them ten times as fast.
+        # NumPy arrays go into the program unconverted: it converts them ten times as fast.
         known = jax.Array, np.ndarray
         arrays: list[Any] = [x if isinstance(x, known) else jnp.asarray(x) for x in leaves]
         # Numbers inside a program have the precision that is set when it is traced.
@@ -103,8 +103,8 @@ def _keep(programs: OrderedDict[Any, Callable[..., Any]], key: Any, program: Any
 
 
 def _is_traced(leaves: list[Any]) -> bool:
-    """Whether arguments are traced, or what is around the call."""
-    # Inside of jit a new array is a tracer. An explicit transfer is none that a guard forbids.
+    """Whether an argument or the code around the call is being traced."""
+    # A new array is a tracer inside of jit. Transfer guards allow this explicit transfer.
     return any(
         isinstance(leaf, jax.core.Tracer) for leaf in [jax.device_put(np.zeros(())), *leaves]
     )
@@ -173,7 +173,7 @@ def _compile(
         return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays)
 
     run.__name__ = getattr(fn, "__name__", "run")
-    # Arguments that are not used stay: which are left out differs from data to data.
+    # Unused arguments stay: which ones are unused differs from data to data.
     whole = jax.jit(run, keep_unused=True)
     digest = fingerprint(closed)
     key = (*OPTIONS.items(), digest, jax.default_backend(), runs_once)

@@ -22,7 +22,7 @@ from jax import lax
 
 __all__ = ["Pairs", "Sloped", "divided_differences", "sum_of_functions", "with_slopes"]
 
-# A function of A on a vector v, through the pairs that carry v.
+# A map from a vector v to the pairs of A that carry v.
 Decompose = Callable[[jax.Array], "Pairs"]
 
 

@@ -89,7 +89,7 @@ def as_batch(item: Any, is_double: bool) -> Any:
                 f"{_name_of(path)}"
             )
         name = str(array.dtype)
-        # Only what is converted is read here; maps of files are read when batches are stacked.
+        # Only converted arrays are read here; maps of files are read when batches are stacked.
         return array if is_double or name not in SINGLE else array.astype(SINGLE[name])
 
     if isinstance(item, dict):
