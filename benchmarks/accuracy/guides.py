@@ -34,7 +34,7 @@ from benchmarks.accuracy.pathfinder import pathfinder
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.samplers import mams, nuts
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
-from numpyro_kscore._fit.run import EVALUATION_DRAWS
+from numpyro_kscore._fit.progress import EVALUATION_DRAWS
 from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore.diagnostics import diagnose
 from numpyro_kscore.estimators import nu_method, ssge, stein

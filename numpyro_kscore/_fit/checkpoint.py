@@ -26,16 +26,9 @@ FORMAT = "numpyro_kscore fit, version 1"
 def save_checkpoint(
     path: str | os.PathLike[str], tree: Any, record: dict[str, Any], series: np.ndarray
 ) -> None:
-    """Write a checkpoint; an older file is replaced as a whole or not at all.
+    """Write a tree of arrays, numbers and keys, a record for JSON, and an array of any length.
 
-    Args:
-        path: the file to write.
-        tree: a pytree of arrays, numbers and random keys.
-        record: data that JSON can hold; numbers are restored exactly.
-        series: an array of any length.
-
-    Raises:
-        OSError: if the folder does not exist or cannot be written to.
+    An older file is replaced as a whole or not at all. Numbers of the record are restored exactly.
     """
     target = Path(path)
     header = json.dumps({"format": FORMAT, "leaves": _layout(tree), "record": record})
@@ -57,18 +50,10 @@ def save_checkpoint(
 def load_checkpoint(
     path: str | os.PathLike[str], template: Any
 ) -> tuple[Any, dict[str, Any], np.ndarray]:
-    """Read a file of :func:`save_checkpoint`.
+    """Read the tree, the record and the series in a file of :func:`save_checkpoint`.
 
-    Args:
-        path: the file to read.
-        template: a tree with the structure, shapes and dtypes of the one that was written.
-
-    Returns:
-        The tree, the record and the series.
-
-    Raises:
-        ValueError: if the file is damaged, of another kind, or holds another tree.
-        FileNotFoundError: if the file does not exist.
+    ``template`` is a tree with the structure, shapes and dtypes of the one that was written; a file
+    that is damaged, of another kind or with another tree is refused by ``ValueError``.
     """
     with open(path, "rb") as file:
         try:

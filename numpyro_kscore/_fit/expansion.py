@@ -1,4 +1,4 @@
-"""The density of all data near a guide, which takes the noise out of minibatches."""
+"""Expansions of the density of all data near a guide, which take the noise out of minibatches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._fit.row_collector import RowCollector, no_rows
 from numpyro_kscore._fit.svi import Given, program_of
 from numpyro_kscore._model.all_rows import expand_at, kept_plate, mean_draw, row_sizes
 from numpyro_kscore._model.control_variate import ControlVariate, KeptRows
@@ -22,18 +21,26 @@ from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 
-__all__ = ["Expander", "has_local_latents", "make_expander", "make_loader_expander"]
+__all__ = [
+    "Expander",
+    "RowCollector",
+    "has_local_latents",
+    "make_expander",
+    "make_loader_expander",
+    "no_rows",
+]
 
-# Rows that every step keeps, as a part of those of a batch.
+# Fraction of a batch's number of rows that every step keeps.
 PART_KEPT = 0.25
+# Rows whose sizes differ by less, relatively, may matter the same up to rounding.
+ROUNDING = 1e-3
 
 
 class Expander(NamedTuple):
-    """How a fit expands the density of all data, see :meth:`ImplicitELBO.expand`.
+    """The way a fit expands the density of all data, see :meth:`ImplicitELBO.expand`.
 
-    Attributes:
-        expand: the expansion at the mean of the guide of a state; None if there is none.
-        like: one of the same structure and shapes.
+    ``expand`` gives the expansion at the mean of the guide of a state, or None if there is none;
+    ``like`` gives one of the same structure and shapes.
     """
 
     expand: Callable[[SVIState], ControlVariate | None]
@@ -52,54 +59,36 @@ def has_local_latents(layout: Layout) -> bool:
 
 
 def make_expander(svi: SVI, layout: Layout | None, given: Given, num_steps: int) -> Expander:
-    """Expansions of subsampled plates whose rows are all in memory.
+    """Expand the densities of subsampled plates whose rows are all in memory.
 
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle, if it is known.
-        given: arguments and keyword arguments of model and guide.
-        num_steps: how many steps an expansion serves, at least.
+    An expansion serves at least ``num_steps`` steps. The layout is None if it is not known.
     """
-    # Other objectives have none.
-    expand = getattr(svi.loss, "expand", None)
+    expand = getattr(svi.loss, "expand", None)  # other objectives have none
     if layout is None or not layout.row_counts or expand is None:
         return Expander(_never, _never)
 
     def expansion(state: SVIState) -> ControlVariate | None:
         key, program = key_apart(state.rng_key, FitKey.EXPANSION), program_of(svi, state, given)
-        return expand(
-            key,
-            program.params,
-            svi.model,
-            svi.guide,
-            *program.args,
-            num_steps=num_steps,
-            **program.kwargs,
-        )
+        args, kwargs = program.args, {**program.kwargs, "num_steps": num_steps}
+        return expand(key, program.params, svi.model, svi.guide, *args, **kwargs)
 
     compiled = quick_jit(expansion)
     return Expander(compiled, compiled)
 
 
 def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> Expander:
-    """Expansions of the mean density of the batches, each by a pass over all of them.
+    """Expand the mean density of the batches, by a pass over all of them for each expansion.
 
     The mean over the batches of an epoch of the densities that the model scales to all data is the
     density of all data. Where no pass can be taken, an expansion is NaN, which changes nothing.
-
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle, if it is known.
-        batches: those of the loader.
 
     Cost: a pass over all batches, and two more for each latent dimension up to 128.
     """
     loss = svi.loss
     if layout is None or layout.model_params or has_local_latents(layout):
         return Expander(_never, _never)
-    if not hasattr(loss, "expanded") or loss.vectorize_particles is not True:
-        return Expander(_never, _never)
-    if loss.forward_mode_differentiation:
+    is_ours = hasattr(loss, "expanded") and loss.vectorize_particles is True
+    if not is_ours or loss.forward_mode_differentiation:
         return Expander(_never, _never)
 
     def program_at(state: SVIState, batch: Any) -> Program:
@@ -122,11 +111,10 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
     def like(state: SVIState) -> ControlVariate:
         at = jax.eval_shape(draw, state)
         shapes = jax.eval_shape(of_batch, state, at, batches.first)
-        unknown = jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
-        point = at[0].flat
-        return ControlVariate(
-            jnp.full(point.shape, jnp.nan, point.dtype), unknown, kept=keeper.none(state)
+        point, unknown = jax.tree.map(
+            lambda a: jnp.full(a.shape, jnp.nan, a.dtype), (at[0].flat, shapes)
         )
+        return ControlVariate(point, unknown, kept=keeper.none(state))
 
     def expand(state: SVIState) -> ControlVariate:
         kind = like(state)
@@ -152,13 +140,10 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
 
 
 class _Keeper:
-    """Finds the rows that every step keeps, if a model takes more rows than a batch has.
+    """A finder of the rows that every step keeps, if a model takes more rows than a batch has.
 
-    Args:
-        program_at: from a state and a batch to guide and model.
-        first: a batch.
-        layout: the layout of a particle.
-        draw: from a state to where its density is expanded, and draws nearby.
+    ``program_at`` gives guide and model at a state and a batch; ``draw`` gives, at a state, the
+    point at which the density is expanded and draws near it.
     """
 
     def __init__(
@@ -170,14 +155,14 @@ class _Keeper:
     ) -> None:
         self._program_at, self._layout, self._draw, self._first = program_at, layout, draw, first
         lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(first)}
-        # Other leaves than those of rows would say nothing about the rows that are kept.
+        # Leaves of another length than the rows would say nothing about the rows that are kept.
         self._count = int(lengths.pop() * PART_KEPT) if len(lengths) == 1 else 0
         self._found: list[str | None] = []
-        # How much every row of some batches matters, (batches, rows), at a state and draws.
+        # A map from a state, draws and batches to how much each row matters, (batches, rows).
         self.sizes = quick_jit(self._sizes)
 
     def none(self, state: SVIState) -> KeptRows | None:
-        """No rows, in the place of some; None where there never are any."""
+        """Return as many rows as are kept, all empty; None where no rows are ever kept."""
         if not self._count:
             return None
         rows = no_rows(self._first, self._count)
@@ -192,9 +177,8 @@ class _Keeper:
         return None if self._found[0] is None else rows
 
     def collector(self, state: SVIState) -> RowCollector | None:
-        """What collects rows in a pass."""
-        none = self.none(state)
-        return None if none is None else RowCollector(self._first, self._count)
+        """Return the collector of rows for a pass, if any are kept."""
+        return None if self.none(state) is None else RowCollector(self._first, self._count)
 
     def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
         key, name = key_apart(state.rng_key, FitKey.EXPANSION), self._found[0]
@@ -211,11 +195,8 @@ def _check_stack(stack: Any, found: Taylor, seen: int) -> None:
     """Raise where a density or its gradient is not finite, if the batch has such numbers itself.
 
     Numbers that the model masks do no harm, and a density may be zero at a guide that is far off.
-
-    Args:
-        stack: arguments and keyword arguments of batches, with a leading axis.
-        found: the log densities and gradients, with a leading axis.
-        seen: number of batches before.
+    ``stack`` are batches and ``found`` the expansions at them, with a leading axis; ``seen``
+    batches came before them.
     """
     # Some densities of NumPyro are finite where their parameters are not.
     numbers = np.column_stack([np.asarray(found.value), np.asarray(found.slope)])
@@ -230,3 +211,83 @@ def _check_stack(stack: Any, found: Taylor, seen: int) -> None:
                     f"numbers that are not in argument {name} of batch {seen + k} (the first is "
                     "0). Leave such rows out, or mask them in the model"
                 )
+
+
+def no_rows(batch: Any, count: int) -> KeptRows:
+    """Return ``count`` rows shaped like those of a batch, of which none is kept."""
+    rows = jax.tree.map(lambda a: jnp.zeros((count, *a.shape[1:]), a.dtype), batch)
+    return KeptRows(rows, jnp.zeros(count, jnp.result_type(float)))
+
+
+class RowCollector:
+    """A collector of the rows that matter most, each with the number of rows that equal it.
+
+    A row that is drawn in a batch is known to be kept by its numbers alone, since a loader may
+    shuffle its rows. All rows with the same numbers matter the same, and are kept together. At most
+    ``count`` different rows are kept; none, if the pass does not come upon half of the rows of the
+    ``first`` batch, since the rows of such a loader are not the same twice.
+    """
+
+    def __init__(self, first: Any, count: int) -> None:
+        self._like, self._count = first, count
+        self._first = set(_contents([_plain(leaf) for leaf in jax.tree.leaves(first)]))
+        self._again: set[bytes] = set()
+        self._found: dict[bytes, _Found] = {}
+        self._left_out, self._seen = 0.0, 0
+
+    def add(self, batches: Any, sizes: np.ndarray) -> None:
+        """Look at more rows; ``sizes``, (batches, rows), say how much each matters."""
+        leaves = [_plain(leaf) for leaf in jax.tree.leaves(batches)]
+        leaves = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves]
+        sizes = np.nan_to_num(np.asarray(sizes, np.float64).ravel(), posinf=0.0)
+        contents = _contents(leaves)
+        self._seen += len(sizes)
+        self._again |= self._first.intersection(contents)
+        for k in np.flatnonzero(sizes > self._left_out):
+            if contents[k] in self._found:
+                self._found[contents[k]].count += 1
+            else:
+                self._found[contents[k]] = _Found(sizes[k], [leaf[k].copy() for leaf in leaves])
+        ranked = sorted(self._found.items(), key=lambda item: -item[1].size)
+        for content, row in ranked[self._count :]:
+            self._left_out = max(self._left_out, row.size)
+            del self._found[content]
+
+    def kept(self) -> KeptRows:
+        """Return the most important rows of all batches."""
+        none = no_rows(self._like, self._count)
+        # Copies of a row that was left out were counted before or after, not both.
+        least = self._left_out * (1 + ROUNDING)
+        rows = [row for row in self._found.values() if row.size > least]
+        if not rows or 2 * len(self._again) < len(self._first):
+            return none
+        shares = np.zeros(self._count)
+        shares[: len(rows)] = [row.count / self._seen for row in rows]
+        leaves, structure = jax.tree.flatten(none.batch)
+        filled = [
+            leaf.at[: len(rows)].set(np.stack([row.leaves[k] for row in rows]))
+            for k, leaf in enumerate(leaves)
+        ]
+        batch = jax.tree.unflatten(structure, filled)
+        return KeptRows(batch, jnp.asarray(shares, none.shares.dtype))
+
+
+class _Found:
+    """A row: how much it matters, its numbers, and how many rows have these."""
+
+    def __init__(self, size: float, leaves: list[np.ndarray]) -> None:
+        self.size, self.leaves, self.count = float(size), leaves, 1
+
+
+def _plain(leaf: Any) -> np.ndarray:
+    """Return the array with one kind of zero and of NaN, so that equal numbers have equal bytes."""
+    leaf = np.asarray(leaf)
+    if leaf.dtype.kind not in "fc":
+        return leaf
+    return np.where(np.isnan(leaf), np.nan, leaf + 0).astype(leaf.dtype)
+
+
+def _contents(leaves: list[np.ndarray]) -> list[bytes]:
+    """Return the bytes of each row of arrays (n, ...)."""
+    flat = [np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8) for leaf in leaves]
+    return [row.tobytes() for row in np.concatenate(flat, axis=1)]

@@ -13,18 +13,16 @@ import jax.numpy as jnp
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._fit.bar import Bar
-from numpyro_kscore._fit.batch_checks import check_batch
-from numpyro_kscore._fit.chunks import make_chunk
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
-from numpyro_kscore._fit.initial import exact_draws, initial_state
-from numpyro_kscore._fit.looks import look_at_exact_draws, make_look
-from numpyro_kscore._fit.loop import MOST_RECOVERIES, run_chunks
+from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.options import FitOptions
-from numpyro_kscore._fit.progress import Rule
+from numpyro_kscore._fit.programs import look_at_exact_draws, make_chunk, make_look
+from numpyro_kscore._fit.progress import Rule, Seen
 from numpyro_kscore._fit.result import FitResult, finish
-from numpyro_kscore._fit.run import Seen
 from numpyro_kscore._fit.svi import (
+    check_batch,
+    exact_draws,
+    initial_state,
     inspect_svi,
     latent_size,
     parameter_slots,
@@ -185,9 +183,9 @@ def fit(
 def _first_looks(
     look: Callable[..., Seen], draws: ExactDraws | None, rule: Rule
 ) -> list[Callable[[Any], Seen]]:
-    """Looks at the start: at draws that are known, without a program of the model, and at it."""
+    """Looks at the start: at exact draws, which needs no program of the model, and at the guide."""
     looks: list[Callable[[Any], Seen]] = []
-    # Where the draws are known not to be near enough, nothing is compiled for them.
+    # Nothing is compiled for draws that are known not to be near enough.
     if draws is not None and divergence_of(draws.gaps) <= rule.near_at_start:
         looks.append(lambda state: look_at_exact_draws(draws))
     return [*looks, lambda state: look(state, jnp.array(True), None, None)]
@@ -222,7 +220,7 @@ def _check_criterion(svi: SVI, criterion: str) -> None:
 def _explain_failure(
     svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NoReturn:
-    """Raise what explains that no step gave finite numbers."""
+    """Raise an error that explains why no step gave finite numbers."""
     error = FloatingPointError(
         f"fit: expected finite losses and gradients; got none in {MOST_RECOVERIES + 1} attempts "
         "at the first steps. Look for a density that is not finite where the guide starts, or that "

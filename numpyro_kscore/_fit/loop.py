@@ -10,22 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.expansion import Expander
 from numpyro_kscore._fit.options import FitOptions
-from numpyro_kscore._fit.progress import Look, Progress, Rule
-from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, Chunk, Run, Seen
+from numpyro_kscore._fit.progress import (
+    EVALUATION_DRAWS,
+    LOOK_BATCHES,
+    Chunk,
+    Look,
+    Progress,
+    Rule,
+    Run,
+    Seen,
+)
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
-from numpyro_kscore._util.keys import FitKey, key_apart
+from numpyro_kscore._util.keys import FitKey, as_numbers, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 
-__all__ = ["MOST_RECOVERIES", "run_chunks"]
+__all__ = ["MOST_RECOVERIES", "Bar", "run_chunks"]
 
 MOST_RECOVERIES = 5
 
@@ -43,31 +49,16 @@ def run_chunks(
 ) -> tuple[Run, Cause]:
     """Take chunks until the rule says that the fit is done.
 
-    Args:
-        take_chunk: ``(state, step sizes, expansion, batches) -> Chunk``, compiled.
-        first_looks: ``state -> Seen`` where bounds are known, at the start, until one of them shows
-            that no step is needed.
-        expander: makes the expansion at a state.
-        batches: those of the loader, if there is one.
-        state: the initial ``SVIState``; replaced by that of a checkpoint that exists.
-        rule: the stopping rule.
-        settings: the settings of the fit.
-        rng_key: the key of the fit, which must be that of the checkpoint.
-        bar: shows every look.
-
-    Returns:
-        The run; and ``"interrupted"`` from the keyboard or ``"callback"`` if one of them ended it,
-        otherwise nothing.
-
-    Raises:
-        ValueError: for a checkpoint that is damaged or of another fit, and for batches that do not
-            go on or change their shapes.
+    ``first_looks`` are taken at the start, where bounds are known, until one of them shows that no
+    step is needed. ``state`` and ``rng_key`` are those of the start: the state of a checkpoint that
+    exists takes the place of the first, and its key must be the second. With the run comes
+    ``"interrupted"``, from the keyboard, or ``"callback"``, if one of them ended it.
     """
     path, begin = settings.checkpoint, time.perf_counter()
     recorded = {
         **rule._asdict(),
         "criterion": settings.criterion,
-        "rng_key": _key_words(rng_key),
+        "rng_key": as_numbers(rng_key).ravel().tolist(),
         "loader": batches is not None,
     }
     gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks else None
@@ -91,10 +82,10 @@ def run_chunks(
         while run.progress.phase != "done":
             count = len(run.progress.looks)
             if count and count & (count - 1) == 0:
-                # After 1, 2, 4, … chunks: a guide that has far to go moves less and less.
+                # Expand anew after 1, 2, 4, … chunks: a guide moves less and less.
                 run = run._replace(control_variate=expander.expand(run.state))
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
-            # All that a chunk needs is sent before it, and nothing is asked for until it is done.
+            # Everything is sent before the chunk, and nothing is asked for until it is done.
             chunk = take_chunk(run.state, *jax.device_put((sizes, run.control_variate, stack)))
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
@@ -124,7 +115,7 @@ def _stream(batches: Batches | None, rule: Rule, settings: FitOptions, start: Po
 def _call_back(
     callback: Callable[..., Any], run: Run, averaged: Any, rule: Rule, more: dict[str, float]
 ) -> bool:
-    """Give the last look to a callback; whether that ends the fit."""
+    """Give the last look to a callback, and return whether that ends the fit."""
     look = run.progress.looks[-1]
     numbers = {name: float(value) for name, value in look._asdict().items()}
     metrics = {**numbers, **more, "epoch": float(run.position.epoch)}
@@ -152,7 +143,7 @@ def _take_over(run: Run, chunk: Chunk, rule: Rule) -> Run:
     best = chunk.averaged if is_best else run.best
     if not is_best or len(progress.rounds) == rounds:
         gaps = run.gaps
-    # A copy: on a CPU a view would keep the array, and with it some kilobytes a chunk.
+    # Copy the losses: on a CPU a view would keep the array, some kilobytes a chunk.
     losses = (*run.losses, np.array(chunk.losses))
     return Run(chunk.state, best, progress, losses, run.control_variate, run.position, gaps)
 
@@ -171,7 +162,7 @@ def _look_first(run: Run, seen: Seen, rule: Rule) -> Run:
 def _as_look(
     numbers: dict[str, Any], gaps: Any, before: np.ndarray | None
 ) -> tuple[Look, np.ndarray | None]:
-    """What was seen, as plain numbers, with the change of the gaps since before."""
+    """Return the numbers seen as plain ones, with the change of the gaps since before."""
     seen = {name: value.item() for name, value in jax.device_get(numbers).items()}
     look = Look(**{name: seen.get(name, math.nan) for name in Look._fields})
     if gaps is None or before is None:
@@ -187,18 +178,17 @@ def _as_look(
 
 def _save(path: Path, run: Run, settings: dict[str, Any]) -> None:
     # JSON writes a look, which is a tuple, as a list of its fields.
-    record = {
-        "settings": settings,
-        "progress": run.progress._asdict(),
-        "position": run.position._asdict(),
-    }
-    kept = run.state, run.best, run.control_variate, run.gaps
-    save_checkpoint(path, kept, record, run.all_losses())
+    progress, position = run.progress._asdict(), run.position._asdict()
+    record = {"settings": settings, "progress": progress, "position": position}
+    save_checkpoint(path, _kept(run), record, run.all_losses())
+
+
+def _kept(run: Run) -> Any:
+    return run.state, run.best, run.control_variate, run.gaps
 
 
 def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
-    kept = run.state, run.best, run.control_variate, run.gaps
-    (state, best, control_variate, gaps), record, losses = load_checkpoint(path, kept)
+    (state, best, control_variate, gaps), record, losses = load_checkpoint(path, _kept(run))
     stored = record["settings"]
     differing = [name for name in settings if stored.get(name) != settings[name]]
     if differing:
@@ -212,13 +202,58 @@ def _restore(path: Path, run: Run, settings: dict[str, Any]) -> Run:
     start = None if progress.start is None else Look(*progress.start)
     looks = tuple(Look(*look) for look in progress.looks)
     progress = progress._replace(looks=looks, start=start, rounds=tuple(progress.rounds))
-    gaps = None if gaps is None else np.array(gaps, float)
-    return Run(
-        state, best, progress, (losses,), control_variate, Position(**record["position"]), gaps
-    )
+    gaps, position = None if gaps is None else np.array(gaps, float), Position(**record["position"])
+    return Run(state, best, progress, (losses,), control_variate, position, gaps)
 
 
-def _key_words(rng_key: jax.Array) -> list[int]:
-    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    data = jax.random.key_data(rng_key) if is_typed else rng_key
-    return [int(word) for word in np.asarray(data).ravel()]
+class Bar:
+    """A bar of tqdm that says what a fit is doing, from its first second.
+
+    It shows nothing where tqdm is not installed or no bar is asked for.
+    """
+
+    def __init__(self, settings: FitOptions) -> None:
+        self._bar: Any = None
+        if not settings.progress_bar:
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        self._bar = tqdm(total=settings.max_steps)
+        self._bar.set_postfix_str("finding a start")
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def begin(self, progress: Progress, rule: Rule) -> None:
+        """Show what is left of the steps, which may go on from a checkpoint."""
+        if self._bar is None:
+            return
+        done = len(progress.looks) * rule.chunk_size
+        # Steps of an earlier run do not count in the time of a step.
+        self._bar.initial = self._bar.n = self._bar.last_print_n = done
+        self._bar.total = rule.num_chunks * rule.chunk_size
+        self._bar.set_postfix_str("compiling")
+
+    def show(self, progress: Progress, rule: Rule) -> None:
+        """Show how far the fit is, and what was seen last."""
+        look = progress.looks[-1] if progress.looks else progress.start
+        if self._bar is None or look is None:
+            return
+        phase: str = progress.phase
+        if progress.start is not None and phase != "done":
+            phase = f"round {len(progress.rounds) + 1}"
+        text = f"{phase}, loss {look.loss:.4f}"
+        if np.isfinite(look.discrepancy):
+            text += f", discrepancy² {look.discrepancy:.2g} ± {look.discrepancy_error:.1g}"
+        steps = len(progress.looks) * rule.chunk_size
+        # The bar of a fit that is done is full.
+        if progress.phase == "done":
+            self._bar.total = steps
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(steps - self._bar.n)

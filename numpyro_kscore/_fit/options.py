@@ -18,12 +18,7 @@ LOSS_BLOCKS = 5
 
 @dataclasses.dataclass(frozen=True)
 class FitOptions:
-    """The checked settings of :func:`~numpyro_kscore.fit`, whose docstring explains them.
-
-    Raises:
-        TypeError: for a count that is no integer, and a callback that is no function.
-        ValueError: for a setting out of range, and a checkpoint in a folder that does not exist.
-    """
+    """The checked settings of :func:`~numpyro_kscore.fit`, whose docstring explains them."""
 
     max_steps: int
     tol: float

@@ -30,7 +30,7 @@ from numpyro_kscore.diagnostics._fitted import (
 
 __all__ = ["PortableGuide", "load_guide", "save_guide"]
 
-# Raised when a file of one version cannot be read by the code of another.
+# The version of files, which grows when code of one version cannot read those of another.
 FORMAT = 1
 # Devices that the program is written for.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -72,7 +72,7 @@ class PortableGuide(NamedTuple):
         check_key("rng_key", rng_key, "sample_shape")
         _check_shape(sample_shape)
         count = math.prod(sample_shape)
-        # For no draws one batch, too, which says what types they have.
+        # One batch is made for no draws too, since it says what types they have.
         num_batches = max(1, -(-count // self.batch))
         words = [_words(key_apart(rng_key, k)) for k in range(num_batches)]
         found = [self.program(two) for two in words]
@@ -84,7 +84,7 @@ class PortableGuide(NamedTuple):
 
 
 def _check_shape(sample_shape: Any) -> None:
-    """Raise unless it is a tuple of counts."""
+    """Raise unless ``sample_shape`` is a tuple of counts."""
     if isinstance(sample_shape, dict):
         raise TypeError(
             "sample_shape: expected a tuple of counts; got a dict. A loaded guide has its "
@@ -155,7 +155,7 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
         "batch": BATCH,
         "sites": {name: [site.shape[1:], site.dtype.name] for name, site in drawn.items()},
     }
-    # Written under another name and renamed, so that no half-written file is left.
+    # The file is written under another name and renamed, so that no half of one is left.
     part = target.with_name(target.name + ".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(HEADER, json.dumps(header, indent=1))
@@ -201,31 +201,23 @@ def load_guide(path: str | Path) -> PortableGuide:
         posterior = load_guide(path)  # in another program, without model and data
         posterior.sample_posterior(random.key(2), (1000,))["scale"]  # (1000,)
     """
-    header, program = _read(Path(path))
+    written_by, batch, sites, program = _read(Path(path))
     try:
         exported = export.deserialize(bytearray(program))
     except ImportError as error:
         raise ImportError(INSTALL) from error
     except Exception as error:
-        if header.jax == jax.__version__:
+        if written_by == jax.__version__:
             raise _damaged(path, error) from error
         raise ValueError(
             f"path: expected a program that JAX {jax.__version__} reads; got one by JAX "
-            f"{header.jax} in {path} ({error}). Install that version, or save it anew"
+            f"{written_by} in {path} ({error}). Install that version, or save it anew"
         ) from error
-    return PortableGuide(header.sites, header.batch, jax.jit(exported.call))
+    return PortableGuide(sites, batch, jax.jit(exported.call))
 
 
-class _Header(NamedTuple):
-    """What a file says of its guide, and the version of JAX that wrote its program."""
-
-    jax: str
-    batch: int
-    sites: dict[str, jax.ShapeDtypeStruct]
-
-
-def _read(path: Path) -> tuple[_Header, bytes]:
-    """The header and the program in a file of the format that is known here."""
+def _read(path: Path) -> tuple[str, int, dict[str, jax.ShapeDtypeStruct], bytes]:
+    """JAX's version, the batch size, the sites and the program in a file of the known format."""
     if path.is_dir():
         raise ValueError(f"path: expected a file that save_guide wrote; got {path}, a folder")
     # A file that is missing is named by what opens it.
@@ -241,8 +233,7 @@ def _read(path: Path) -> tuple[_Header, bytes]:
                         name: jax.ShapeDtypeStruct(tuple(shape), dtype)
                         for name, (shape, dtype) in held["sites"].items()
                     }
-                    header = _Header(held["jax"], held["batch"], sites)
-                    return header, archive.read(PROGRAM)
+                    return held["jax"], held["batch"], sites, archive.read(PROGRAM)
         except OSError:
             raise
         except Exception as error:

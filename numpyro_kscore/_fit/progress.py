@@ -1,44 +1,62 @@
-"""What a fit knows of its course: its rule, its looks, how far it is and how it ended."""
+"""The state of a fit: its stopping rule, its looks at the guide, its progress and its ending."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
+from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._fit.windows import Gain
+from numpyro_kscore._model.control_variate import ControlVariate
+from numpyro_kscore._util.batches import Position
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = ["CONVERGED", "Ending", "Look", "Progress", "Rule"]
+__all__ = [
+    "CONVERGED",
+    "EVALUATION_DRAWS",
+    "LOOK_BATCHES",
+    "NEAR_AT_END",
+    "SMALLEST_BATCH",
+    "Chunk",
+    "Ending",
+    "Gain",
+    "Look",
+    "Progress",
+    "Rule",
+    "Run",
+    "Seen",
+]
 
 Phase = Literal["search", "settle", "done"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")
 
-# A round that lowered the loss by this many times the smallest gain that matters is followed by
-# another.
+# Another round follows one that lowered the loss by this many times the smallest gain that matters.
 ROUND_GAIN = 4
 # At full step size Adam at 1e-2 wobbles by .0045 nats for each dimension
-# (benchmarks/results/2026-11-27-when-to-stop.md). To lose that by settling is no sign that more is
-# to be had.
+# (benchmarks/results/2026-11-27-when-to-stop.md). A fall of that size by settling is
+# no sign that more is to be had.
 WOBBLE = 0.006
-# Where the bound is known: how many of the smallest gains that matter a guide may be from the
-# model, in nats, if it is to be left as it starts, or as it is at the end of a round. Another round
+# Largest divergences from the model, as multiples of the smallest gain that matters, at which a
+# guide whose bound is known is left as it starts, or as it is at the end of a round. Another round
 # would bring half of that distance, and the first one more.
 NEAR_AT_START, NEAR_AT_END = 0.5, 2.0
+
+# Fresh draws for a discrepancy: they take a tenth of the time of a hundred steps, or less.
+EVALUATION_DRAWS = 1024
+# Least number of draws evaluated at once: the few particles of an explicit guide would be slow.
+SMALLEST_BATCH = 64
+# Batches of a loader that a look takes, one for each group of so many draws.
+LOOK_BATCHES = EVALUATION_DRAWS // SMALLEST_BATCH
 
 
 class Rule(NamedTuple):
     """The settings that decide when a fit stops.
 
-    Attributes:
-        chunk_size: steps between two looks.
-        num_chunks: largest number of chunks.
-        tol: tolerance, in standard deviations.
-        patience: successive looks without improvement that end the search.
-        dim: dimension of the latent space.
-        can_be_exact: whether a guide may need no step, since nothing else is to be fitted.
+    ``tol`` is in standard deviations, ``dim`` is the dimension of the latent space, and
+    ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted.
     """
 
     chunk_size: int
@@ -63,10 +81,16 @@ class Rule(NamedTuple):
         """The divergence, in nats, at which a guide may be left as it starts."""
         return NEAR_AT_START * self.least_loss
 
-    @property
-    def near_at_end(self) -> float:
-        """The divergence, in nats, at which a round is the last one."""
-        return NEAR_AT_END * self.least_loss
+
+class Gain(NamedTuple):
+    """The fall of a number from one window to the next, positive for an improvement."""
+
+    value: float
+    standard_error: float
+
+    def is_real(self, least: float, errors: float = 1) -> bool:
+        """Whether the gain exceeds both ``errors`` of its standard errors and ``least``."""
+        return self.value > max(errors * self.standard_error, least)
 
 
 class Look(NamedTuple):
@@ -117,20 +141,13 @@ class Look(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The state of the stopping rule.
+    """The state of the stopping rule; lengths are counted in chunks, each of which has one look.
 
-    Attributes:
-        looks: one for each chunk.
-        phase: ``"search"``, ``"settle"`` or ``"done"``.
-        cause: why the search ended: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``,
-            ``"nan"``; empty before.
-        settle_from: number of chunks before the step size began to fall.
-        settle_length: number of chunks over which it falls.
-        calm: number of successive looks without improvement.
-        best: index of the look at the best state; -1 is the start.
-        recoveries: how often a chunk was undone and tried again.
-        start: the look before the first step, where the bound is known.
-        rounds: numbers of looks at the ends of rounds.
+    The step size falls over ``settle_length`` chunks after the first ``settle_from``. ``cause``
+    says why the search ended, and ``calm`` counts successive looks without improvement. ``best`` is
+    the index of the look at the best state, -1 for the start, at which ``start`` is the look if the
+    bound is known. ``recoveries`` counts chunks that were undone, and ``rounds`` are numbers of
+    looks at the ends of rounds.
     """
 
     looks: tuple[Look, ...] = ()
@@ -151,23 +168,11 @@ class Progress(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How a fit ended, as codes and the numbers they rest on.
+    """The end of a fit, as codes and the numbers they rest on.
 
-    Attributes:
-        cause: why it stopped: ``"plateau"`` (nothing improved any more), ``"tol"`` (discrepancy
-            below ``tol``), ``"budget"`` (out of steps), ``"runaway"``, ``"nan"``,
-            ``"interrupted"`` or ``"callback"`` (which ended it).
-        doubt: what is wrong with a converged fit: ``"far"`` (the guide is far from the model),
-            ``"moments"`` (a mean or a standard deviation is off),
-            ``"noisy"`` (its distance is too noisy to tell), ``"skipped"`` (so were many steps),
-            ``"recovered"`` (numbers were not finite on the way); otherwise empty.
-        steps: number of steps.
-        tol: tolerance of the rule.
-        distance: discrepancy of the best guide, in standard deviations; NaN if not known.
-        recoveries: how often a chunk was undone and tried again.
-        shift: largest error of a mean, in standard deviations, as in :class:`Look`.
-        width: largest error of a log standard deviation.
-        skipped: share of steps that were skipped.
+    :class:`~numpyro_kscore.FitInfo` explains the codes. ``distance``, the discrepancy of the best
+    guide, is in standard deviations and NaN if not known; ``shift`` and ``width`` are those of
+    :class:`Look`; ``skipped`` is the share of steps that were skipped.
     """
 
     cause: Cause
@@ -184,3 +189,52 @@ class Ending(NamedTuple):
     def converged(self) -> bool:
         """Whether the search ended because nothing was left to gain."""
         return self.cause in CONVERGED
+
+
+class Run(NamedTuple):
+    """The state that a fit carries from chunk to chunk and writes into its checkpoint.
+
+    ``best`` is the best state so far, with mean parameters; ``losses`` are those of all steps, in
+    pieces; ``position`` is where the next batch of a loader is. ``gaps`` are log densities of the
+    model less the guide's, (n,), at draws of the best guide at the end of a round, if known.
+    """
+
+    state: Any
+    best: Any
+    progress: Progress = Progress()
+    losses: tuple[np.ndarray, ...] = ()
+    control_variate: ControlVariate | None = None
+    position: Position = Position()
+    gaps: np.ndarray | None = None
+
+    def all_losses(self) -> np.ndarray:
+        """Losses of all steps, (steps,)."""
+        return np.concatenate([np.zeros(0, np.float32), *self.losses])
+
+
+class Chunk(NamedTuple):
+    """The result of a chunk of steps.
+
+    ``averaged`` is the last state with the mean of the parameters over the steps; ``losses`` are
+    NaN where a step was skipped; ``look`` has fields of :class:`Look`. ``finite`` is whether
+    parameters and discrepancy are finite, and at least half of the losses.
+    """
+
+    state: SVIState
+    averaged: SVIState
+    losses: jax.Array
+    look: dict[str, jax.Array]
+    finite: jax.Array
+    gaps: jax.Array | None = None
+
+
+class Seen(NamedTuple):
+    """The result of a look, with fields of :class:`Look` as its numbers.
+
+    ``finite`` is whether they and all before them are finite. ``gaps`` are the log densities of the
+    model less the guide's at each draw, (n,), where they are known.
+    """
+
+    numbers: dict[str, jax.Array]
+    finite: jax.Array
+    gaps: jax.Array | None

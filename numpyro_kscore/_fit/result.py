@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_kscore._fit.progress import Look, Rule
-from numpyro_kscore._fit.run import Run
+from numpyro_kscore._fit.progress import Look, Rule, Run
 from numpyro_kscore._fit.stopping import conclude
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._messages import fit_reason
@@ -20,7 +19,7 @@ __all__ = ["FitInfo", "FitResult", "finish"]
 
 
 class FitInfo(NamedTuple):
-    """How a fit went.
+    """The report of how a fit went.
 
     Attributes:
         steps: number of steps, skipped ones included.
@@ -92,13 +91,9 @@ class FitResult(NamedTuple):
 
 
 def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause) -> FitResult:
-    """The result of a run, with a warning if something is wrong with it.
+    """Turn a run into a result, with a warning if something is wrong with it.
 
-    Args:
-        svi: model, guide, optimizer and loss.
-        run: the last state of the fit.
-        rule: the stopping rule.
-        stopped: what ended the fit before the rule did, if anything.
+    ``stopped`` is what ended the fit before the rule did, or empty.
     """
     progress, looks = run.progress, run.progress.looks
     start = () if progress.start is None else (progress.start,)

@@ -3,7 +3,7 @@
 A fit first searches at full step size. Once windows of its trace show no improvement beyond their
 errors, it settles: the step size falls to 0 along a cosine over as many steps as the search took,
 which averages the noise away. If that brought much, another round follows, twice as long: a fit
-has converged when it has stopped paying to double it. Where the bound of a guide is known with
+has converged when it no longer pays to double it. Where the bound of a guide is known with
 little noise, a fit needs no search: it takes rounds from its first step, and none at all if the
 guide starts at the model. Everything here is plain numbers on the host.
 """
@@ -11,14 +11,14 @@ guide starts at the model. Everything here is plain numbers on the host.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_kscore._fit.progress import CONVERGED, Ending, Look, Progress, Rule
-from numpyro_kscore._fit.windows import Gain, window_gain
+from numpyro_kscore._fit.progress import CONVERGED, NEAR_AT_END, Ending, Gain, Look, Progress, Rule
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = ["advance", "begin", "conclude", "step_sizes"]
+__all__ = ["advance", "begin", "conclude", "step_sizes", "window_gain"]
 
 # A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
@@ -34,13 +34,13 @@ RUNAWAY_SPREAD = 0.1
 # A settled fit is called doubtful beyond this discrepancy, in standard deviations, and beyond these
 # errors of a mean or a log standard deviation.
 DOUBTFUL, DOUBTFUL_MOMENT = 0.3, 0.15
-# And beyond this share of steps that were skipped: data of those do not count.
+# A fit is also doubtful beyond this share of skipped steps, whose data do not count.
 DOUBTFUL_SKIPPED = 0.02
 
 
 def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
     """Factors of the step size for the steps of the next chunk, (chunk_size,)."""
-    # Halved at every recovery: what broke at one step size breaks again.
+    # Every recovery halves it: what broke at one step size breaks again.
     factor = 0.5**progress.recoveries
     if progress.phase == "search":
         return np.full(rule.chunk_size, factor)
@@ -50,7 +50,7 @@ def step_sizes(progress: Progress, rule: Rule) -> np.ndarray:
 
 
 def begin(look: Look, rule: Rule) -> Progress:
-    """Decide what comes first where a look at the start is to be had."""
+    """Decide what comes first, by a look at the start."""
     if look.bound_gain is None:
         return Progress()
     if rule.can_be_exact and _is_near(look, rule.near_at_start, rule):
@@ -85,7 +85,7 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             cause = "budget"
         if not cause:
             return progress._replace(calm=calm)
-        # At full size steps wobble about where they could get to, and tails fill while they fall.
+        # Steps of full size wobble about the optimum, and tails fill while the size falls.
         length = rest if cause == "budget" else count
         progress = progress._replace(
             phase="settle",
@@ -109,7 +109,7 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         cause = progress.cause
     else:
         look = progress.looks[-1]
-        is_near = _is_near(look, rule.near_at_end, rule)
+        is_near = _is_near(look, NEAR_AT_END * rule.least_loss, rule)
         is_done = is_near and rule.can_be_exact
         pays = not is_done and _bound_gain(progress).is_real(rule.least_loss, errors=2)
         cause = "tol" if is_near else "plateau"
@@ -139,10 +139,10 @@ def _pays(progress: Progress, rule: Rule) -> bool:
 
 
 def _bound_gain(progress: Progress) -> Gain:
-    """How much higher the bound is than before the last round, by what tells it best.
+    """How much higher the bound is than before the last round, by the better of two comparisons.
 
-    Those are the same draws before and after; or losses at the ends of two rounds, which are of
-    more draws, where they differ so much that the same noise does not help.
+    One is of the same draws before and after; the other is of losses at the ends of two rounds,
+    which are of more draws, for guides that moved so far that the same noise does not help.
     """
     look = progress.looks[-1]
     same = look.bound_gain or Gain(-math.inf, math.inf)
@@ -156,7 +156,7 @@ def _bound_gain(progress: Progress) -> Gain:
 
 
 def _is_near(look: Look, nats: float, rule: Rule) -> bool:
-    """Whether no more than that is missing to the model, where the guide has draws."""
+    """Whether the guide is at most so many nats from the model, where the guide has draws."""
     return look.divergence <= nats and _is_below(look, rule)
 
 
@@ -211,7 +211,7 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
 
 
 def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
-    """How a fit ended, by the rule or by what stopped it before."""
+    """Say how a fit ended, by the rule or by what stopped it before."""
     cause = stopped or progress.cause
     distance = shift = width = math.nan
     doubt: Doubt = ""
@@ -220,7 +220,7 @@ def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
         distance = math.sqrt(max(best.discrepancy, 0.0))
         shift, width = best.shift, best.width
         if cause == "tol" and not _is_below(best, rule):
-            # It was while the search lasted.
+            # The discrepancy was below tol during the search, and is not any more.
             cause = "plateau"
     steps = len(progress.looks) * rule.chunk_size
     skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)
@@ -240,3 +240,23 @@ def _doubt(best: Look, recoveries: int, skipped: float) -> Doubt:
     if skipped > DOUBTFUL_SKIPPED:
         return "skipped"
     return "recovered" if recoveries else ""
+
+
+def window_gain(values: Sequence[float], errors: Sequence[float], window: int) -> Gain:
+    """Compare the means of the last two windows of a trace, whose numbers are finite.
+
+    Entries are weighted by their inverse variances, so one with a huge error counts for nothing.
+    Where they scatter more than their errors explain, as losses do while an optimizer wanders, the
+    error of the mean grows by the ratio. A window needs at least 2 entries for a scatter.
+    """
+    value, error = np.asarray(values, float), np.asarray(errors, float)
+    before = _mean(value[-2 * window : -window], error[-2 * window : -window])
+    after = _mean(value[-window:], error[-window:])
+    return Gain(before[0] - after[0], float(np.hypot(before[1], after[1])))
+
+
+def _mean(value: np.ndarray, error: np.ndarray) -> tuple[float, float]:
+    weight = (np.min(error) / error) ** 2
+    mean = float(np.sum(weight * value) / np.sum(weight))
+    scatter = np.sum(((value - mean) / error) ** 2) / max(len(value) - 1, 1)
+    return mean, float(np.min(error) / np.sqrt(np.sum(weight)) * np.sqrt(max(scatter, 1.0)))

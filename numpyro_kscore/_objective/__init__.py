@@ -1,1 +1,1 @@
-"""``ImplicitELBO`` and what it is made of."""
+"""``ImplicitELBO``, its options and the gradient behind it."""

@@ -30,15 +30,15 @@ __all__ = ["BlockGradient", "block_gradient", "put_columns", "typical_length"]
 # spread, times d sqrt(n): 44 to 154 for d = 1 to 100 and n = 32 to 512
 # (benchmarks/results/2026-11-21-length-of-a-step.md).
 NOISE = 85.0
-# Floor on squared lengths relative to the longest, since some are zero; well above denormals, by
-# which compiled code may divide as if they were zero.
+# Floor on squared lengths relative to the longest, since some are zero; well above denormals, which
+# compiled code may divide by as if they were zero.
 LEAST_SQUARE = 1e-30
-# Near a fold the local log density has gradients without bound. They count up to so many times
-# the model's, and one.
+# Gradients of the local log density have no bound near a fold. They count up to this many times
+# one plus the model's.
 LARGEST_SCORE = 3.0
-# Where a map is folded its local log densities are too low, and a guide that follows them folds it
-# further. Their share falls by so many times the share of draws that lie behind a fold. With four
-# times, guides covered rings in 4 and 5 dimensions less evenly than with the kernel alone.
+# Local log densities of a folded map are too low, and a guide that follows them folds it further.
+# Their share falls by so many times the share of draws that lie behind a fold. With four times,
+# guides covered rings in 4 and 5 dimensions less evenly than with the kernel alone.
 LESS_BY_FOLDS = 16.0
 # Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
@@ -51,28 +51,14 @@ class BlockGradient(NamedTuple):
         direction: the KL gradient at its coordinates, (n, elements, d), scaled by plates.
         entropy: its part of the guide's entropy, in nats, scaled by plates; zero where a local log
             density gives it.
-        local_share: what the derivative in its local log density is.
-        state: of the estimator, for the next step; None if it keeps none.
+        local_share: the derivative in its local log density.
+        state: the estimator's state for the next step, if it keeps one.
     """
 
     direction: jax.Array
     entropy: jax.Array
     local_share: jax.Array
     state: Any
-
-
-class _ElementGradient(NamedTuple):
-    """The contribution of one element of the block's plates, not scaled.
-
-    Attributes:
-        direction: the KL gradient, (n, d).
-        entropy: of the element, in nats.
-        length: the direction's typical length in units of the guide's own spread.
-    """
-
-    direction: jax.Array
-    entropy: jax.Array
-    length: jax.Array
 
 
 def block_gradient(
@@ -85,20 +71,13 @@ def block_gradient(
     key: jax.Array | None = None,
     local_scores: jax.Array | None = None,
 ) -> BlockGradient:
-    """The KL gradient and the entropy of one block with an unknown density.
+    """Estimate the KL gradient and the entropy of one block with an unknown density.
 
-    Args:
-        settings: estimator and options.
-        part: the block's coordinates.
-        particles: all particles, (n, D), finite.
-        model_scores: the model's score at them, (n, D).
-        prior_scores: the score of the priors of pooled latents, (n, D), for a pooled part only:
-            the elements of its plate are draws of one distribution, the aggregate, which is
-            compared with the prior.
-        state: of the estimator, if it keeps one.
-        key: random key for such an estimator.
-        local_scores: gradients of the local log density at the first m particles, (m, D), NaN
-            behind folds.
+    ``particles``, (n, D), are finite, with the model's scores at them. ``prior_scores``, (n, D),
+    are given for a pooled part only: the elements of its plate are draws of one distribution, the
+    aggregate, which is compared with the prior. ``state`` and ``key`` are for an estimator that
+    keeps a state. ``local_scores`` are gradients of the local log density at the first m particles,
+    (m, D), NaN behind folds.
     """
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
@@ -125,18 +104,18 @@ def block_gradient(
     if x.shape[1] == 1:
         only = jax.tree.map(lambda a: a[0], inputs)
         element, state, to_unit = _element_gradient(settings, only, not part.has_local, state, key)
-        elements = jax.tree.map(lambda a: a[None], element)
+        directions, entropies, lengths = (a[None] for a in element)
         if given is not None:
             local = _along_paths(scores, given, to_unit)
     else:
         at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
-        elements = lax.map(
+        directions, entropies, lengths = lax.map(
             lambda one: _element_gradient(settings, one, not part.has_local)[0],
             inputs,
             batch_size=min(at_once, x.shape[1]),
         )
-    direction = part.scale * jnp.swapaxes(elements.direction, 0, 1)
-    total = part.scale * jnp.sum(elements.entropy)
+    direction = part.scale * jnp.swapaxes(directions, 0, 1)
+    total = part.scale * jnp.sum(entropies)
     if prior_scores is not None:
         # The likelihood moves every draw by itself; only the prior is compared with the aggregate.
         direction = direction.reshape(n, size, dim) + part.scale * target.reshape(n, size, dim)
@@ -146,7 +125,7 @@ def block_gradient(
     if settings.clip is not None and settings.base == "model":
         # One factor for all elements: they may share parameters.
         longest = settings.clip * NOISE / (dim * n**0.5)
-        length = typical_length(elements.length[:, None])
+        length = typical_length(lengths[:, None])
         factor = longest / jnp.maximum(length, longest)
         direction, derivative = direction * factor, derivative * factor
     return BlockGradient(direction, total, derivative, state)
@@ -161,21 +140,17 @@ def _trust(local_scores: jax.Array) -> jax.Array:
 def _along_paths(
     scores: jax.Array, local_scores: jax.Array, to_unit: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """The KL gradient by local log densities at the first m of n particles, (n, 1, d).
+    """Compute the KL gradient by local log densities at the first m of n particles, (n, 1, d).
 
-    At the same draws the two scores cancel as a fit converges, and with them the noise.
-
-    Args:
-        scores: the model's score at the particles, (n, 1, d).
-        local_scores: the gradients of the local log density, (m, 1, d).
-        to_unit: scores (m, d) in units of the guide's own spread.
+    At the same draws the two scores, (m, 1, d) and (n, 1, d), cancel as a fit converges, and with
+    them the noise. ``to_unit`` maps scores (m, d) to units of the guide's own spread.
     """
     n, few = len(scores), len(local_scores)
     ours, theirs = local_scores[:, 0], scores[:few, 0]
     own, other = (jnp.sqrt(jnp.mean(jnp.square(to_unit(s)), axis=1)) for s in (ours, theirs))
     most = LARGEST_SCORE * (1.0 + other)
     ours = jnp.where(own > most, most / own, 1.0)[:, None] * ours
-    # None behind folds, and where noise is mapped to a point.
+    # Scores are not known behind folds, and where noise is mapped to a point.
     is_known = jnp.isfinite(own)
     weight = n / jnp.maximum(jnp.sum(is_known), 1)
     difference = jnp.where(is_known[:, None], weight * (ours - theirs), 0.0)
@@ -188,18 +163,13 @@ def _element_gradient(
     with_entropy: bool,
     state: Any = None,
     key: Any = None,
-) -> tuple[_ElementGradient, Any, Callable[[jax.Array], jax.Array]]:
-    """The KL gradient at one element's draws, and the estimator's state for the next step.
+) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Any, Callable[[jax.Array], jax.Array]]:
+    """Estimate the KL gradient at one element's draws (n, d), not scaled by plates.
 
-    With them comes a map of scores to units of the guide's own spread.
-
-    Args:
-        settings: estimator and options.
-        inputs: the draws, (n, d); the model's score at them, (n, d); and values of the latents
-            they depend on, (n, c), or None.
-        with_entropy: whether the entropy is wanted.
-        state: of the estimator, if it keeps one.
-        key: random key for such an estimator.
+    ``inputs`` are the draws, the model's score at them, and values of the latents they depend on,
+    (n, c), or None. Returned are the direction, the entropy and the direction's typical length in
+    units of the guide's own spread; the estimator's state for the next step; and a map of scores to
+    those units.
     """
     samples, target, context = inputs
     estimator = settings.estimator
@@ -229,12 +199,12 @@ def _element_gradient(
     def to_unit(scores: jax.Array) -> jax.Array:
         return coordinates.scores_to_kernel(scores) / coordinates.bandwidth
 
-    length = typical_length(to_unit(direction))
-    return _ElementGradient(direction, guide_entropy, length), state, to_unit
+    element = (direction, guide_entropy, typical_length(to_unit(direction)))
+    return element, state, to_unit
 
 
 def put_columns(values: jax.Array, columns: np.ndarray, new: jax.Array) -> jax.Array:
-    """Values (n, D) with a block's columns replaced by new ones, (n, elements, d)."""
+    """Replace a block's columns of values (n, D) by new ones, (n, elements, d)."""
     return new[:, 0] if _is_whole(values, columns) else values.at[:, columns].set(new)
 
 

@@ -15,7 +15,7 @@ from numpyro.infer import ELBO
 from numpyro_kscore._model.all_rows import expand
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import Draw
-from numpyro_kscore._model.joint import LogJoint, log_joint_and_gradients
+from numpyro_kscore._model.joint import log_joint_and_gradients
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import (
     LocalDraw,
@@ -27,24 +27,36 @@ from numpyro_kscore._model.particles import (
     with_shared,
 )
 from numpyro_kscore._model.program import Program, inspect_program, objective_program
-from numpyro_kscore._objective.aggregate import pool
-from numpyro_kscore._objective.defaults import OF_AGGREGATES, OF_POSTERIORS
-from numpyro_kscore._objective.kl_gradient import KLGradient, kl_gradient, nearest_valid
-from numpyro_kscore._objective.options import resolve_settings
-from numpyro_kscore._objective.particle_count import count_particles
+from numpyro_kscore._objective.kl_gradient import kl_gradient, loss_of, nearest_valid
+from numpyro_kscore._objective.options import (
+    count_particles,
+    pool,
+    resolve_settings,
+)
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
-from numpyro_kscore._objective.surrogate import with_gradient
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
+from numpyro_kscore.estimators._fit.bandwidth import Median
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.regularizers._filters import Tikhonov
+from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
+from numpyro_kscore.solvers._solvers import ConjugateGradient
 
 __all__ = ["ImplicitELBO"]
 
-# Local log densities are computed at half of the particles, but for no more columns of derivatives
-# than this where that leaves enough draws: each takes O(d) evaluations of the network's derivative,
-# and a determinant. Never at fewer draws than the last number.
+# Numbers, not "auto": the best choice for one set of particles is far too strong for the average
+# over the steps of a fit (benchmarks/results/2026-11-21-choice-inside-a-fit.md).
+OF_POSTERIORS = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full")
+# KEF-CG with λ = 1e-4 where codes have unit variance, the same in every unit (docs/wae_report).
+OF_AGGREGATES = ScoreEstimator(
+    regularizer=Tikhonov(2e-4), solver=ConjugateGradient(), bandwidth="median", standardize="none"
+)
+
+# Most columns of derivatives that local log densities are computed for, at half of the particles at
+# most: each takes O(d) evaluations of the network's derivative, and a determinant. They may be more
+# where fewer draws than the second number are left, and the third is the least number of draws.
 LOCAL_COLUMNS, ENOUGH_LOCAL, FEWEST_LOCAL = 1280, 20, 4
 
 
@@ -142,7 +154,7 @@ class ImplicitELBO(ELBO):
         result.losses  # (400,)
     """
 
-    # Of a model, not of a guide: what SVI asks before it warns about discrete latents.
+    # SVI reads this before it warns about discrete latents of the model.
     can_infer_discrete = True
 
     def __init__(
@@ -279,21 +291,19 @@ class ImplicitELBO(ELBO):
         if kl.states:
             mutable = {**mutable, STATE: kl.states}
         return {
-            "loss": _loss(draws, local.log_density, joint, kl, param_map),
+            "loss": loss_of(draws, local.log_density, joint, kl, param_map),
             "mutable_state": lax.stop_gradient(mutable or None),
         }
 
     def _draw(
         self, key: jax.Array, program: Program, layout: Layout, num_particles: int
     ) -> tuple[jax.Array, Draw, LocalDraw]:
-        """The particles, with draws that were not finite replaced.
+        """Draw the particles, and replace draws that are not finite.
 
-        Returns:
-            Which draws were finite at first, (n,); the particles; and local log densities of the
-            first m of them, (m, b), with their gradients, (m, d).
-
-        Draws are replaced before anything is differentiated: a derivative of
-        the guide there would be NaN even where it is multiplied by zero.
+        Returned are which draws were finite at first, (n,); the particles; and local log densities
+        of the first m of them, (m, b), with their gradients, (m, d). Draws are replaced before
+        anything is differentiated: a derivative of the guide there would be NaN even where it is
+        multiplied by zero.
         """
         sharding, map_particles = self.settings.sharding, self.vectorize_particles_fn
         sources = draw_sources(key, program, layout, (num_particles,))
@@ -302,7 +312,8 @@ class ImplicitELBO(ELBO):
         # A single particle has no other to replace it, so an encoder need not run twice.
         if num_particles > 1:
             fixed = program._replace(params=lax.stop_gradient(program.params))
-            drawn = are_finite(map_particles(at_source(_flat, key, fixed, layout), sources))
+            draw = at_source(draw_particle, key, fixed, layout)
+            drawn = are_finite(map_particles(lambda source: draw(source).flat, sources))
             source = nearest_valid(drawn)
             sources = constrain_rows(jax.tree.map(lambda a: a[source], sources), sharding)
         draws: Draw = map_particles(at_source(draw_particle, key, program, layout), sources)
@@ -313,40 +324,6 @@ class ImplicitELBO(ELBO):
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local
-
-
-def _loss(
-    draws: Draw, local: jax.Array, joint: LogJoint, kl: KLGradient, params: dict[str, Any]
-) -> jax.Array:
-    """The estimate of the negative ELBO, with the KL gradient as its derivative.
-
-    Neither the score estimate nor the model is differentiated a second time, since their gradients
-    are known. Exact densities of the guide are differentiated.
-    """
-    weights = kl.valid / jnp.maximum(jnp.sum(kl.valid), 1)
-    fitted = {k: params[k] for k in joint.param_gradient}
-    moved = (draws.flat, draws.log_density, local, fitted)
-    weights = weights.astype(kl.direction.dtype)
-    few = len(local)
-    is_local = kl.valid[:few] & jnp.all(jnp.isfinite(local), axis=1)
-    local_weights = is_local / jnp.maximum(jnp.sum(is_local), 1)
-    gradient = (
-        jnp.where(kl.valid[:, None], kl.direction, 0.0),
-        weights,
-        local_weights[:, None].astype(local.dtype) * kl.local_shares,
-        jax.tree.map(lambda g: -jnp.where(jnp.isfinite(g), g, 0.0), joint.param_gradient),
-    )
-    gaps = draws.log_density - joint.log_density
-    if few:
-        # At the same draws: at the model the two densities cancel, and with them the noise.
-        gaps = gaps[:few] + jnp.sum(local, axis=1)
-    nelbo = jnp.mean(gaps) - kl.entropy
-    nelbo = lax.stop_gradient(jnp.where(jnp.all(kl.valid), nelbo, jnp.nan))
-    return with_gradient(nelbo, moved, gradient)
-
-
-def _flat(key: jax.Array, program: Program, layout: Layout) -> jax.Array:
-    return draw_particle(key, program, layout).flat
 
 
 def _reduce_particles(values: jax.Array) -> jax.Array:

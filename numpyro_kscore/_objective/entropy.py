@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from numpyro_kscore._util.compiling import AS_IT_IS
 from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.coordinates import (
     WHITENING_CHOICES,
@@ -25,7 +25,7 @@ __all__ = ["entropy"]
 # whose error adds up over them; where sets are cheap, this many give it to less than .01.
 CALIBRATION_SETS = 1024
 CALIBRATION_PAIRS = 32 * 1024 * 1024
-# Where sets are not cheap there is a single block, and 32 sets of up to 1024 draws are enough.
+# Single blocks have sets that are not cheap, and 32 sets of up to 1024 draws are enough for them.
 FEWEST_SETS = 32
 FEWEST_DRAWS = 32 * 1024
 
@@ -38,7 +38,7 @@ def entropy(
     nearest_context: jax.Array | None = None,
     context_size: int = 0,
 ) -> jax.Array:
-    """Differential entropy of the distribution of some samples, in nats; not differentiated.
+    """Estimate a differential entropy from samples, in nats; not differentiated.
 
     The estimate is Kozachenko and Leonenko's with one neighbor, in standardized coordinates, less
     its bias on Gaussian samples of the same n and d. It is unbiased for Gaussians in any dimension,
@@ -46,17 +46,11 @@ def entropy(
     standard deviation is about ``sqrt((1.6 + d/2)/n)``. Copies of a point and a collapsed sample
     give a low, finite value.
 
-    With a context it is the entropy given the context: the joint entropy less the context's.
-
-    Args:
-        nearest: squared distance of each sample to its nearest other, in standardized units and
-            with the context's distance added, (n,).
-        coordinates: the coordinates of the standardized samples.
-        standardize: the rule of standardization; ``"gaussian"`` is the shrunk Gaussian's whitening.
-        num_samples: number of samples behind the coordinates; ``nearest`` has fewer where only
-            some samples are looked at.
-        nearest_context: squared distances of the context alone.
-        context_size: dimension of the context.
+    ``nearest`` are squared distances of samples to their nearest others, in standardized units; of
+    ``num_samples`` samples some may be left out. ``standardize="gaussian"`` is the shrunk
+    Gaussian's whitening. With a context the result is the entropy given the context, the joint
+    entropy less the context's: ``nearest`` have the context's distance added, and
+    ``nearest_context`` are those of the context alone.
     """
     dim = coordinates.mean.shape[0]
     joint = _raw(nearest, dim + context_size) + coordinates.log_det()
@@ -82,13 +76,12 @@ def _gaussian_bias(
 ) -> float:
     """Mean of the raw estimate on standard normal samples of that size, less the truth.
 
-    It is taken in the precision of the samples, since rounding of the smallest distances adds bias.
+    Samples have the precision of the real ones: rounding of the smallest distances adds bias.
     """
 
     @jax.jit
     def raw(samples: jax.Array, context: jax.Array) -> jax.Array:
-        total = jnp.zeros((), dtype)
-        within = jnp.zeros((), dtype)
+        total = within = jnp.zeros((), dtype)
         if context_size:
             context = standardize_samples(context, standardize).to_kernel(context)
             if standardize in WHITENING_CHOICES:
@@ -103,20 +96,13 @@ def _gaussian_bias(
         s = squared_distances(z, z, cancels(z)) + within
         return total + _raw(nearest_squared(s), dim + context_size) + coordinates.log_det()
 
-    # Compiled by hand: the function may be called while another program is traced, and must not
-    # become a part of it; jax.ensure_compile_time_eval would compile each operation by itself.
-    shapes = (
-        jax.ShapeDtypeStruct((n, dim), dtype),
-        jax.ShapeDtypeStruct((n, context_size), dtype),
-    )
+    # It is compiled by hand: it may be called while another program is traced, and must not become
+    # a part of that; jax.ensure_compile_time_eval would compile each operation by itself.
+    shapes = [jax.ShapeDtypeStruct((n, size), dtype) for size in (dim, context_size)]
     # The program runs so seldom that only its compilation takes time.
-    options: dict[str, Any] = {
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    }
-    compiled = raw.lower(*shapes).compile(options)
+    compiled = raw.lower(*shapes).compile(AS_IT_IS)
     generator = np.random.default_rng(0)
-    # At least two sets: with so many draws in each, the spread over sets is small.
+    # Two sets are enough where each has so many draws that sets hardly differ.
     fewest = max(2, min(FEWEST_SETS, FEWEST_DRAWS // n))
     affordable = CALIBRATION_PAIRS // (n * num_nearest * (dim + context_size))
     num_sets = max(fewest, min(CALIBRATION_SETS, affordable))

@@ -1,4 +1,4 @@
-"""The KL gradient at the particles of a step, from the gradients of the guide's blocks."""
+"""The KL gradient at the particles of a step, and the loss whose derivative it is."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from numpyro_kscore._objective.block_gradient import block_gradient, put_columns
 from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._objective.stateful import STATE
 
-__all__ = ["KLGradient", "kl_gradient", "nearest_valid"]
+__all__ = ["kl_gradient", "loss_of", "nearest_valid"]
 
 
 class KLGradient(NamedTuple):
     """The gradient of KL(q || p) at the particles, without the guide's known densities.
 
-    Attributes:
-        valid: which particles are finite, (n,).
-        direction: the gradient over the number of valid particles, (n, D).
-        local_shares: the derivatives in the means of the local log densities, (b,).
-        entropy: of the blocks that are estimated and have no local log density, in nats.
-        states: states of an estimator that keeps one, for the next step, by the first latent of
-            each block.
+    ``direction``, (n, D), is divided by the number of valid particles; ``local_shares``, (b,), are
+    the derivatives in the means of the local log densities; ``entropy`` is that of the estimated
+    blocks without such a density, in nats; ``states`` of an estimator that keeps one are for the
+    next step, by the first latent of each block.
     """
 
     valid: jax.Array
@@ -46,18 +43,14 @@ def kl_gradient(
     joint: LogJoint,
     local_scores: jax.Array,
 ) -> KLGradient:
-    """The KL gradient at the particles, block by block.
+    """Compute the KL gradient at the particles, block by block.
 
-    Args:
-        settings: estimator and options.
-        layout: the layout of a particle.
-        drawn: at which particles the guide's draw was finite, (n,).
-        draws: the particles, not differentiated.
-        joint: the model at the particles.
-        local_scores: gradients of local log densities at the first m of them, (m, D).
+    ``drawn`` says at which particles the guide's draw was finite, (n,), and ``draws`` are the
+    particles, not differentiated; ``local_scores`` are gradients of local log densities at the
+    first m of them, (m, D).
     """
     valid = drawn & are_finite(joint.log_density, draws.log_density, joint.scores, draws.flat)
-    # Copies of valid particles take the places of others: shapes stay, and no NaN spreads.
+    # Copies of valid particles replace the others: shapes stay, and no NaN spreads.
     source = nearest_valid(valid)
     any_valid = jnp.any(valid)
 
@@ -99,6 +92,55 @@ def kl_gradient(
 
 
 def nearest_valid(valid: jax.Array) -> jax.Array:
-    """For every particle the last valid one up to it, or else the first valid one: indices (n,)."""
+    """Indices (n,) of the last valid particle up to each, or else of the first valid one."""
     last_valid = lax.cummax(jnp.where(valid, jnp.arange(valid.shape[0]), -1))
     return jnp.where(last_valid < 0, jnp.argmax(valid), last_valid)
+
+
+def loss_of(
+    draws: Draw, local: jax.Array, joint: LogJoint, kl: KLGradient, params: dict[str, Any]
+) -> jax.Array:
+    """Estimate the negative ELBO, with the KL gradient as its derivative.
+
+    Neither the score estimate nor the model is differentiated a second time, since their gradients
+    are known. Exact densities of the guide are differentiated. ``local`` are the local log
+    densities at the first m particles, (m, b).
+    """
+    weights = kl.valid / jnp.maximum(jnp.sum(kl.valid), 1)
+    fitted = {k: params[k] for k in joint.param_gradient}
+    moved = (draws.flat, draws.log_density, local, fitted)
+    weights = weights.astype(kl.direction.dtype)
+    few = len(local)
+    is_local = kl.valid[:few] & jnp.all(jnp.isfinite(local), axis=1)
+    local_weights = is_local / jnp.maximum(jnp.sum(is_local), 1)
+    gradient = (
+        jnp.where(kl.valid[:, None], kl.direction, 0.0),
+        weights,
+        local_weights[:, None].astype(local.dtype) * kl.local_shares,
+        jax.tree.map(lambda g: -jnp.where(jnp.isfinite(g), g, 0.0), joint.param_gradient),
+    )
+    gaps = draws.log_density - joint.log_density
+    if few:
+        # Both densities are at the same draws: at the model they cancel, and with them the noise.
+        gaps = gaps[:few] + jnp.sum(local, axis=1)
+    nelbo = jnp.mean(gaps) - kl.entropy
+    nelbo = lax.stop_gradient(jnp.where(jnp.all(kl.valid), nelbo, jnp.nan))
+    return _with_gradient(nelbo, moved, gradient)
+
+
+@jax.custom_jvp
+def _with_gradient(value: jax.Array, moved: Any, gradient: Any) -> jax.Array:
+    """Return a scalar whose derivative in ``moved`` is ``gradient``, of the same structure."""
+    return value
+
+
+@_with_gradient.defjvp
+def _with_gradient_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    value, _, gradient = primals
+    # A tangent does not count where the gradient is zero, even if it is NaN.
+    products = jax.tree.map(
+        lambda g, t: jnp.sum(g * jnp.where(g == 0, 0.0, t)).astype(value.dtype),
+        gradient,
+        tangents[1],
+    )
+    return value, sum(jax.tree.leaves(products), jnp.zeros((), value.dtype))

@@ -17,8 +17,7 @@ from numpyro.primitives import mutable
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.layout import Part
 from numpyro_kscore._model.program import Program, inspect_program
-from numpyro_kscore._objective.aggregate import pool
-from numpyro_kscore._objective.options import ObjectiveOptions
+from numpyro_kscore._objective.options import ObjectiveOptions, pool
 from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
 __all__ = ["STATE", "check_place", "stateful_guide"]
@@ -53,12 +52,7 @@ def stateful_guide(
 
 
 def check_place(estimator: GuideEstimator, params: dict[str, Any]) -> None:
-    """Raise unless the guide has a place for the state of an estimator that needs one.
-
-    Args:
-        estimator: the estimator.
-        params: values of parameters and mutable sites by name.
-    """
+    """Raise unless parameters and mutable sites have the state of an estimator that needs one."""
     if estimator.is_stateful and STATE not in params:
         raise ValueError(
             f"guide: expected a place for the network of {type(estimator).__name__}(); got a guide "

@@ -36,8 +36,7 @@ from numpyro_kscore._starts.subset_density import (
 from numpyro_kscore._starts.subset_search import moved_to_all_data
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._util.batches import Batches
-from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.double_precision import runs_in_double
+from numpyro_kscore._util.compiling import quick_jit, runs_in_double
 
 __all__ = ["find_start"]
 

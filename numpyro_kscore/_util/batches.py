@@ -27,7 +27,7 @@ T = TypeVar("T")
 PASS_SIZE = 16
 # A loader without a length that has no end after so many batches is taken to have none.
 MOST_BATCHES = 100_000
-# Rows of the batches that a start is looked for with, about.
+# Approximate number of rows in the sample, with which a start is looked for.
 SAMPLE_ROWS = 8192
 END: Any = object()
 # Errors where a traced value is used as a number.
@@ -39,12 +39,9 @@ TRACED = (
 
 
 class Position(NamedTuple):
-    """A place in the stream of batches.
+    """A place in the stream of batches, after so many whole epochs and batches of the next.
 
-    Attributes:
-        epoch: how often the loader came to its end.
-        batch: batches taken since.
-        state: that of the loader's iterator, as JSON, if it has one.
+    ``state`` is that of the loader's iterator, as JSON, if it has one.
     """
 
     epoch: int = 0
@@ -55,21 +52,14 @@ class Position(NamedTuple):
 class Batches:
     """The batches of a loader, as arguments of model and guide.
 
+    A loader is an iterable of batches, or a function that returns one. A function with an argument
+    that is called ``epoch`` or has no default is given the number of the epoch. ``args`` follow
+    those of a batch, and ``kwargs`` join its keyword arguments.
+
     Attributes:
         first: the first batch, of device arrays.
         sample: batches that are spread over all, with a leading axis.
-        count: how many batches an epoch has; None if they cannot be passed over.
-
-    Args:
-        loader: an iterable of batches, or a function that returns one. A function with an argument
-            that is called ``epoch`` or has no default is given the number of the epoch.
-        args: further arguments, which follow those of a batch.
-        kwargs: further keyword arguments.
-
-    Raises:
-        TypeError: for a loader that is none, and for batches without arrays of numbers.
-        ValueError: for one without batches, with batches of different shapes, and with keyword
-            arguments that are given twice.
+        count: number of batches of an epoch; None if they cannot be passed over.
 
     Cost: a pass over all batches, which checks their shapes.
     """
@@ -80,7 +70,7 @@ class Batches:
         # Threads do not know of a precision that is set for a block.
         self._is_double = jnp.result_type(float) == jnp.float64
         stream = self._open(0)
-        # An iterator is its own, and ends once.
+        # An iterator is its own iterator, and ends once.
         self._once = stream if stream is loader else None
         item = next(stream, END)
         if item is END:
@@ -137,7 +127,7 @@ class Batches:
         try:
             yield
         except TypeError as error:
-            # That of a shape is a plain TypeError.
+            # Traced numbers in a shape raise a plain TypeError.
             if self._form.numbers and (isinstance(error, TRACED) or "Tracer" in str(error)):
                 error.add_note(
                     f"loader: all that is in a batch is traced, and so are its numbers, "
@@ -162,28 +152,19 @@ class Batches:
     ) -> Any:
         """The mean of a function over the batches of an epoch, as a tree of float64 arrays.
 
-        Args:
-            of_each: compiled; from batches with a leading axis to values with one.
-            see: is given the batches, the values, and how many of both count.
+        The function is compiled, and maps batches with a leading axis to values with one. ``see``
+        is given the batches, the values, and how many of both count.
         """
         return _mean(of_each, ahead(_in_stacks(self._epoch())), see)
 
     def sample_mean(self, of_each: Callable[[Any], Any]) -> Any:
-        """The same as :meth:`mean` over the sample."""
+        """The mean of a function, as for :meth:`mean`, over the sample."""
         leaves, structure = jax.tree.flatten(self.sample)
         rows = (jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True))
         return _mean(of_each, _in_stacks(rows))
 
     def stream(self, size: int, start: Position) -> Iterator[tuple[Any, Position]]:
-        """Stacks of batches, one epoch after another, each with the position after it.
-
-        Args:
-            size: batches of a stack.
-            start: where to begin.
-
-        Raises:
-            ValueError: for an iterator that ends, and for batches of another shape.
-        """
+        """Stacks of ``size`` batches, one epoch after another, each with the position after it."""
         epoch, index, iterator = start.epoch, start.batch, self._at(start)
         while True:
             taken: list[Any] = []
@@ -257,7 +238,7 @@ def _mean(
         values = of_each(stack)
         if see is not None:
             see(stack, values, count)
-        # In double precision on the host: sums over all data are larger by far than what counts.
+        # Double precision on the host: sums over all data are far larger than what counts.
         found = jax.tree.map(
             lambda a, k=count: np.sum(np.asarray(a)[:k], axis=0, dtype=float), values
         )

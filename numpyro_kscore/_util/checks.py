@@ -55,13 +55,9 @@ def check_count(name: str, x: Any, minimum: int = 1) -> None:
 
 
 def check_choice(name: str, x: Any, choices: tuple[Any, ...], or_else: str = "") -> None:
-    """Raise ``ValueError`` unless ``x`` is one of ``choices``.
+    """Raise ``ValueError`` unless ``x`` is one of ``choices``, words and None.
 
-    Args:
-        name: of the argument.
-        x: what was given for it.
-        choices: words, and None.
-        or_else: what else may be given, which the caller lets pass, such as ``"a number"``.
+    ``or_else`` names what else may be given, which the caller lets pass, such as ``"a number"``.
     """
     if not any(x is c or (isinstance(x, str) and x == c) for c in choices):
         words = ", ".join(map(repr, choices))
@@ -84,13 +80,7 @@ def check_svi(svi: Any) -> None:
 
 
 def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> jax.Array:
-    """``x`` as a floating-point array of shape (n, d), checked.
-
-    Raises:
-        TypeError: for a dtype other than float32 and float64.
-        ValueError: for a wrong rank or dimension, fewer than ``minimum`` rows, or, outside
-            ``jit``, entries that are not finite.
-    """
+    """``x`` as a float32 or float64 array (n, d), checked; its entries are, outside ``jit``."""
     if not isinstance(x, jax.Array):
         x = np.asarray(x)
     if x.dtype not in (jnp.float32, jnp.float64):
@@ -124,12 +114,7 @@ def _count_rows_not_finite(x: Any) -> int:
 
 
 def as_scored(samples: Any, scores: Any, minimum: int = 1) -> tuple[jax.Array, jax.Array]:
-    """Draws and the model's score at them, both (n, d), checked and of one precision.
-
-    Raises:
-        TypeError: for a dtype that is not real floating point.
-        ValueError: see :func:`as_points`; and if the shapes differ.
-    """
+    """Draws and the model's score at them, both (n, d), checked and of one precision."""
     x = as_points("samples", samples, minimum=minimum)
     s = as_points("scores", scores)
     if x.shape != s.shape:

@@ -1,4 +1,4 @@
-"""Programs that compile in half the time, and only once for what differs in numbers alone.
+"""Programs that compile in half the time, and once for all calls that differ in numbers only.
 
 A fit, a diagnosis and a search close over the data and the parameters they are about. ``jax.jit``
 would take these for constants and compile again for others; here they are arguments, and what was
@@ -7,12 +7,14 @@ compiled once in a process serves all programs of the same operations.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial, wraps
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import jax
 import jax.extend.core as jex
@@ -22,7 +24,7 @@ import numpy as np
 from numpyro_kscore._util.checks import with_jax_leaves
 from numpyro_kscore._util.fingerprint import fingerprint
 
-__all__ = ["constants_of", "forget_programs", "quick_jit"]
+__all__ = ["AS_IT_IS", "forget_programs", "quick_jit", "runs_in_double"]
 
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
@@ -32,11 +34,14 @@ OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level
 # after another, up to a thousand numbers add with a rounding error of some 2e-6 of their size.
 SHORT_SUMS = {"xla_disable_hlo_passes": "tree_reduction_rewriter"}
 LONGEST_SUM = 1024
-# What runs a single time takes milliseconds without any optimization, where no array of it has
-# more numbers than that, and its compilation a second.
-AS_IT_IS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# A program that runs a single time takes milliseconds without any optimization if no array of it
+# is larger than this, and a second to compile with it.
+AS_IT_IS: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 LARGEST_AS_IT_IS = 65536
-# Executables that are kept: those of ten models or more.
+# Number of executables that are kept: those of ten models or more.
 MOST_KEPT = 64
 
 _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
@@ -47,11 +52,8 @@ def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., 
     """``jax.jit`` for a large program over arrays, traced once for each set of shapes.
 
     Inside a program that is being traced, where there are several devices and where compiling is
-    disabled, it is ``jax.jit``.
-
-    Args:
-        fn: the function, of positional arguments; keywords are static.
-        runs_once: whether it is called a single time, so that optimizing it does not pay.
+    disabled, it is ``jax.jit``. Keyword arguments are static. Optimization is left out for a
+    function that ``runs_once``, since it does not pay.
     """
     plain: dict[Any, Callable[..., Any]] = {}
     programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
@@ -60,11 +62,12 @@ def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., 
     def call(*args: Any, **static: Any) -> Any:
         options = tuple(sorted(static.items()))
         leaves, structure = jax.tree.flatten(args)
-        if _is_disabled() or _is_traced(leaves) or jax.device_count() > 1:
+        config: Any = jax.config
+        if config.jax_disable_jit or _is_traced(leaves) or jax.device_count() > 1:
             if options not in plain:
                 plain[options] = jax.jit(_with_static(fn, static))
             return plain[options](*args)
-        # Arrays of NumPy go into the program as they are: it converts them ten times as fast.
+        # NumPy arrays go into the program unconverted: it converts them ten times as fast.
         known = jax.Array, np.ndarray
         arrays: list[Any] = [x if isinstance(x, known) else jnp.asarray(x) for x in leaves]
         # Numbers inside a program have the precision that is set when it is traced.
@@ -99,15 +102,9 @@ def _keep(programs: OrderedDict[Any, Callable[..., Any]], key: Any, program: Any
         programs.popitem(last=False)
 
 
-def _is_disabled() -> bool:
-    """Whether JAX runs what it would compile operation by operation, as for a debugger."""
-    config: Any = jax.config
-    return bool(config.jax_disable_jit)
-
-
 def _is_traced(leaves: list[Any]) -> bool:
-    """Whether arguments are traced, or what is around the call."""
-    # Inside of jit a new array is a tracer. An explicit transfer is none that a guard forbids.
+    """Whether an argument or the code around the call is being traced."""
+    # A new array is a tracer inside of jit. Transfer guards allow this explicit transfer.
     return any(
         isinstance(leaf, jax.core.Tracer) for leaf in [jax.device_put(np.zeros(())), *leaves]
     )
@@ -115,7 +112,7 @@ def _is_traced(leaves: list[Any]) -> bool:
 
 @cache
 def _known_options(as_it_is: bool) -> dict[str, Any]:
-    """Those of all options that the compiler knows; none without a CPU."""
+    """The options that the compiler knows; none without a CPU."""
     options = OPTIONS | SHORT_SUMS | (AS_IT_IS if as_it_is else {})
     return {k: v for k, v in options.items() if _is_known({k: v})}
 
@@ -123,12 +120,11 @@ def _known_options(as_it_is: bool) -> dict[str, Any]:
 def _is_known(option: dict[str, Any]) -> bool:
     if jax.default_backend() != "cpu":
         return False
-    try:
+    # Options change between versions, and so does the error that an unknown one raises.
+    with suppress(Exception):
         jax.jit(lambda: 0, compiler_options=option).lower().compile()
-    except Exception:
-        # Which error it is that an unknown option raises has changed, and so have options.
-        return False
-    return True
+        return True
+    return False
 
 
 def _options(jaxpr: Any, runs_once: bool) -> dict[str, Any] | None:
@@ -140,13 +136,13 @@ def _options(jaxpr: Any, runs_once: bool) -> dict[str, Any] | None:
 
 
 def _largest(jaxpr: Any) -> int:
-    """How many numbers the largest array has that a program computes."""
+    """The size of the largest array that a program computes."""
     results = [var.aval for equation in _equations(jaxpr) for var in equation.outvars]
     return max((math.prod(getattr(aval, "shape", ())) for aval in results), default=0)
 
 
 def _sum_lengths(jaxpr: Any) -> Iterator[int]:
-    """How many numbers the sums of a program, and of those inside of it, are of."""
+    """The number of terms of each sum in a program and in those inside of it."""
     for equation in _equations(jaxpr):
         if equation.primitive.name not in ("reduce_sum", "cumsum"):
             continue
@@ -165,7 +161,7 @@ def _type_of(array: jax.Array | np.ndarray) -> Any:
 def _compile(
     fn: Callable[..., Any], structure: Any, arrays: list[Any], runs_once: bool
 ) -> Callable[[list[Any]], Any]:
-    """``fn`` of arguments given as leaves, compiled, or served by what is kept."""
+    """Return ``fn`` of arguments given as leaves, compiled, or served by what is kept."""
 
     def flat(*leaves: jax.Array) -> Any:
         return fn(*jax.tree.unflatten(structure, leaves))
@@ -177,7 +173,7 @@ def _compile(
         return jax.core.eval_jaxpr(closed.jaxpr, constants, *arrays)
 
     run.__name__ = getattr(fn, "__name__", "run")
-    # Arguments that are not used stay: which are left out differs from data to data.
+    # Unused arguments stay: which ones are unused differs from data to data.
     whole = jax.jit(run, keep_unused=True)
     digest = fingerprint(closed)
     key = (*OPTIONS.items(), digest, jax.default_backend(), runs_once)
@@ -190,16 +186,59 @@ def _compile(
     return lambda leaves: jax.tree.unflatten(result, program(constants, leaves))
 
 
-def constants_of(program: Any) -> Iterator[Any]:
+def runs_in_double(fn: Callable[..., Any], *args: Any) -> bool:
+    """Whether a function also traces in double precision; JAX may have to forget programs for it.
+
+    JAX 0.10 to 0.12 keeps what it made of a NumPy array in one precision as long as a program that
+    has it as a constant lives, such as a compiled one of NUTS. In the other precision it takes that
+    for the array, and products of it with others then have two types. And what a trace that ends
+    with an error has seen, it keeps for good.
+
+    The function does not trace in double precision where a program that uses its arrays cannot be
+    forgotten, or where it insists on single precision, as by the carry of a scan.
+    """
+    for forget in (None, gc.collect, jax.clear_caches):
+        if forget is not None:
+            forget()
+        if not _are_kept(fn, args):
+            return _traces_in_double(fn, args)
+    return False
+
+
+def _are_kept(fn: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether NumPy arrays that a function closes over are constants of other programs too."""
+    program = jax.make_jaxpr(lambda *args: fn(*args))(*args)
+    arrays = [ref(constant) for constant in _constants(program) if _has_precision(constant)]
+    del program
+    return any(array() is not None for array in arrays)
+
+
+def _has_precision(constant: Any) -> bool:
+    return isinstance(constant, np.ndarray) and constant.dtype.kind in "iufc"
+
+
+def _traces_in_double(fn: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    errors = []
+
+    def guarded(*args: Any) -> Any:
+        # An error that leaves the trace would leave its arrays in double precision behind.
+        try:
+            return fn(*args)
+        except (TypeError, ValueError) as error:
+            errors.append(str(error))
+            return None
+
+    with jax.enable_x64(True):
+        jax.make_jaxpr(guarded)(*args)
+    return not errors
+
+
+def _constants(program: Any) -> Iterator[Any]:
     """The constants of a closed program and of those inside of it."""
     yield from program.consts
-    yield from _inner_constants(program.jaxpr)
-
-
-def _inner_constants(jaxpr: Any) -> Iterator[Any]:
-    for program in _inner_programs(jaxpr):
+    for inner in _inner_programs(program.jaxpr):
         # New versions of JAX have one class for both; before, only closed ones have constants.
-        yield from getattr(program, "consts", ())
+        yield from getattr(inner, "consts", ())
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

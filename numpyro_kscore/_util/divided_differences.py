@@ -22,7 +22,7 @@ from jax import lax
 
 __all__ = ["Pairs", "Sloped", "divided_differences", "sum_of_functions", "with_slopes"]
 
-# A function of A on a vector v, through the pairs that carry v.
+# A map from a vector v to the pairs of A that carry v.
 Decompose = Callable[[jax.Array], "Pairs"]
 
 
@@ -69,14 +69,11 @@ def sum_of_functions(
     vectors: jax.Array,
     zero: jax.Array,
 ) -> jax.Array:
-    """``Σ_j f_qj(A) v_j`` for a symmetric A: vectors (l, …) -> (q, …), linear in the vectors.
+    """``Σ_j f_qj(A) v_j`` for a symmetric A: vectors v_j (l, …) -> (q, …), linear in the vectors.
 
-    Args:
-        decompose: pairs of A that carry a vector of any shape.
-        functions: values f_qj at eigenvalues (k,): (q, k, l).
-        vectors: the v_j.
-        zero: zeros of the shape of one, unknown to the compiler: a product with zeros it knows is
-            miscompiled on CPU.
+    ``decompose`` gives pairs of A that carry a vector of any shape, and ``functions`` map
+    eigenvalues (k,) to f_qj, (q, k, l). ``zero`` has the shape of one vector and values unknown to
+    the compiler: a product with zeros it knows is miscompiled on CPU.
     """
     number = jax.eval_shape(functions, jnp.zeros(1, vectors.dtype)).shape[0]
 
@@ -84,8 +81,7 @@ def sum_of_functions(
         def one(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
             j, v = inputs
             sigma, coordinates, basis = decompose(v)
-            factors = functions(sigma)[:, :, j] * coordinates
-            return jnp.tensordot(factors, basis, 1)
+            return jnp.tensordot(functions(sigma)[:, :, j] * coordinates, basis, 1)
 
         return jnp.sum(lax.map(one, (jnp.arange(vectors.shape[0]), vectors)), axis=0)
 

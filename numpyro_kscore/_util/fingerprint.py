@@ -23,8 +23,7 @@ RULES = {
     "custom_vjp_call": {"fwd_jaxpr_thunk", "bwd", "out_trees"},
     "custom_vmap_call": {"rule"},
 }
-# What the text of an object that it does not determine has in it: its place in memory, or an array
-# that was cut short.
+# Parts of a text that does not determine its object: a place in memory, or an array cut short.
 INCOMPLETE = (" at 0x", "...")
 
 
@@ -36,25 +35,19 @@ def fingerprint(program: Any) -> str | None:
     """A digest of a closed program without the values of its own constants.
 
     Constants of programs inside of it are part of their text or of the executable, and of the
-    digest. So are all settings of JAX, some of which count when a program is lowered.
-
-    Returns:
-        The digest; None if the program has parameters that nothing but their identity tells apart,
-        such as functions that are called back.
+    digest. So are all settings of JAX, some of which count when a program is lowered. The digest is
+    None if parameters are told apart by nothing but their identity, as functions called back are.
     """
     found = hashlib.sha256()
     try:
         _add(found, program.jaxpr)
     except _UnknownError:
         return None
-    found.update(repr(sorted(_settings().items())).encode())
-    return found.hexdigest()
-
-
-def _settings() -> dict[str, Any]:
     config: Any = jax.config
-    # What a context sets for a thread is seen by name only.
-    return {name: getattr(config, name, None) for name in config.values}
+    # Settings that a context makes for a thread are seen by name only.
+    settings = {name: getattr(config, name, None) for name in config.values}
+    found.update(repr(sorted(settings.items())).encode())
+    return found.hexdigest()
 
 
 def _add(found: Any, jaxpr: Any) -> None:

@@ -43,12 +43,9 @@ def as_numbers(x: Any) -> np.ndarray:
 
 
 def check_key(name: str, key: Any, before: str = "") -> None:
-    """Raise ``TypeError`` unless ``key`` is a random key; a seed or data are none.
+    """Raise ``TypeError`` unless ``key`` is a random key; seeds and data are refused.
 
-    Args:
-        name: of the parameter.
-        key: what was given for it.
-        before: what follows the key where it is the first argument, such as ``"the data"``.
+    ``before`` is what follows the key where it is the first argument, such as ``"the data"``.
     """
     dtype: Any = getattr(key, "dtype", None)
     if is_typed_key(key):

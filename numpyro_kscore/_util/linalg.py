@@ -52,8 +52,7 @@ def _looped_on_cpu(fn: F) -> F:
     one, sequential = custom_vmap(fn), sequential_vmap(fn)
 
     @one.def_vmap
-    def _rule(size: int, is_batched: list[bool], *args: jax.Array) -> Any:
-        del size
+    def _rule(_: int, is_batched: list[bool], *args: jax.Array) -> Any:
         axes = [0 if flag else None for flag in is_batched]
         loop, batch = jax.vmap(sequential, axes), jax.vmap(fn, axes)
         out = on_cpu_or(loop, batch, *args)
@@ -63,7 +62,7 @@ def _looped_on_cpu(fn: F) -> F:
 
 
 def _looped(fn: F) -> F:
-    """The same, differentiable."""
+    """``fn`` looped over as :func:`_looped_on_cpu` does, and differentiable."""
     mapped = _looped_on_cpu(fn)
     wrapped = jax.custom_jvp(mapped)
 
@@ -78,16 +77,11 @@ def _looped(fn: F) -> F:
 @_looped
 def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues, ascending, and eigenvectors (columns) of a symmetric matrix."""
-    return on_cpu_or(_eigh, _first_of_two, a)
-
-
-def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(a)
-    return values, vectors
+    return on_cpu_or(lambda a: tuple(jnp.linalg.eigh(a)), _first_of_two, a)
 
 
 def _first_of_two(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """CUDA's routine for a batch of small matrices is one launch, that for a single one is many."""
+    """The decomposition as one launch, since CUDA's routine for a single small matrix is many."""
     values, vectors = jnp.linalg.eigh(jnp.stack([a, a]))
     return values[0], vectors[0]
 
@@ -210,14 +204,13 @@ def _eliminate(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 @_eliminate.def_vmap
-def _eliminate_batch(size: int, is_batched: list[bool], a: jax.Array) -> Any:
-    del size, is_batched
+def _eliminate_batch(_: int, is_batched: list[bool], a: jax.Array) -> Any:
     return _eliminate_all(a), (True, True, True)
 
 
 @full_precision
 def _eliminate_all(matrices: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same of many, (m, d, d). They are the fast axis, so that processors take many at once."""
+    """Eliminate matrices (m, d, d) with m as the fast axis: processors take many at once."""
     count, dim, _ = matrices.shape
     rows = jnp.arange(dim)[:, None]
     dtype = matrices.dtype
@@ -234,7 +227,7 @@ def _eliminate_all(matrices: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array
         row = jnp.where(rows == k, 1.0, row) / pivot
         rest = jnp.where(rows == k, 0.0, matrix)
         matrix = jnp.where(at[:, None], row, rest - column[:, None] * row)
-        # Rows above it that are still left: so many exchanges bring the pivot's row up to them.
+        # The pivot's row is exchanged with as many rows as are left above it.
         odd = jnp.sum(is_left & (rows < place), axis=0) % 2
         sign = sign * jnp.sign(pivot) * (1 - 2 * odd)
         log_det = log_det + jnp.log(jnp.abs(pivot))

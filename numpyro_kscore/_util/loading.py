@@ -21,18 +21,15 @@ AGAIN = (
     "Give something that can be iterated over again, such as a list or a DataLoader, or a function "
     "that returns a new iterator"
 )
-# What JAX makes of numbers in single precision.
+# Dtypes that JAX converts in single precision.
 SINGLE = {"float64": "float32", "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
 def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
-    """A function from the number of an epoch to an iterator over it.
+    """Return a function from the number of an epoch to an iterator over it.
 
     A loader that is a function gets that number as ``epoch``, or as its first argument if that has
     no default.
-
-    Raises:
-        TypeError: for anything but an iterable of batches or a function.
     """
     is_data = isinstance(loader, np.ndarray | jax.Array | dict | str | bytes)
     is_iterable = isinstance(loader, Iterable)
@@ -45,13 +42,16 @@ def opener(loader: Any) -> Callable[[int], Iterator[Any]]:
     if is_iterable:
         return lambda epoch: iter(loader)
     of_epoch = _of_epoch(loader)
-    return lambda epoch: _iterator(of_epoch(epoch))
 
+    def open_epoch(epoch: int) -> Iterator[Any]:
+        made = of_epoch(epoch)
+        if not isinstance(made, Iterable):
+            raise TypeError(
+                f"loader: expected a function that returns an iterator; it gave {made!r}"
+            )
+        return iter(made)
 
-def _iterator(made: Any) -> Iterator[Any]:
-    if not isinstance(made, Iterable):
-        raise TypeError(f"loader: expected a function that returns an iterator; it gave {made!r}")
-    return iter(made)
+    return open_epoch
 
 
 def _of_epoch(function: Callable[..., Any]) -> Callable[[int], Any]:
@@ -65,22 +65,16 @@ def _of_epoch(function: Callable[..., Any]) -> Callable[[int], Any]:
     in_place = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     if any(p.name == "epoch" and p.kind in by_name for p in parameters):
         return lambda epoch: function(epoch=epoch)
-    # What has a default and another name, such as the size of batches, is no epoch.
+    # An argument with a default and another name, such as the size of batches, is no epoch.
     if any(p.default is p.empty and p.kind in in_place for p in parameters):
         return function
     return lambda epoch: function()
 
 
 def as_batch(item: Any, is_double: bool) -> Any:
-    """An item of a loader as a batch.
+    """Turn an item of a loader into a batch of NumPy arrays.
 
-    Args:
-        item: a dict of keyword arguments, a tuple or list of arguments, or one argument.
-        is_double: whether numbers keep double precision.
-
-    Raises:
-        TypeError: for leaves that are no arrays of numbers.
-        ValueError: for an item without arrays.
+    The item is a dict of keyword arguments, a tuple or list of arguments, or one argument.
     """
 
     def as_array(path: Any, leaf: Any) -> np.ndarray:
@@ -95,7 +89,7 @@ def as_batch(item: Any, is_double: bool) -> Any:
                 f"{_name_of(path)}"
             )
         name = str(array.dtype)
-        # Only what is converted is read here; maps of files are read when batches are stacked.
+        # Only converted arrays are read here; maps of files are read when batches are stacked.
         return array if is_double or name not in SINGLE else array.astype(SINGLE[name])
 
     if isinstance(item, dict):
@@ -109,15 +103,9 @@ def as_batch(item: Any, is_double: bool) -> Any:
 
 
 class Form:
-    """Structure, shapes and dtypes that all batches of a loader have.
+    """The structure, shapes and dtypes that all batches of a loader have.
 
-    Attributes:
-        structure: of the pair.
-        types: shape and dtype of every leaf.
-        numbers: names of the leaves that are single numbers.
-
-    Args:
-        example: the first batch.
+    ``numbers`` are the names of the leaves that are single numbers.
     """
 
     def __init__(self, example: Any) -> None:
@@ -152,7 +140,7 @@ class Form:
 
 
 def _advice(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """What to do about a shape that differs from the first one, or else a dtype."""
+    """The advice about a shape that differs from the first one, or else a dtype."""
     if shape == expected:
         return "Convert it"
     if len(shape) != len(expected):

@@ -1,4 +1,4 @@
-"""One way on a CPU, another elsewhere: loops are cheap on a CPU, and launches elsewhere."""
+"""The choice between a CPU, where loops are cheap, and other devices, where launches are not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ __all__ = ["on_cpu_or"]
 
 
 def on_cpu_or(on_cpu: Callable[..., Any], elsewhere: Callable[..., Any], *args: Any) -> Any:
-    """``on_cpu(*args)`` in a program for a CPU, and ``elsewhere(*args)`` in any other.
+    """Call ``on_cpu(*args)`` in a program for a CPU, and ``elsewhere(*args)`` in any other.
 
-    Where the CPU is JAX's default the second is not even traced.
-
-    Args:
-        on_cpu: function of arrays.
-        elsewhere: another one, with results of the same shapes.
-        *args: what they are called with.
+    Both map arrays to results of the same shapes. Where the CPU is JAX's default the second is not
+    even traced.
     """
     if jax.default_backend() == "cpu":
         return on_cpu(*args)

@@ -10,6 +10,7 @@ Nothing here knows about processes: a mesh may span those that ``jax.distributed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,17 +36,10 @@ EXAMPLE = "NamedSharding(jax.make_mesh((jax.device_count(),), ('samples',)), P('
 def check_sharding(sharding: Any) -> NamedSharding | None:
     """Check a layout of rows, and bring it to the form the package relies on.
 
-    Args:
-        sharding: None, or a ``NamedSharding`` whose specification names the axes of the mesh that
-            rows are divided over and leaves all other dimensions whole.
-
-    Returns:
-        The same with a specification of one entry, on axes of type ``Auto``: the types of a mesh
-        say how programs on it are checked, not where data lies.
-
-    Raises:
-        TypeError: for something else.
-        ValueError: if rows are not divided, or something else is.
+    It is None, or a ``NamedSharding`` whose specification names the axes of the mesh that rows are
+    divided over and leaves all other dimensions whole. The result has a specification of one entry,
+    on axes of type ``Auto``: the types of a mesh say how programs on it are checked, not where data
+    lies.
     """
     if sharding is None:
         return None
@@ -57,11 +51,15 @@ def check_sharding(sharding: Any) -> NamedSharding | None:
             "sharding: expected a specification that divides rows and nothing else, such as "
             f"P('samples'); got {sharding.spec}"
         )
-    return NamedSharding(_auto(sharding.mesh), PartitionSpec(entries[0]))
+    mesh: Any = sharding.mesh
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if mesh.axis_types != types:
+        mesh = Mesh(mesh.devices, mesh.axis_names, types)
+    return NamedSharding(mesh, PartitionSpec(entries[0]))
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
-    """How the rows of an array are divided over devices; None if they are not, or under ``jit``."""
+    """The layout of an array's rows on devices; None if they are not divided, or under ``jit``."""
     if isinstance(x, jax.core.Tracer) or not isinstance(x, jax.Array):
         return None
     if not isinstance(x.sharding, NamedSharding) or x.sharding.shard_shape(x.shape) == x.shape:
@@ -74,8 +72,7 @@ def sharding_of(x: Any) -> NamedSharding | None:
 def place(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
     """Shard the rows of (n, ...); replicate them if n does not divide evenly.
 
-    Raises:
-        ValueError: under ``jit``, for an array on a mesh whose axes are ``Explicit``.
+    Under ``jit`` an array on a mesh with ``Explicit`` axes is refused.
     """
     if sharding is None:
         return x
@@ -87,42 +84,36 @@ def place(x: jax.Array, sharding: NamedSharding | None) -> jax.Array:
                 "axis_types=(jax.sharding.AxisType.Auto,)"
             )
         return constrain_rows(x, sharding)
-    return jax.device_put(x, sharding if divides(sharding, x.shape[0]) else _everywhere(sharding))
+    return jax.device_put(x, _layout_of(x, sharding))
 
 
 def constrain_rows(tree: Any, sharding: NamedSharding | None) -> Any:
-    """The same inside ``jit``, for every array (n, ...) of a pytree."""
+    """Shard rows as :func:`place` does, inside ``jit``, for every array (n, ...) of a pytree."""
     if sharding is None:
         return tree
-
-    def one(a: jax.Array) -> jax.Array:
-        layout = sharding if divides(sharding, a.shape[0]) else _everywhere(sharding)
-        return jax.lax.with_sharding_constraint(a, layout)
-
-    return jax.tree.map(one, tree)
+    return jax.tree.map(
+        lambda a: jax.lax.with_sharding_constraint(a, _layout_of(a, sharding)), tree
+    )
 
 
 def constrain_columns(a: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """The same for the last axis of (..., n)."""
+    """Shard the last axis of (..., n), inside ``jit``."""
     if sharding is None:
         return a
-    layout = _everywhere(sharding)
+    spec = PartitionSpec()
     if divides(sharding, a.shape[-1]):
         spec = PartitionSpec(*[None] * (a.ndim - 1), *sharding.spec)
-        layout = NamedSharding(sharding.mesh, spec)
-    return jax.lax.with_sharding_constraint(a, layout)
+    return jax.lax.with_sharding_constraint(a, NamedSharding(sharding.mesh, spec))
 
 
 def by_rows(
     fn: Callable[[Any, Any], Any], sharding: NamedSharding | None, rows: Any, whole: Any
 ) -> Any:
-    """``fn(rows, whole)`` where row i of the result depends on row i of ``rows`` only.
+    """Call ``fn(rows, whole)``, where row i of the result depends on row i of ``rows`` only.
 
-    Args:
-        fn: called on every device with its rows; results have as many.
-        sharding: None calls it once, with all.
-        rows: arrays (n, ...). Zeros are added where n does not divide evenly.
-        whole: arrays that every device needs whole; they are gathered if they are not.
+    Every device calls it with its own ``rows`` (n, ...) and all of ``whole``, which is gathered if
+    it is divided; without a layout it is called once. Zeros are added where n does not divide
+    evenly.
     """
     if sharding is None:
         return fn(rows, whole)
@@ -150,10 +141,7 @@ def num_shards(sharding: NamedSharding) -> int:
     """Number of parts that rows are divided into."""
     entry = sharding.spec[0]
     names = entry if isinstance(entry, tuple) else (entry,)
-    count = 1
-    for name in names:
-        count *= sharding.mesh.shape[name]
-    return count
+    return math.prod(sharding.mesh.shape[name] for name in names)
 
 
 def divides(sharding: NamedSharding | None, count: int) -> bool:
@@ -161,10 +149,7 @@ def divides(sharding: NamedSharding | None, count: int) -> bool:
     return sharding is not None and count % num_shards(sharding) == 0
 
 
-def _everywhere(sharding: NamedSharding) -> NamedSharding:
-    return NamedSharding(sharding.mesh, PartitionSpec())
-
-
-def _auto(mesh: Any) -> Any:
-    types = (AxisType.Auto,) * len(mesh.axis_names)
-    return mesh if mesh.axis_types == types else Mesh(mesh.devices, mesh.axis_names, types)
+def _layout_of(x: jax.Array, sharding: NamedSharding) -> NamedSharding:
+    """The layout of rows, or a copy on every device if they do not divide evenly."""
+    is_even = divides(sharding, x.shape[0])
+    return sharding if is_even else NamedSharding(sharding.mesh, PartitionSpec())

@@ -10,6 +10,7 @@ score times the negative variance of the noise (Vincent 2011).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -130,9 +131,7 @@ class LearnedPrior(Distribution):
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Values of the simulator's functions with the noise; the learned density is not used."""
         check_key("key", key, "sample_shape")
-        count = 1
-        for size in sample_shape:
-            count *= size
+        count = math.prod(sample_shape)
         values = _noisy(self.sampler, key, self.points, count, self.jitter)[0]
         return values.reshape(*sample_shape, *self.event_shape)
 
@@ -238,16 +237,7 @@ def learn_prior(
 def draw_functions(
     sampler: Sampler, key: jax.Array, points: jax.Array, num_draws: int
 ) -> jax.Array:
-    """Values of random functions at points; not differentiated.
-
-    Args:
-        sampler: ``(key, points (m, ...)) -> values (m,)`` of one random function.
-        key: random key.
-        points: inputs, (m, ...).
-        num_draws: how many functions.
-
-    Returns:
-        Their values, (num_draws, m).
+    """Draw values of random functions at points, (num_draws, m); not differentiated.
 
     Raises:
         ValueError: for values of another shape than (m,).
@@ -306,7 +296,7 @@ def _learn(
     rates = (learning_rate * 0.5 * (1.0 + jnp.cos(jnp.pi * fraction))).astype(dtype)
     keys = random.split(train_key, num_steps)
     (layers, _), losses = lax.scan(step, (start, adam.init(start)), (keys, rates))
-    # Both in one loop: two calls would be compiled twice.
+    # One loop serves both: two calls would be compiled twice.
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), layers, start)
     held_out, gaussian = lax.map(lambda each: loss_of(each, test_key, HELD_OUT_DRAWS), both)
     info = LearnedPriorInfo(losses, held_out, gaussian)

@@ -16,12 +16,11 @@ from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
 from numpyro_kscore._fit import loop
-from numpyro_kscore._fit.bar import Bar
 from numpyro_kscore._fit.checkpoint import save_checkpoint
-from numpyro_kscore._fit.initial import initial_state
+from numpyro_kscore._fit.loop import Bar
 from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Look, Progress, Rule
-from numpyro_kscore._fit.svi import parameter_slots
+from numpyro_kscore._fit.svi import initial_state, parameter_slots
 from support.doubles import GaussianScore
 from support.fits import DATA, KEY, MEAN, QUICK, SD, guide, make_svi, model, quiet_fit
 

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore._fit.looks import moment_errors
+from numpyro_kscore._fit.programs import moment_errors
 from numpyro_kscore._fit.progress import Ending, Look, Progress, Rule
-from numpyro_kscore._fit.stopping import advance, begin, conclude, step_sizes
-from numpyro_kscore._fit.windows import window_gain
+from numpyro_kscore._fit.stopping import advance, begin, conclude, step_sizes, window_gain
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._messages import fit_reason
 

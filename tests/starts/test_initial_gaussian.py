@@ -22,7 +22,7 @@ from numpyro.infer.autoguide import (
 )
 
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
-from numpyro_kscore._fit.initial import initial_state
+from numpyro_kscore._fit.svi import initial_state
 from numpyro_kscore._model.coordinates import unravel
 from numpyro_kscore._starts.candidates import Latents, in_form, preferred
 from numpyro_kscore._starts.climb import climb_in_forms

@@ -1,7 +1,8 @@
-"""A compiled look at a guide: how far it is from the model, as far as its draws can tell."""
+"""The compiled programs of a fit: chunks of optimizer steps, and looks at the guide."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -9,12 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.expansion import has_local_latents
-from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Seen
-from numpyro_kscore._fit.svi import Arguments, program_of
+from numpyro_kscore._fit.options import LOSS_BLOCKS
+from numpyro_kscore._fit.progress import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Chunk, Seen
+from numpyro_kscore._fit.svi import Arguments, program_of, with_parameters
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._model.evaluation import evaluate_particles
@@ -25,10 +29,90 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
-__all__ = ["look_at_exact_draws", "make_look", "moment_errors"]
+__all__ = ["look_at_exact_draws", "make_chunk", "make_look", "moment_errors"]
 
-# Most dimensions in which moments are compared with all correlations taken into account.
+# Largest dimension in which moments are compared with all correlations taken into account.
 MOST_CORRELATED = 256
+
+
+def make_chunk(
+    svi: SVI,
+    slots: tuple[int, ...],
+    arguments: Arguments,
+    forward_mode: bool,
+    look: Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None,
+) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any], Chunk]:
+    """Compile ``(state, step sizes, expansion of all rows, batches) -> Chunk``.
+
+    Each step has a batch of its own, and those that follow are for the look; without a loader
+    batches are None. ``slots`` come from :func:`parameter_slots` and ``look`` from
+    :func:`make_look`; without it nothing but losses is seen.
+    """
+
+    def step(
+        here: SVI, start: list[jax.Array], carry: Any, given: tuple[jax.Array, Any]
+    ) -> tuple[Any, jax.Array]:
+        (state, moved), (size, batch) = carry, given
+        args, kwargs = arguments(batch)
+        old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+        state, loss = here.stable_update(
+            state, *args, forward_mode_differentiation=forward_mode, **kwargs
+        )
+        new = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+        # Factor 1 keeps the optimizer's own step, bit for bit.
+        new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
+               for a, b in zip(old, new, strict=True)]  # fmt: skip
+        state = state._replace(optim_state=with_parameters(state.optim_state, slots, new))
+        return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
+
+    def steps(
+        state: SVIState, sizes: jax.Array, control_variate: ControlVariate | None, batches: Any
+    ) -> Chunk:
+        count = sizes.shape[0]
+        of_steps = jax.tree.map(itemgetter(slice(count)), batches)
+        start = jax.tree.leaves(svi.optim.get_params(state.optim_state))
+        carry = (state, [jnp.zeros_like(a) for a in start])
+        here = copy.copy(svi)
+        if control_variate is not None:
+            here.loss = svi.loss.expanded(control_variate)
+        (state, moved), losses = lax.scan(partial(step, here, start), carry, (sizes, of_steps))
+        # Means of changes, so that parameters that do not change stay as they are.
+        mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
+        averaged = state._replace(
+            optim_state=with_parameters(state.optim_state, slots, mean),
+        )
+        numbers = _look_at_losses(losses)
+        carried = [*mean, *jax.tree.leaves(state.mutable_state)]
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in carried]))
+        finite = finite & (2 * numbers["skipped"] <= count)
+        return Chunk(state, averaged, losses, numbers, finite)
+
+    compiled = quick_jit(steps)
+
+    def chunk(
+        state: SVIState, sizes: Any, control_variate: ControlVariate | None, batches: Any
+    ) -> Chunk:
+        taken: Chunk = compiled(state, sizes, control_variate, batches)
+        if look is None:
+            return taken
+        seen = look(taken.averaged, taken.finite, control_variate, batches)
+        numbers = {**taken.look, **seen.numbers}
+        return taken._replace(look=numbers, finite=seen.finite, gaps=seen.gaps)
+
+    return chunk
+
+
+def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
+    whole = losses[: LOSS_BLOCKS * (losses.shape[0] // LOSS_BLOCKS)]
+    blocks = jnp.nanmean(whole.reshape(LOSS_BLOCKS, -1), axis=1)
+    loss = jnp.nanmean(losses)
+    # Losses of many rows are in the millions, and coarse in single precision.
+    rounding = jnp.finfo(losses.dtype).eps * jnp.abs(loss)
+    return {
+        "loss": loss,
+        "loss_error": jnp.maximum(jnp.nanstd(blocks, ddof=1) / LOSS_BLOCKS**0.5, rounding),
+        "skipped": jnp.sum(~jnp.isfinite(losses)),
+    }
 
 
 def make_look(
@@ -43,14 +127,9 @@ def make_look(
     Each group of draws has a batch of its own, the last ones of those given: their noise is not
     that of the batches that the guide has been fitted to.
 
-    Args:
-        svi: model, guide, optimizer and loss.
-        layout: the layout of a particle.
-        arguments: from a batch to arguments and keyword arguments of model and guide.
-        forward_mode: differentiate in forward mode.
-        noise_key: key of the draws of every look, for guides whose density is known at them: where
-            the noise is the same, so is most of the error of a bound, which then drops out of its
-            changes. Without it every look has noise of its own.
+    ``noise_key`` is the key of the draws of every look, for guides whose density is known at them:
+    where the noise is the same, so is most of the error of a bound, which then drops out of its
+    changes. Without it every look has noise of its own.
     """
 
     def look(
@@ -74,13 +153,14 @@ def make_look(
         )
         gaps = own = None
         if local is not None:
-            # Densities of sites that have one, zero without any, and local ones of the others.
+            # The sum of known densities, zero without any, and of the others' local densities.
             log_q = jnp.asarray(draws.log_q) + jnp.sum(local.log_density, axis=1)
             gaps = draws.log_density - log_q
-            own = local.scores if _covers(layout) else None
+            covered = sum(part.columns.size for part in layout.local_parts)
+            own = local.scores if covered == layout.size else None
         numbers = _measure(draws, own)
         if in_minibatches:
-            # Of a small group no batch may have a row, or one that counts a hundredfold.
+            # Batches may have no row of a small group, or one that counts a hundredfold.
             unknown = jnp.full_like(numbers["shift"], jnp.nan)
             numbers |= {"shift": unknown, "width": unknown}
         if gaps is not None:
@@ -91,9 +171,9 @@ def make_look(
 
 
 def look_at_exact_draws(draws: ExactDraws) -> Seen:
-    """A look at draws of a start, whose density and the model's are known already.
+    """Look at draws of a start, at which its density and the model's are known already.
 
-    It is in the coordinates in which the start is a standard normal.
+    The look is in the coordinates in which the start is a standard normal.
     """
     arrays = (jnp.asarray(a, jnp.result_type(float)) for a in draws)
     points, scores, log_density, gaps = arrays
@@ -104,11 +184,6 @@ def look_at_exact_draws(draws: ExactDraws) -> Seen:
 def _seen(draws: GuideDraws, gaps: jax.Array) -> Seen:
     numbers = {**_measure(draws, -draws.samples), **_bound(gaps)}
     return Seen(numbers, jnp.isfinite(numbers["discrepancy"]), gaps)
-
-
-def _covers(layout: Layout) -> bool:
-    """Whether local scores are those of all latents."""
-    return sum(part.columns.size for part in layout.local_parts) == layout.size
 
 
 def _first(batches: Any) -> Any:
@@ -123,7 +198,7 @@ def _data(arguments: Arguments, batches: Any, layout: Layout, number: jax.Array)
 
 
 def _bound(gaps: jax.Array) -> dict[str, jax.Array]:
-    """The evidence lower bound, and what is missing to the evidence by importance sampling."""
+    """The evidence lower bound, and its gap to the evidence by importance sampling."""
     known = jnp.isfinite(gaps)
     count = jnp.sum(known)
     weight = known / jnp.maximum(count, 1)
@@ -139,11 +214,9 @@ def _bound(gaps: jax.Array) -> dict[str, jax.Array]:
 
 
 def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
-    """Discrepancy, moments, density and spread of draws, without those that are not finite.
+    """Discrepancy, moments, density and spread of the draws that are finite.
 
-    Args:
-        draws: the draws.
-        own: the guide's scores at them, (n, d), if they are known.
+    ``own`` are the guide's scores at the draws, (n, d), if they are known.
     """
     x, s, log_density = draws.samples, draws.scores, draws.log_density
     valid = are_finite(log_density, x, s)
@@ -171,7 +244,7 @@ def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
 def moment_errors(
     centered: jax.Array, scores: jax.Array, weight: jax.Array, own: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """How far means and standard deviations of draws are from the model's, by Stein's identities.
+    """Measure how far means and deviations of draws are from the model's, by Stein's identities.
 
     With the covariance C of the draws, ``E[C s] = 0`` and ``E[(C s)_i x_i] = -C_ii`` hold at the
     model. To first order their residuals are the error of each mean and twice that of each log
@@ -179,15 +252,10 @@ def moment_errors(
     fulfil the same identities wherever it is, so that the difference ``s - s_q`` has no error at
     the model, whatever its shape.
 
-    Args:
-        centered: draws less their mean, (n, d).
-        scores: the model's score at the draws, (n, d).
-        weight: weights of the draws, (n,), which sum to 1.
-        own: the guide's score, (n, d), if it is known; draws where it is NaN do not count.
-
-    Returns:
-        The largest error of a mean, in standard deviations, and of a log standard deviation, each
-        beyond two standard errors, and zero at least.
+    Draws less their mean, the model's scores and the guide's ``own``, if known, are (n, d); weights
+    sum to 1; draws where the own score is NaN do not count. Returned are the largest error of a
+    mean, in standard deviations, and of a log standard deviation, each beyond two standard errors,
+    and zero at least.
     """
     covariance = (centered * weight[:, None]).T @ centered
     variance = jnp.maximum(jnp.diag(covariance), jnp.finfo(centered.dtype).tiny)
