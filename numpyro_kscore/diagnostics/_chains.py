@@ -4,8 +4,8 @@ Chains are in coordinates whitened by draws. All have the same random number of 
 transition, so that none waits for another, and each a step size of its own, so that chains also
 move where the posterior is narrow. The acceptance of all chains together sets the longest step.
 
-``diagnose`` needs no optional package, which rules out BlackJAX; NumPyro's integrator takes more
-code and is no faster (benchmarks/results/2026-11-28-hmc-engines.md).
+``diagnose`` needs no optional package, which rules out BlackJAX. NumPyro's integrator saves neither
+lines nor time (benchmarks/results/2026-11-28-hmc-engines.md).
 """
 
 from __future__ import annotations
