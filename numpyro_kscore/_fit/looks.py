@@ -17,7 +17,7 @@ from numpyro_kscore._fit.run import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BAT
 from numpyro_kscore._fit.svi import Arguments, program_of
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import GuideDraws
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._starts.exact_draws import ExactDraws

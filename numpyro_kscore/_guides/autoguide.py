@@ -32,8 +32,7 @@ from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.networks import apply_network, check_network, perceptron
 from numpyro_kscore._guides.posterior_draws import PosteriorDraws
 from numpyro_kscore._guides.row_posterior import RowPosterior
-from numpyro_kscore._guides.row_sites import sample_rows
-from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._guides.rows import Amortized, sample_rows
 from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import are_local_densities_asked_for

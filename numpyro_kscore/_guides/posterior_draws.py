@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
+from numpyro.infer.autoguide import AutoContinuous
 
 from numpyro_kscore._guides.checks import check_levels, check_set_up
-from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden
@@ -28,7 +28,7 @@ __all__ = ["PosteriorDraws"]
 QUANTILE_DRAWS = 10_000
 
 
-class PosteriorDraws(WithoutDensity):
+class PosteriorDraws(AutoContinuous):
     """The half of an automatic guide that is used after a fit.
 
     Attributes:
@@ -141,3 +141,24 @@ class PosteriorDraws(WithoutDensity):
             return one(rng_key)
         flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return flat.reshape(*sample_shape, -1)
+
+    def get_base_dist(self) -> NoReturn:
+        """Not available: the guide is not a transformed distribution with a density."""
+        self._no_density()
+
+    def get_transform(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide is not a transformed distribution with a density."""
+        self._no_density()
+
+    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide has no density. Use ``sample_posterior``."""
+        self._no_density()
+
+    def _get_posterior(self) -> NoReturn:
+        self._no_density()
+
+    def _no_density(self) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected no use of a density; the guide can only be "
+            "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro
+import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger
@@ -25,11 +27,12 @@ from numpyro_kscore._guides.row_latents import (
 )
 from numpyro_kscore._model.dependencies import is_latent
 from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.subsampling import spread_rows
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates"]
+__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates", "sample_rows"]
 
 # Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
 WIDTHS = (32, 32)
@@ -62,12 +65,10 @@ class Outline(NamedTuple):
     Attributes:
         values: global latents and parameters by name.
         plates: all plates by name.
-        locals: names of the latents in rows.
     """
 
     values: dict[str, Any]
     plates: dict[str, Plate]
-    locals: tuple[str, ...]
 
     @property
     def subsampled(self) -> dict[str, Plate]:
@@ -140,8 +141,7 @@ class Amortized(NamedTuple):
             for name, site in trace.items()
             if site["type"] == "plate"
         }
-        inside = tuple(name for name, site in trace.items() if plate_of(site, self.plates))
-        return Outline(values, plates, inside)
+        return Outline(values, plates)
 
     def outer(self, *args: Any, **kwargs: Any) -> None:
         """The model without what is in the rows."""
@@ -276,3 +276,55 @@ class _Placeholders(Messenger):
             msg["value"] = jnp.arange(msg["args"][1])
         elif msg["type"] == "sample" and plate_of(msg, self.plates):
             msg["value"] = feasible(msg)
+
+
+def sample_rows(
+    amortized: Amortized,
+    values: dict[str, jax.Array],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, jax.Array]:
+    """Draw the latents in rows as sites of a guide.
+
+    Args:
+        amortized: the guide of the rows.
+        values: the global latents, by site.
+        args: arguments of the model.
+        kwargs: its keyword arguments.
+    """
+    outline = amortized.outline(args, kwargs, values)
+    inside = {name: plate for name, plate in outline.plates.items() if plate.dim is not None}
+    plates = draw_plates(inside)
+    rows = {name: plates[name]._indices for name in outline.subsampled}
+
+    def noise(block: RowBlock) -> jax.Array:
+        unit = dist.Normal().expand((*block.batch_shape, block.columns.shape[1])).to_event(1)
+        with _inside(plates, list(block.plates)):
+            name = f"_{amortized.prefix}_{block.plate}_noise"
+            drawn = numpyro.sample(name, unit, infer={"is_auxiliary": True})
+        return drawn.reshape(block.columns.shape)
+
+    found = amortized.trace_rows(outline, rows, args, kwargs, noise)
+    out = {}
+    for block, log_density in zip(found.blocks, found.draws.log_density, strict=True):
+        density: jax.Array | None = log_density / block.scale
+        for site in block.sites:
+            of_model = found.trace[site.name]
+            fn = Implicit(
+                of_model["value"],
+                of_model["fn"].event_dim,
+                unconstrained=found.draws.coordinates[site.name],
+                local_log_density=density,
+            )
+            density = None  # one site has that of the block
+            with _inside(plates, [frame.name for frame in site.frames]):
+                out[site.name] = numpyro.sample(site.name, fn)
+    return out
+
+
+@contextlib.contextmanager
+def _inside(plates: dict[str, numpyro.plate], names: Sequence[str]) -> Any:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(plates[name])
+        yield

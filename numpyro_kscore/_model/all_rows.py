@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._model.control_variate import MOST_CURVED, ControlVariate, KeptRows
+from numpyro_kscore._model.control_variate import MOST_CURVED, ControlVariate, KeptRows, Taylor
 from numpyro_kscore._model.coreset import (
     row_log_likelihoods,
     row_remainders,
@@ -30,7 +30,6 @@ from numpyro_kscore._model.particles import (
 )
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.subsampling import with_all_rows
-from numpyro_kscore._model.taylor import Taylor
 
 __all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
 

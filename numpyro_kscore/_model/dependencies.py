@@ -15,7 +15,6 @@ from numpyro.distributions import Delta, Distribution
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layers import layers
 
 __all__ = [
     "KEY",
@@ -23,6 +22,7 @@ __all__ = [
     "is_drawn",
     "is_enumerated",
     "is_latent",
+    "layers",
     "seeded",
     "sources_of",
     "trace_guide",
@@ -165,6 +165,14 @@ def is_latent(site: dict[str, Any]) -> bool:
 def is_enumerated(site: dict[str, Any]) -> bool:
     """Whether a site of a model's trace is a discrete latent, whose values are summed over."""
     return is_drawn(site) and site["fn"].support.is_discrete
+
+
+def layers(fn: Distribution) -> list[Distribution]:
+    """A distribution and the distributions it wraps, from the outermost to the innermost."""
+    wrapped = [fn]
+    while hasattr(wrapped[-1], "base_dist"):
+        wrapped.append(wrapped[-1].base_dist)
+    return wrapped
 
 
 def _is_given(fn: Distribution) -> bool:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, transforms
 
-from numpyro_kscore._model.layers import layers
+from numpyro_kscore._model.dependencies import layers
 from numpyro_kscore._transports.prior import LocationScale
 
 __all__ = ["location_and_scale"]

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kscore._model.control_variate import ControlVariate, KeptRows, center, with_kept_rows
+from numpyro_kscore._model.control_variate import (
+    ControlVariate,
+    KeptRows,
+    Taylor,
+    center,
+    taylor,
+    with_kept_rows,
+)
 from numpyro_kscore._model.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
 from numpyro_kscore._model.dependencies import is_enumerated
 from numpyro_kscore._model.draws import Draw
@@ -24,7 +31,6 @@ from numpyro_kscore._model.subsampling import (
     with_spread_rows,
 )
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]

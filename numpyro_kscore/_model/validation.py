@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent
+from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent, layers
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layers import layers
 from numpyro_kscore._model.layout import Site
 
 __all__ = ["check_draws", "check_sites", "check_transformed", "find_latents", "num_rows"]
