@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax import random
-from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
-from numpyro_kscore._model.dependencies import is_enumerated, is_latent, seeded
+from numpyro_kscore._model.dependencies import is_enumerated, is_latent
 from numpyro_kscore._model.enumeration import check_enumerable
-from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import is_subsampled
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 from numpyro_kscore._util.keys import as_numbers
@@ -43,20 +43,14 @@ def check_latents(
 ) -> None:
     """Raise for latents no guide can have.
 
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        init_loc_fn: initial values, at which it is looked at: improper priors cannot be drawn from.
-        asker: name of the guide's class, for the message.
+    The model runs at the values of ``init_loc_fn``, since improper priors cannot be drawn from.
+    Messages begin with the name of the guide's class, ``asker``.
     """
 
     def run(key: jax.Array) -> None:
-        with Hidden():
-            placed = handlers.substitute(seeded(model, key, {}), substitute_fn=init_loc_fn)
-            trace = handlers.trace(placed).get_trace(*args, **kwargs)
-            find_latents(trace)
-            check_enumerable(trace, asker)
+        trace = Target(model, args, kwargs, key=key).trace_by(init_loc_fn)
+        find_latents(trace)
+        check_enumerable(trace, asker)
 
     jax.eval_shape(run, random.key(0))
 
@@ -128,9 +122,7 @@ def check_amortized(
     subsampled: list[str] = []
 
     def run(key: jax.Array) -> None:
-        with Hidden():
-            placed = handlers.substitute(seeded(model, key, {}), substitute_fn=init_loc_fn)
-            trace = handlers.trace(placed).get_trace(*args, **kwargs)
+        trace = Target(model, args, kwargs, key=key).trace_by(init_loc_fn)
         discrete = [name for name, site in trace.items() if is_enumerated(site)]
         if discrete:
             raise ValueError(
@@ -142,9 +134,7 @@ def check_amortized(
         subsampled.extend(
             name
             for name, site in trace.items()
-            if site["type"] == "plate"
-            and site["args"][1] not in (None, site["args"][0])
-            and name not in rows
+            if site["type"] == "plate" and is_subsampled(site) and name not in rows
         )
         if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_latent(s)):
             raise ValueError(

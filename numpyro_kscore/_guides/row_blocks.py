@@ -16,10 +16,8 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._model.dependencies import is_latent, sources_of
-from numpyro_kscore._model.layout import PlateFrame, Site
+from numpyro_kscore._model.layout import Site, frames_of, free_axes
 from numpyro_kscore._model.site_density import site_log_prob, sum_by_row
-from numpyro_kscore._model.supports import free_axes
-from numpyro_kscore._model.validation import num_rows
 
 __all__ = [
     "RowBlock",
@@ -162,7 +160,7 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
         with helpful_support_errors(site):
             transform = biject_to(site["fn"].support)
         shape = tuple(transform.inverse_shape(jnp.shape(site["value"])))
-        frames = _frames(trace, site)
+        frames = frames_of(trace, site)
         if any(frame.axis >= free_axes(site) for frame in frames):
             raise ValueError(
                 f"amortize: expected latents that are free row by row in plate '{plate}'; got "
@@ -184,16 +182,6 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
     scale = math.prod(frame.full_size / frame.size for frame in frames)
     dims = tuple(frame.dim for frame in frames)
     return RowBlock(plate, tuple(sites), plates, dims, scale, columns)
-
-
-def _frames(trace: dict[str, Any], site: dict[str, Any]) -> tuple[PlateFrame, ...]:
-    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
-    return tuple(
-        PlateFrame(
-            frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame)
-        )
-        for frame in site["cond_indep_stack"]
-    )
 
 
 class RowSites(NamedTuple):

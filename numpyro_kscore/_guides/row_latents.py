@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import (
     RowBlock,
@@ -82,13 +81,11 @@ class RowTarget(NamedTuple):
 
     def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
         """The blocks of rows, see :func:`find_row_blocks`."""
-        with Hidden():
-            model = handlers.substitute(
-                self.target.placed({}),
-                substitute_fn=lambda site: feasible(site) if _is_open(site) else None,
-            )
-            trace = handlers.trace(model).get_trace(*self.target.args, **self.target.kwargs)
-        return find_row_blocks(trace, amortized)
+
+        def value(site: dict[str, Any]) -> jax.Array | None:
+            return feasible(site) if is_latent(site) and site["value"] is None else None
+
+        return find_row_blocks(self.target.trace_by(value), amortized)
 
     def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
         """Log joint density at unconstrained values of the latents in rows, and the trace."""
@@ -112,10 +109,6 @@ class RowTarget(NamedTuple):
     def row_sites(self, block: RowBlock, others: dict[str, jax.Array]) -> RowSites:
         """The sites whose densities are computed from the rows of a block."""
         return find_row_sites(lambda own: self.at({**others, **own})[1], block)
-
-
-def _is_open(site: dict[str, Any]) -> bool:
-    return is_latent(site) and site["value"] is None
 
 
 class RowDraws(NamedTuple):

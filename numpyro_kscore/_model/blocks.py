@@ -1,11 +1,11 @@
-"""Which parts of a guide have a density, and which can only be sampled.
+"""The blocks of a guide: which of its parts have a density, and which can only be sampled.
 
-A guide draws latents from noise and from each other. Its density is a product of factors
-``q(z_b | parents of b)`` over *blocks* b, of two kinds. A site drawn from a distribution whose
-parameters depend on other latents alone has a density: it is a block by itself and keeps its exact
-entropy. Sites computed from noise that is not a latent (an auxiliary site, a bare random key) have
-none; those that share such noise form one block, whose conditional score is estimated. Within
-plates a block is independent from element to element if its noise is drawn inside them.
+A guide draws latents from noise and from each other. Its density is a product of factors ``q(z_b |
+parents of b)`` over *blocks* b, of two kinds. A site drawn from a distribution whose parameters
+depend on other latents alone has a density: it is a block by itself and keeps its exact entropy.
+Sites computed from noise that is not a latent (an auxiliary site, a bare random key) have none;
+those that share such noise form one block, whose conditional score is estimated. Within plates a
+block is independent from element to element if its noise is drawn inside them.
 """
 
 from __future__ import annotations

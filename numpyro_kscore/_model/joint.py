@@ -1,4 +1,4 @@
-"""The model's log joint density at particles, with its gradients."""
+"""The model's log joint density with its gradients, at given particles and at fresh draws."""
 
 from __future__ import annotations
 
@@ -58,17 +58,12 @@ def log_joint_and_gradients(
     map_particles: Callable[..., Any] | None,
     forward_mode: bool,
 ) -> LogJoint:
-    """The model's log joint density and its gradients at every particle, in one evaluation.
+    """The model's log joint density and its gradients at particles (n, d), in one evaluation.
 
     Random keys the model draws itself (``numpyro.prng_key``) are the same for all particles of a
-    step: what it simulates, such as draws behind a prior, is simulated once.
-
-    Args:
-        draws: a batch of draws, leading axis n.
-        program: the model, its parameters and arguments.
-        layout: the layout of a particle.
-        map_particles: ``(fn, xs) -> ys`` that maps over the particles; None evaluates all at once.
-        forward_mode: differentiate in forward mode, d + parameters evaluations.
+    step: what it simulates, such as draws behind a prior, is simulated once. ``map_particles(fn,
+    xs)`` maps over the particles; None evaluates all at once. In forward mode there are d +
+    parameters evaluations.
     """
     draws = lax.stop_gradient(draws)
     params = lax.stop_gradient(program.params)
@@ -97,10 +92,9 @@ def _all_at_once(
     """The model at all particles as one batch.
 
     With a control variate all particles see the same rows, and the expansion there of the density
-    of these rows is replaced by that of all rows, which is its expectation. What is left of the
-    noise of the rows is of second or third order in the distance from its point, as small as the
-    posterior is
-    narrow (Johnson and Zhang 2013; Baker et al. 2019). It is smallest if rows are drawn in
+    of these rows is replaced by that of all rows, which is its expectation. The remaining noise of
+    the rows is of second or third order in the distance from its point, as small as the posterior
+    is narrow (Johnson and Zhang 2013; Baker et al. 2019). It is smallest if rows are drawn in
     proportion to their part of it.
     """
     if control_variate is not None:
@@ -174,7 +168,7 @@ def evaluate_particles(
     data: Callable[[Array], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
     with_local: bool = False,
 ) -> tuple[GuideDraws, LocalDraw | None]:
-    """Draw from the guide and evaluate the model, a batch at a time.
+    """Draw from the guide and evaluate the model, ``batch_size`` draws at a time.
 
     Args:
         key: random key.
@@ -183,13 +177,13 @@ def evaluate_particles(
         num_particles: number of draws.
         batch_size: draws that are in memory at once.
         forward_mode: differentiate the model in forward mode.
-        data: arguments and keyword arguments of guide and model for the draws of each batch, whose
-            number it is given; by default the program's.
-        with_local: whether local log densities are wanted, of a layout that has some.
+        data: arguments and keyword arguments of guide and model for each batch, by its number; by
+            default the program's.
+        with_local: whether local log densities are returned, of a layout that has some.
 
     Returns:
-        The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites
-        of the guide that have one, zero if none has. Local log densities at the draws, if wanted.
+        The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites of
+        the guide that have one, zero if none has. With them the local log densities, if wanted.
     """
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)

@@ -46,7 +46,7 @@ class ParticleModel(NamedTuple):
         program: the model, its parameters and arguments.
         layout: the layout of a particle.
         common_key: key for what the model simulates once for all particles.
-        forward_mode: differentiate in forward mode.
+        forward_mode: whether to differentiate in forward mode.
     """
 
     program: Program
@@ -57,12 +57,9 @@ class ParticleModel(NamedTuple):
     def log_joint(
         self, flat: jax.Array, theta: dict[str, Any], draw: Draw
     ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        """The log joint density; with it, itself and the part of the priors of pooled sites.
+        """The log joint density at (d,); with it, itself and the part of the priors of pooled sites.
 
-        Args:
-            flat: unconstrained coordinates, (d,).
-            theta: the model's parameters.
-            draw: the particle; only its keys and plates are used.
+        ``theta`` has the model's parameters. Only keys and plates of the draw are used.
         """
         program = self.program
         data = {**program.params, **theta, **program.plates, **draw.plates}
@@ -81,7 +78,7 @@ class ParticleModel(NamedTuple):
         return value, (value, sum(prior) if prior else None)
 
     def referred(self, params: dict[str, Any]) -> ParticleModel:
-        """The model that is expanded: the reference, if there is one, with its parameters."""
+        """The model to expand: the reference, if there is one, with its parameters."""
         program = self.program
         if program.reference is None:
             return self
@@ -110,11 +107,7 @@ class ParticleModel(NamedTuple):
     ) -> ParticleModel:
         """The model with rows of its subsampled plates that are drawn for all particles.
 
-        Args:
-            theta: the model's parameters.
-            draw: one particle.
-            table: see ``ControlVariate.rows``.
-            kept: see ``ControlVariate.kept``.
+        For ``table`` and ``kept`` see ``ControlVariate``.
         """
         trace, program = self.trace(draw, theta), self.program
         rows = {
@@ -161,7 +154,7 @@ class ParticleModel(NamedTuple):
 
 
 def is_affordable(layout: Layout, rows: int) -> bool:
-    """Whether a pass over all rows is, where the model sees so many times those of a batch."""
+    """Whether a pass over all rows is affordable, for a model that sees ``rows`` times a batch's."""
     counts = layout.row_counts
     return bool(counts) and all(size <= MOST_PASSES * rows * drawn for size, drawn in counts)
 
@@ -169,7 +162,7 @@ def is_affordable(layout: Layout, rows: int) -> bool:
 def expanded(
     model: ParticleModel, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
 ) -> ControlVariate | None:
-    """The density of all rows at a draw; None where the model cannot tell it."""
+    """The density of all rows at a draw; None where the model cannot compute it."""
     fixed, is_random = {}, model.program.reference is not None
     if is_random:
         fixed = {name: model.program.params[name] for name in model.layout.model_params}
@@ -197,7 +190,7 @@ def at_mean(draws: Draw) -> Draw:
 
 
 class CommonKeys(Messenger):
-    """Answers ``numpyro.prng_key`` by keys split from one that all particles share."""
+    """A handler that answers ``numpyro.prng_key`` by keys split from one that all particles share."""
 
     def __init__(self, fn: Callable[..., Any], key: jax.Array) -> None:
         self.key = key
@@ -211,7 +204,7 @@ class CommonKeys(Messenger):
 
 
 def own_key() -> jax.Array:
-    """A random key of a model for each particle, which its density is random with."""
+    """A random key for each particle, for a model whose density is random."""
     message = {
         "type": "prng_key",
         "fn": lambda rng_key: rng_key,

@@ -17,20 +17,26 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_kscore._model.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coordinates
-from numpyro_kscore._model.dependencies import KEY, GuideSite, is_latent, seeded, trace_guide
+from numpyro_kscore._model.dependencies import (
+    KEY,
+    GuideSite,
+    abstract,
+    is_latent,
+    seeded,
+    sources_of,
+    trace_guide,
+)
 from numpyro_kscore._model.enumeration import check_enumerable
 from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layout import Layout, Part, PlateFrame, Site
+from numpyro_kscore._model.layout import Layout, Part, Site, frames_of, free_axes
 from numpyro_kscore._model.package_guide import package_guide
 from numpyro_kscore._model.subsampling import is_subsampled
-from numpyro_kscore._model.supports import free_axes, support_sources
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import (
     check_draws,
     check_sites,
     check_transformed,
-    num_rows,
 )
 
 __all__ = [
@@ -78,12 +84,7 @@ class Program(NamedTuple):
     outline: Callable[..., Any] | None = None
 
     def target(self, layout: Layout, key: jax.Array | None = None) -> Target:
-        """The model alone, at coordinates of its latents.
-
-        Args:
-            layout: the layout of a particle.
-            key: key for what the model draws itself.
-        """
+        """The model alone, at coordinates of its latents; ``key`` is for its own draws."""
         shapes = tuple((site.name, site.shape) for site in layout.sites)
         given = self.model, self.args, self.kwargs, shapes, self.coordinates
         return Target(*given, dict(self.params), key)
@@ -112,15 +113,9 @@ def objective_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Program:
-    """Guide and model as an objective sees them: of the global latents, if the guide says so.
+    """The guide and model that an objective sees.
 
-    Args:
-        params: parameters and mutable sites by name.
-        model: the model.
-        guide: the guide; where it is one of the package's with amortized rows, the model and guide
-            of the global latents are taken instead.
-        args: arguments of both.
-        kwargs: keyword arguments of both.
+    For one of the package's guides with amortized rows they are those of the global latents.
     """
     own = package_guide(guide)
     split = None if own is None else own.marginalized(model)
@@ -131,11 +126,9 @@ def objective_program(
 
 
 def run_guide(key: jax.Array, program: Program) -> dict[str, Any]:
-    """The trace of the guide with its parameters, and what else is given.
+    """The trace of the guide at given parameters, rows and noise.
 
-    Args:
-        key: random key, which is split into that of the guide and that of the model.
-        program: guide and model.
+    The key is split into that of the guide and that of the model.
     """
     data = {**program.params, **program.plates, **program.noise}
     guide = seeded(program.guide, jax.random.split(key)[0], data)
@@ -187,7 +180,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
         blocks = find_blocks(used)
         # A single block depends on no other, so the model need not be traced for supports.
         if len(blocks) > 1:
-            for name, sources in _supports(traces, sites, program, key).items():
+            for name, sources in _support_sources(traces, sites, program, key).items():
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
         layout = _lay_out(traces, sites, blocks)
@@ -213,20 +206,39 @@ def _sites(traces: Traces) -> dict[str, Site]:
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
-        frames = _frames(traces.guide, name)
+        frames = frames_of(traces.guide, traces.guide[name])
         free = tuple(frame for frame in frames if frame.axis < free_axes(site))
         sites[name] = Site(name, tuple(shape), start, free)
         start += math.prod(shape)
     return sites
 
 
-def _supports(
+def _support_sources(
     traces: Traces, sites: dict[str, Site], program: Program, key: jax.Array
 ) -> dict[str, frozenset[str]]:
-    """The latents that the supports of others are computed from."""
-    latents = {name: traces.model[name]["value"] for name in sites}
+    """The other latents that the support, and so the coordinates, of each latent depend on.
+
+    Estimates are made in unconstrained coordinates of the model's supports. With ``x ~
+    Uniform(0, b)`` the coordinate of x is ``logit(x / b)``, which moves with b even if the guide
+    draws x and b independently.
+    """
     data = {**program.params, **traces.mutable, **values_of(traces.guide, "plate")}
-    return support_sources(program.model, program.args, program.kwargs, data, latents, key)
+    target = Target(program.model, program.args, program.kwargs, data=data, key=key)
+
+    def images(given: dict[str, Any]) -> dict[str, jax.Array]:
+        trace = target._replace(data={**data, **given}).trace({})
+        return {name: _image_of_zeros(trace[name]) for name in sites}
+
+    latents = {name: traces.model[name]["value"] for name in sites}
+    return {name: found - {name} for name, found in sources_of(images, abstract(latents)).items()}
+
+
+def _image_of_zeros(site: dict[str, Any]) -> jax.Array:
+    """A value in the support that depends on nothing but the support."""
+    with helpful_support_errors(site):
+        transform = biject_to(site["fn"].support)
+    shape = transform.inverse_shape(jnp.shape(site["value"]))
+    return transform(jnp.zeros(shape, jnp.result_type(site["value"])))
 
 
 def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
@@ -253,7 +265,7 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
 
 
 def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:
-    """The guide's noise sites, if nothing else is random in a draw and no parameter is there."""
+    """The guide's noise sites, if a draw has no other randomness and they depend on no parameter."""
     noise = tuple(name for name, site in drawn.items() if site.is_drawn)
     is_rest_given = (
         all(drawn[name].is_fixed and not drawn[name].is_latent for name in noise)
@@ -266,7 +278,10 @@ def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]
 
 
 def _row_counts(traces: Traces) -> tuple[tuple[int, int], ...]:
-    """All rows of the model's subsampled plates, and those drawn; empty if the guide has one."""
+    """The numbers of all rows of the model's subsampled plates and of those drawn.
+
+    There are none if the guide subsamples a plate.
+    """
     of_guide, of_model = (
         [site["args"] for site in trace.values() if site["type"] == "plate" and is_subsampled(site)]
         for trace in (traces.guide, traces.model)
@@ -279,7 +294,7 @@ def _fits(site: dict[str, Any]) -> bool:
 
 
 def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:
-    """The sum over the sites of a guide's block that have one; None if none has."""
+    """The sum of the local log densities of the sites of a block; None if none has one."""
     sites = (trace[name]["fn"] for name in names)
     found = [fn.local_log_density for fn in sites if isinstance(fn, Implicit)]
     given = [value for value in found if value is not None]
@@ -291,22 +306,6 @@ def local_scores_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array 
     found = [getattr(trace[name]["fn"], "local_score", None) for name in names]
     given = [jnp.ravel(score) for score in found if score is not None]
     return jnp.concatenate(given) if given and len(given) == len(found) else None
-
-
-def _frames(trace: dict[str, Any], name: str) -> tuple[PlateFrame, ...]:
-    site = trace[name]
-    # Axes from the left are the same for constrained and unconstrained values.
-    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
-    return tuple(
-        PlateFrame(
-            frame.name,
-            frame.dim,
-            batch_ndim + frame.dim,
-            frame.size,
-            num_rows(trace, frame),
-        )
-        for frame in site["cond_indep_stack"]
-    )
 
 
 def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
