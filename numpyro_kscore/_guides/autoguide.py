@@ -385,11 +385,9 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         return mixture.push(k, x), local
 
     def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
-        """Noise to x, latents relative to the start, and their local log density.
+        """Noise (noise_dim,) to x, latents relative to the start, and their local log density.
 
-        Args:
-            noise: standard normal, (noise_dim,).
-            *labels: what else the default network sees, such as which mode the draw is at.
+        The default network also sees the labels, such as which mode the draw is at.
         """
         if self.network is not None:
             return self._apply_network(noise), None

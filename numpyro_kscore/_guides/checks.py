@@ -1,4 +1,4 @@
-"""What a model must be for an automatic guide."""
+"""Checks of the settings, the model and the data of an automatic guide."""
 
 from __future__ import annotations
 
@@ -78,14 +78,7 @@ def has_dynamic_support(site: dict[str, Any]) -> bool:
 
 
 def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: Any) -> None:
-    """Raise for settings of an automatic guide that are out of range.
-
-    Args:
-        amortize: the name of a plate, several, or None.
-        hidden_dims: widths of layers.
-        noise_dim: dimension of the noise, or None.
-        init_scale: initial scale, or None.
-    """
+    """Raise for settings of an automatic guide that are out of range."""
     names = [amortize] if isinstance(amortize, str) else amortize or []
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise TypeError(
@@ -110,15 +103,7 @@ def check_amortized(
     init_loc_fn: Callable[..., Any],
     plates: tuple[str, ...],
 ) -> None:
-    """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        init_loc_fn: initial values.
-        plates: names of the amortized plates.
-    """
+    """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`."""
     subsampled: list[str] = []
 
     def run(key: jax.Array) -> None:
@@ -160,12 +145,7 @@ def check_noise(noise_dim: int, latent_dim: int) -> None:
 
 
 def check_set_up(guide: Any, params: Any) -> None:
-    """Raise unless a guide has seen its model, and its parameters are given by name.
-
-    Raises:
-        RuntimeError: for a guide that has not seen its model.
-        TypeError: for anything but a dict of parameters.
-    """
+    """Raise unless a guide has seen its model, and its parameters are given by name."""
     if guide.prototype_trace is None:
         raise RuntimeError(
             f"{type(guide).__name__}: expected a guide that has seen its model; got a new one. "
@@ -187,12 +167,7 @@ def check_levels(quantiles: Any) -> None:
 
 
 def is_concrete_call(asker: str, given: Any) -> bool:
-    """Whether all that a guide is given has values; warns if not, since no start is looked for.
-
-    Args:
-        asker: name of the guide's class.
-        given: a pytree.
-    """
+    """Whether all that a guide is given has values; warns if not, since no start is looked for."""
     if not is_traced(given):
         return True
     warnings.warn(
@@ -206,13 +181,7 @@ def is_concrete_call(asker: str, given: Any) -> bool:
 
 
 def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
-    """Warn if a guide that was set up on some data starts a fit to others.
-
-    Args:
-        asker: name of the guide's class.
-        known: arguments of the model when the guide was set up.
-        given: those of the fit; nothing is said of traced ones.
-    """
+    """Warn if a guide that was set up on known data starts a fit to others, unless one is traced."""
     if is_traced((known, given)) or are_equal(known, given):
         return
     warnings.warn(

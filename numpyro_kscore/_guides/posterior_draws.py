@@ -29,11 +29,7 @@ QUANTILE_DRAWS = 10_000
 
 
 class PosteriorDraws(AutoContinuous):
-    """The half of an automatic guide that is used after a fit.
-
-    Attributes:
-        amortize: names of amortized plates.
-    """
+    """The half of an automatic guide that is used after a fit, and has no density."""
 
     amortize: tuple[str, ...]
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -42,7 +38,7 @@ class PosteriorDraws(AutoContinuous):
 
     @abstractmethod
     def _row_posterior(self, *args: Any, **kwargs: Any) -> Any:
-        """What draws all latents where rows are amortized, given arguments or those of the fit."""
+        """The posterior of all latents where rows are amortized, for arguments or those of the fit."""
 
     @abstractmethod
     def _coordinates(self) -> LatentCoordinates:
@@ -125,7 +121,7 @@ class PosteriorDraws(AutoContinuous):
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 
     def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, or the program made of it when it was last asked for by that name."""
+        """The compiled ``fn``, which is kept under a name for the next call."""
         return self._programs.setdefault(name, quick_jit(fn))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The latents of a model that are in the rows of a plate, a block of numbers for each row.
+"""The latents in the rows of a plate, as a block of numbers for each row.
 
-And the sites of the model whose densities are computed from them.
+The sites of the model whose densities are computed from them are found here, too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class RowBlock(NamedTuple):
     Attributes:
         plate: name of the plate.
         sites: its latents, with their places in a flat vector of the block.
-        plates: the plates that all of them are in, with the numbers of rows drawn, outer ones
-            first. A row is an element of all of these.
+        plates: numbers of rows drawn by the plates that all of them are in, outer ones first. A row
+            is an element of all of these.
         dims: the dimensions of these plates, negative.
         scale: how many rows each row that is drawn stands for.
         columns: places by row, (rows, k).
@@ -100,7 +100,7 @@ def feasible(site: dict[str, Any]) -> jax.Array:
 
 
 def start_of(blocks: Sequence[RowBlock]) -> dict[str, jax.Array]:
-    """Unconstrained values of the latents of blocks, from where their modes are looked for."""
+    """Unconstrained values of the latents of blocks, where the search for their modes starts."""
     return {site.name: jnp.full(site.shape, START) for block in blocks for site in block.sites}
 
 
@@ -115,9 +115,7 @@ def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:
 def find_row_blocks(trace: dict[str, Any], amortized: Sequence[str]) -> tuple[RowBlock, ...]:
     """The blocks of rows, one for each amortized plate.
 
-    Args:
-        trace: trace of the model.
-        amortized: names of plates. A latent in several of them belongs to the first one.
+    A latent in several of the plates belongs to the first one.
 
     Raises:
         ValueError: for a plate that is none of the model's or has no latents, for latents that are
@@ -185,7 +183,7 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
 
 
 class RowSites(NamedTuple):
-    """The sites whose densities are computed from the latents in rows, by name.
+    """The names of the sites whose densities are computed from the latents in rows.
 
     Attributes:
         inside: those in the plates of the rows, whose densities tell rows apart.
@@ -197,12 +195,7 @@ class RowSites(NamedTuple):
 
 
 def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
-    """The sites that depend on rows.
-
-    Args:
-        trace_at: from the latents of the block to the trace of the model there.
-        block: the rows.
-    """
+    """The sites that depend on rows, by the trace of the model at the latents of their block."""
     in_plates: set[str] = set()
 
     def densities(latents: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -222,12 +215,9 @@ def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
 
 
 def row_densities(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
-    """The log density of each row, (E,), up to a constant, from a trace; not scaled.
+    """The log density of each row, (rows,), up to a constant, from a trace; not scaled.
 
-    Args:
-        trace: of the model.
-        block: the rows.
-        names: of the sites that depend on rows, all in their plates.
+    ``names`` are those of the sites that depend on rows, all in their plates.
     """
     found = (sum_by_row(site_log_prob(trace[name]), block.dims) for name in names)
     return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale

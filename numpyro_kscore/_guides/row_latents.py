@@ -1,10 +1,10 @@
 """Draws of the latents in the rows of plates, given all other latents, and their densities.
 
 Given the global latents each row has a posterior of its own, in a few dimensions. Newton's method
-finds its mode and curvature; a small network, the same for all rows, turns noise into what is left
-to add to that Gaussian. It sees of a row how the gradient of its log density departs from that of
-the Gaussian at a few points, which is zero for a normal posterior: so it need not see data, and
-rows may have any number of observations.
+finds its mode and curvature; a small network, the same for all rows, maps noise to the correction
+that is added to that Gaussian. Its input is how the gradient of a row's log density departs from
+that of the Gaussian at a few points, which is zero for a normal posterior: so it need not see data,
+and rows may have any number of observations.
 """
 
 from __future__ import annotations
@@ -59,11 +59,7 @@ RowMap = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class RowTarget(NamedTuple):
-    """A model whose global latents, parameters and rows of plates are given.
-
-    Attributes:
-        target: the model with these values.
-    """
+    """A model whose global latents, parameters and rows of plates are given."""
 
     target: Target
 
@@ -116,9 +112,10 @@ class RowDraws(NamedTuple):
 
     Attributes:
         coordinates: unconstrained values by site.
-        log_density: of the rows of each block, in unconstrained coordinates, scaled by plates.
-        gains: of each block, scaled: what makes of the log joint density at the draw that of the
-            global latents alone.
+        log_density: log density of the rows of each block, in unconstrained coordinates, scaled by
+            plates.
+        gains: terms, one for each block and scaled, that turn the log joint density at the draw
+            into that of the global latents alone.
     """
 
     coordinates: dict[str, jax.Array]
@@ -127,7 +124,7 @@ class RowDraws(NamedTuple):
 
 
 def num_features(dim: int) -> int:
-    """How many features a row of ``dim`` numbers has."""
+    """The number of features of a row of ``dim`` numbers."""
     return len(PROBES) * dim * dim
 
 
@@ -146,8 +143,8 @@ def draw_rows(
     Args:
         conditional: the model at the global latents.
         blocks: its rows.
-        fixed: the same, not differentiated.
-        start: unconstrained values by site, from where modes are looked for.
+        fixed: the same model, not differentiated.
+        start: unconstrained values by site, where the search for modes starts.
         maps: from noise and features to standardized numbers, by block; without them the draw is
             the modes, and the density that of the Gaussians there.
         noise: standard normal, (E, k) by block.
@@ -203,7 +200,7 @@ def _integrable_sites(
 
 
 def residual_map(out: Callable[[jax.Array], jax.Array]) -> RowMap:
-    """The residual map of a network's output (2 k,): what it shifts and scales of the noise."""
+    """The residual map by a network's output (2 k,), which shifts and scales the noise."""
 
     def push(noise: jax.Array, features: jax.Array) -> jax.Array:
         dim = noise.shape[0]
@@ -247,13 +244,9 @@ def _log_normal(x: jax.Array) -> jax.Array:
 
 
 def row_couplings(conditional: RowTarget, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
-    """How large a share other rows have in products with the Hessian, one for each block.
+    """The share of other rows in products with the Hessian, one number for each block.
 
     It is zero where the latents of a row depend on no others in rows.
-
-    Args:
-        conditional: the model at the global latents.
-        blocks: its rows.
     """
     start = start_of(blocks)
     still = jax.tree.map(jnp.zeros_like, start)

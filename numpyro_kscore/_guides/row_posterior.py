@@ -30,11 +30,13 @@ MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
 
 
 class RowPosterior(NamedTuple):
-    """The latents of some data, those in rows included.
+    """The posterior of all latents for some data, including those in rows.
+
+    All rows are drawn, whatever the size of a minibatch.
 
     Attributes:
         amortized: the guide of the rows.
-        args: arguments of the model; all rows are drawn, whatever the size of a minibatch.
+        args: arguments of the model.
         kwargs: its keyword arguments.
         shapes: names of the global latents and shapes of their coordinates.
         draw_globals: from a key, parameters and a count to flat coordinates (count, d).
@@ -61,7 +63,7 @@ class RowPosterior(NamedTuple):
             raise
 
     def _explain(self, error: Exception) -> None:
-        """Say what is wrong with the arguments, if they are why the model failed."""
+        """Raise or add a note if the arguments are why the model failed."""
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((self.args, self.kwargs))]
         if any(shape[:1] == (0,) for shape in shapes):
             raise ValueError(
@@ -86,7 +88,7 @@ class RowPosterior(NamedTuple):
         return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
 
     def _draws(self, key: jax.Array, params: Params, count: int) -> Any:
-        """LatentCoordinates of global latents and of those in rows, and values of all sites."""
+        """Coordinates of global latents and of those in rows, and values of all sites."""
 
         def draw(key: jax.Array, params: Params) -> Any:
             global_key, row_key = random.split(key)

@@ -1,4 +1,4 @@
-"""The guide of the latents in the rows of plates."""
+"""The guide of the latents in the rows of plates, and its draws as sites."""
 
 from __future__ import annotations
 
@@ -60,12 +60,7 @@ class Plate(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """What a model is outside of the rows of plates.
-
-    Attributes:
-        values: global latents and parameters by name.
-        plates: all plates by name.
-    """
+    """The part of a model outside of the rows: values of latents and parameters, and all plates."""
 
     values: dict[str, Any]
     plates: dict[str, Plate]
@@ -77,13 +72,7 @@ class Outline(NamedTuple):
 
 
 class RowTrace(NamedTuple):
-    """A draw of all rows, and the model there.
-
-    Attributes:
-        blocks: the rows.
-        draws: of their latents.
-        trace: of the model.
-    """
+    """A draw of the latents of all rows, and the trace of the model there."""
 
     blocks: tuple[RowBlock, ...]
     draws: RowDraws
@@ -91,7 +80,7 @@ class RowTrace(NamedTuple):
 
 
 class Amortized(NamedTuple):
-    """What a guide of the rows of a model consists of.
+    """The guide of the rows of a model.
 
     Attributes:
         model: the model.
@@ -108,10 +97,7 @@ class Amortized(NamedTuple):
     ) -> Outline:
         """Run the model for its global latents and parameters, which handlers outside see.
 
-        Args:
-            args: arguments of the model.
-            kwargs: its keyword arguments.
-            given: values of the global latents, if they are known; handlers then see parameters.
+        If values of the global latents are given, handlers see only parameters.
         """
         names: set[str] = set()
 
@@ -150,13 +136,9 @@ class Amortized(NamedTuple):
     def check(self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise ``ValueError`` where rows depend on each other, by their densities' Hessian.
 
-        The same where a minibatch has some rows, and densities outside of their plate use them:
-        they would look up the wrong rows, and are not scaled.
-
-        Args:
-            trace: of the global latents; where it is not concrete nothing is checked.
-            args: arguments of the model.
-            kwargs: its keyword arguments.
+        It also raises where a minibatch has some rows, and densities outside of their plate use
+        them: they would look up the wrong rows, and are not scaled. The trace is that of the global
+        latents; where it is not concrete nothing is checked.
         """
         values = {name: site["value"] for name, site in trace.items() if is_latent(site)}
         if is_traced((args, kwargs, values)):
@@ -192,15 +174,10 @@ class Amortized(NamedTuple):
         *,
         integrate: bool = False,
     ) -> RowTrace:
-        """Draw the latents of rows.
+        """Draw the latents of rows, from the rows of subsampled plates by name.
 
-        Args:
-            outline: the global latents.
-            rows: rows of subsampled plates, by name.
-            args: arguments of the model.
-            kwargs: its keyword arguments.
-            noise: standard normal noise (E, k) of a block; None takes the modes.
-            integrate: as for :func:`draw_rows`.
+        ``noise`` gives standard normal noise (E, k) of a block; None takes the modes. For
+        ``integrate`` see :func:`draw_rows`.
         """
         given = (self.model, args, kwargs)
         conditional = RowTarget.of(*given, outline.values, rows)
@@ -250,7 +227,7 @@ def draw_plates(plates: dict[str, Plate]) -> dict[str, numpyro.plate]:
 
 
 class _Spread(Messenger):
-    """Has plates draw rows at a cost that does not depend on their size."""
+    """A handler that lets plates draw rows at a cost that does not depend on their size."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Replace what a plate draws its rows by."""
@@ -284,14 +261,7 @@ def sample_rows(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> dict[str, jax.Array]:
-    """Draw the latents in rows as sites of a guide.
-
-    Args:
-        amortized: the guide of the rows.
-        values: the global latents, by site.
-        args: arguments of the model.
-        kwargs: its keyword arguments.
-    """
+    """Draw the latents in rows as sites of a guide, given the global latents by site."""
     outline = amortized.outline(args, kwargs, values)
     inside = {name: plate for name, plate in outline.plates.items() if plate.dim is not None}
     plates = draw_plates(inside)

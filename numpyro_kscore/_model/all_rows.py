@@ -105,7 +105,7 @@ def kept_plate(
 
 
 def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, jax.Array]:
-    """A draw of the guide moved to the mean of several, where to expand, and some of these, (n, d)."""
+    """A draw of the guide moved to the mean of several, where to expand, and some of them, (n, d)."""
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
     sources = draw_sources(key, program, layout, (EXPANSION_DRAWS,))

@@ -57,7 +57,7 @@ class ParticleModel(NamedTuple):
     def log_joint(
         self, flat: jax.Array, theta: dict[str, Any], draw: Draw
     ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        """The log joint density at (d,); with it, itself and the part of the priors of pooled sites.
+        """The log joint density at (d,); with it, itself and the part from priors of pooled sites.
 
         ``theta`` has the model's parameters. Only keys and plates of the draw are used.
         """
@@ -154,7 +154,7 @@ class ParticleModel(NamedTuple):
 
 
 def is_affordable(layout: Layout, rows: int) -> bool:
-    """Whether a pass over all rows is affordable, for a model that sees ``rows`` times a batch's."""
+    """Whether a pass over all rows is, where the model sees ``rows`` times those of a batch."""
     counts = layout.row_counts
     return bool(counts) and all(size <= MOST_PASSES * rows * drawn for size, drawn in counts)
 
@@ -190,7 +190,7 @@ def at_mean(draws: Draw) -> Draw:
 
 
 class CommonKeys(Messenger):
-    """A handler that answers ``numpyro.prng_key`` by keys split from one that all particles share."""
+    """A handler that answers ``numpyro.prng_key`` by keys that all particles share."""
 
     def __init__(self, fn: Callable[..., Any], key: jax.Array) -> None:
         self.key = key

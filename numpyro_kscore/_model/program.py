@@ -265,7 +265,7 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
 
 
 def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]:
-    """The guide's noise sites, if a draw has no other randomness and they depend on no parameter."""
+    """The guide's noise sites, if nothing else is random in a draw and no parameter is there."""
     noise = tuple(name for name, site in drawn.items() if site.is_drawn)
     is_rest_given = (
         all(drawn[name].is_fixed and not drawn[name].is_latent for name in noise)
