@@ -155,10 +155,11 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         asker = type(self).__name__
-        check_latents(self.model, args, kwargs, self.init_loc_fn, asker)
+        target = Target(self.model, args, kwargs)
+        check_latents(target, self.init_loc_fn, asker)
         forward = self._forward_mode_differentiation
         if self.amortize:
-            check_amortized(self.model, args, kwargs, self.init_loc_fn, self.amortize)
+            check_amortized(target, self.init_loc_fn, self.amortize)
         found = find_prototype(
             numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
@@ -282,7 +283,8 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         out = self._draw_globals(*args, **kwargs)
         if not self.amortize:
             return out
-        return {**out, **sample_rows(self._amortized(), out, args, kwargs)}
+        amortized = self._amortized()
+        return {**out, **sample_rows(amortized, amortized.outline(args, kwargs, out))}
 
     def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw the latent sites outside of amortized plates, which may be all."""

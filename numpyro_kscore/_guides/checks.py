@@ -34,21 +34,11 @@ __all__ = [
 ]
 
 
-def check_latents(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    init_loc_fn: Callable[..., Any],
-    asker: str,
-) -> None:
-    """Raise for latents no guide can have.
-
-    The model runs at the values of ``init_loc_fn``, since improper priors cannot be drawn from.
-    Messages begin with the name of the guide's class, ``asker``.
-    """
+def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -> None:
+    """Raise for latents no guide can have, at initial values: some priors cannot be drawn from."""
 
     def run(key: jax.Array) -> None:
-        trace = Target(model, args, kwargs, key=key).trace_by(init_loc_fn)
+        trace = target._replace(key=key).trace_by(init_loc_fn)
         find_latents(trace)
         check_enumerable(trace, asker)
 
@@ -97,17 +87,13 @@ def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: 
 
 
 def check_amortized(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    init_loc_fn: Callable[..., Any],
-    plates: tuple[str, ...],
+    target: Target, init_loc_fn: Callable[..., Any], plates: tuple[str, ...]
 ) -> None:
     """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`."""
     subsampled: list[str] = []
 
     def run(key: jax.Array) -> None:
-        trace = Target(model, args, kwargs, key=key).trace_by(init_loc_fn)
+        trace = target._replace(key=key).trace_by(init_loc_fn)
         discrete = [name for name, site in trace.items() if is_enumerated(site)]
         if discrete:
             raise ValueError(
@@ -181,7 +167,7 @@ def is_concrete_call(asker: str, given: Any) -> bool:
 
 
 def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
-    """Warn if a guide that was set up on known data starts a fit to others, unless one is traced."""
+    """Warn if a guide that was set up on known data starts a fit to others; traced ones pass."""
     if is_traced((known, given)) or are_equal(known, given):
         return
     warnings.warn(

@@ -48,7 +48,7 @@ class Marginal:
         outline = self.amortized.outline(args, kwargs)
         plates = draw_plates(outline.subsampled)
         rows = {name: plate._indices for name, plate in plates.items()}
-        found = self.amortized.trace_rows(outline, rows, args, kwargs, self.noise, integrate=True)
+        found = self.amortized.trace_rows(outline, rows, self.noise, integrate=True)
         model = handlers.substitute(with_rows(self.amortized.model, rows), data=outline.values)
         given = {name: found.trace[name]["value"] for name in found.draws.coordinates}
         with handlers.block(hide=[*outline.values, *rows]):

@@ -38,7 +38,7 @@ class PosteriorDraws(AutoContinuous):
 
     @abstractmethod
     def _row_posterior(self, *args: Any, **kwargs: Any) -> Any:
-        """The posterior of all latents where rows are amortized, for arguments or those of the fit."""
+        """The posterior of all latents where rows are amortized, by default for the fit's data."""
 
     @abstractmethod
     def _coordinates(self) -> LatentCoordinates:

@@ -41,14 +41,12 @@ TraceAt = Callable[[dict[str, jax.Array]], dict[str, Any]]
 
 
 class RowBlock(NamedTuple):
-    """The latents in the rows of one plate.
+    """The latents in the rows of one plate; a row is an element of all of ``plates``.
 
     Attributes:
-        plate: name of the plate.
-        sites: its latents, with their places in a flat vector of the block.
-        plates: numbers of rows drawn by the plates that all of them are in, outer ones first. A row
-            is an element of all of these.
-        dims: the dimensions of these plates, negative.
+        sites: latents, with their places in a flat vector of the block.
+        plates: numbers of rows drawn by the plates that all of them are in, outer ones first.
+        dims: dimensions of these plates, negative.
         scale: how many rows each row that is drawn stands for.
         columns: places by row, (rows, k).
     """
@@ -113,14 +111,7 @@ def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:
 
 
 def find_row_blocks(trace: dict[str, Any], amortized: Sequence[str]) -> tuple[RowBlock, ...]:
-    """The blocks of rows, one for each amortized plate.
-
-    A latent in several of the plates belongs to the first one.
-
-    Raises:
-        ValueError: for a plate that is none of the model's or has no latents, for latents that are
-            not free row by row, and for rows of too many numbers.
-    """
+    """The blocks of rows, one for each amortized plate; a latent in several is in the first."""
     blocks = []
     for plate in amortized:
         names = [name for name, site in trace.items() if plate_of(site, amortized) == plate]
@@ -183,12 +174,7 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
 
 
 class RowSites(NamedTuple):
-    """The names of the sites whose densities are computed from the latents in rows.
-
-    Attributes:
-        inside: those in the plates of the rows, whose densities tell rows apart.
-        outside: others, such as observations in a long table.
-    """
+    """The names of the sites that depend on latents in rows, inside of the rows' plates or not."""
 
     inside: tuple[str, ...]
     outside: tuple[str, ...]
@@ -215,9 +201,6 @@ def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
 
 
 def row_densities(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
-    """The log density of each row, (rows,), up to a constant, from a trace; not scaled.
-
-    ``names`` are those of the sites that depend on rows, all in their plates.
-    """
+    """The log density of each row by sites in its plates, (rows,), up to a constant, not scaled."""
     found = (sum_by_row(site_log_prob(trace[name]), block.dims) for name in names)
     return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale

@@ -35,7 +35,6 @@ from numpyro_kscore._guides.row_modes import (
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
 from numpyro_kscore._model.dependencies import is_latent
 from numpyro_kscore._model.handlers import Hidden
-from numpyro_kscore._model.subsampling import with_rows
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.network import GATE_RATE, local_log_density
 
@@ -62,18 +61,6 @@ class RowTarget(NamedTuple):
     """A model whose global latents, parameters and rows of plates are given."""
 
     target: Target
-
-    @classmethod
-    def of(
-        cls,
-        model: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: dict[str, Any],
-        rows: dict[str, jax.Array],
-    ) -> RowTarget:
-        """A model at values by name, and rows of its subsampled plates."""
-        return cls(Target(with_rows(model, rows), args, kwargs, data=values))
 
     def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
         """The blocks of rows, see :func:`find_row_blocks`."""
@@ -112,10 +99,9 @@ class RowDraws(NamedTuple):
 
     Attributes:
         coordinates: unconstrained values by site.
-        log_density: log density of the rows of each block, in unconstrained coordinates, scaled by
-            plates.
-        gains: terms, one for each block and scaled, that turn the log joint density at the draw
-            into that of the global latents alone.
+        log_density: log density of each block in unconstrained coordinates, scaled by plates.
+        gains: scaled terms of the blocks that turn the log joint density at the draw into that of
+            the global latents alone.
     """
 
     coordinates: dict[str, jax.Array]
@@ -145,8 +131,8 @@ def draw_rows(
         blocks: its rows.
         fixed: the same model, not differentiated.
         start: unconstrained values by site, where the search for modes starts.
-        maps: from noise and features to standardized numbers, by block; without them the draw is
-            the modes, and the density that of the Gaussians there.
+        maps: from noise and features to standardized numbers, by block; None draws the modes, with
+            the density of the Gaussians there.
         noise: standard normal, (E, k) by block.
         integrate: whether to integrate rows out where that can be done. Their draws are then not
             differentiable in what is given.
@@ -244,10 +230,7 @@ def _log_normal(x: jax.Array) -> jax.Array:
 
 
 def row_couplings(conditional: RowTarget, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
-    """The share of other rows in products with the Hessian, one number for each block.
-
-    It is zero where the latents of a row depend on no others in rows.
-    """
+    """The share of other rows in products with the Hessian, by block; 0 if rows are independent."""
     start = start_of(blocks)
     still = jax.tree.map(jnp.zeros_like, start)
     gradient = jax.grad(lambda coordinates: conditional.at(coordinates)[0])

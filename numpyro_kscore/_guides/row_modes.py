@@ -73,10 +73,7 @@ def _forward(lower: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _factorized(mean: jax.Array, precision: jax.Array) -> RowGaussians:
-    """Factors of precisions (E, k, k), with the absolute values of pivots that are negative.
-
-    LAPACK is not used: it takes one matrix after another.
-    """
+    """Factors of precisions (E, k, k) without LAPACK, with absolute values of negative pivots."""
     dim = precision.shape[1]
     columns, pivots = [], []
     rest = precision
@@ -117,13 +114,11 @@ def gaussians_at(log_density: LogDensity, rows: jax.Array) -> tuple[jax.Array, R
 
 
 class _Search(NamedTuple):
-    """The state of a search.
+    """The best Gaussians so far, and the step (E, k) that is tried next.
 
     Attributes:
-        gaussians: the best so far.
-        step: the step tried from there, (E, k).
-        slope: of the log density along the step, at its start, (E,).
-        length: of the step in standard deviations, (E,).
+        slope: slope of the log density along the step, at its start, (E,).
+        length: length of the step in standard deviations, (E,).
         steps: number of iterations.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +28,8 @@ from numpyro_kscore._guides.row_latents import (
 from numpyro_kscore._model.dependencies import is_latent
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.subsampling import spread_rows
+from numpyro_kscore._model.subsampling import spread_rows, with_rows
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -41,13 +42,7 @@ MOST_COUPLED = 1e-3
 
 
 class Plate(NamedTuple):
-    """A plate of a model.
-
-    Attributes:
-        size: number of all rows.
-        drawn: number of rows drawn; None for all.
-        dim: its dimension, negative; None if no site is in it.
-    """
+    """A plate of a model; ``drawn`` is None for all rows, ``dim`` where no site is in it."""
 
     size: int
     drawn: int | None
@@ -60,10 +55,18 @@ class Plate(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The part of a model outside of the rows: values of latents and parameters, and all plates."""
+    """The part of a model outside of the rows: global latents and parameters, and all plates."""
 
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     values: dict[str, Any]
     plates: dict[str, Plate]
+
+    def conditional(self, rows: dict[str, jax.Array], *, is_fixed: bool = False) -> RowTarget:
+        """The model of the rows, given these values and rows of the plates it subsamples."""
+        values = lax.stop_gradient(self.values) if is_fixed else self.values
+        return RowTarget(Target(with_rows(self.model, rows), self.args, self.kwargs, data=values))
 
     @property
     def subsampled(self) -> dict[str, Plate]:
@@ -80,13 +83,7 @@ class RowTrace(NamedTuple):
 
 
 class Amortized(NamedTuple):
-    """The guide of the rows of a model.
-
-    Attributes:
-        model: the model.
-        plates: names of the plates whose rows have latents.
-        prefix: prefix of the names of parameters and sites.
-    """
+    """The guide of the rows of a model, in the plates of some names."""
 
     model: Callable[..., Any]
     plates: tuple[str, ...]
@@ -127,7 +124,7 @@ class Amortized(NamedTuple):
             for name, site in trace.items()
             if site["type"] == "plate"
         }
-        return Outline(values, plates)
+        return Outline(self.model, args, kwargs, values, plates)
 
     def outer(self, *args: Any, **kwargs: Any) -> None:
         """The model without what is in the rows."""
@@ -149,7 +146,7 @@ class Amortized(NamedTuple):
             with Hidden():
                 outline = self.outline(args, kwargs, values)
             rows = {name: jnp.arange(plate.drawn) for name, plate in outline.subsampled.items()}
-            conditional = RowTarget.of(self.model, args, kwargs, outline.values, rows)
+            conditional = outline.conditional(rows)
             blocks = conditional.blocks(self.plates)
             names[:] = [block.plate for block in blocks]
             _check_places(conditional, blocks)
@@ -168,20 +165,12 @@ class Amortized(NamedTuple):
         self,
         outline: Outline,
         rows: dict[str, jax.Array],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         noise: Callable[[RowBlock], jax.Array] | None,
         *,
         integrate: bool = False,
     ) -> RowTrace:
-        """Draw the latents of rows, from the rows of subsampled plates by name.
-
-        ``noise`` gives standard normal noise (E, k) of a block; None takes the modes. For
-        ``integrate`` see :func:`draw_rows`.
-        """
-        given = (self.model, args, kwargs)
-        conditional = RowTarget.of(*given, outline.values, rows)
-        fixed = RowTarget.of(*given, lax.stop_gradient(outline.values), rows)
+        """Draw latents of given rows from standard normal noise (E, k); None takes their modes."""
+        conditional, fixed = outline.conditional(rows), outline.conditional(rows, is_fixed=True)
         blocks = fixed.blocks(self.plates)
         start = start_of(blocks)
         if noise is None:
@@ -236,10 +225,7 @@ class _Spread(Messenger):
 
 
 class _Placeholders(Messenger):
-    """Gives latents in rows some value, and subsampled plates their first rows.
-
-    Which ones they are does not matter to the global latents.
-    """
+    """A handler that gives latents in rows arbitrary values, and plates their first rows."""
 
     def __init__(self, fn: Callable[..., Any], plates: Sequence[str]) -> None:
         self.plates = plates
@@ -255,26 +241,20 @@ class _Placeholders(Messenger):
             msg["value"] = feasible(msg)
 
 
-def sample_rows(
-    amortized: Amortized,
-    values: dict[str, jax.Array],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> dict[str, jax.Array]:
-    """Draw the latents in rows as sites of a guide, given the global latents by site."""
-    outline = amortized.outline(args, kwargs, values)
+def sample_rows(amortized: Amortized, outline: Outline) -> dict[str, jax.Array]:
+    """Draw the latents in rows as sites of a guide, given the global latents of an outline."""
     inside = {name: plate for name, plate in outline.plates.items() if plate.dim is not None}
     plates = draw_plates(inside)
     rows = {name: plates[name]._indices for name in outline.subsampled}
 
     def noise(block: RowBlock) -> jax.Array:
         unit = dist.Normal().expand((*block.batch_shape, block.columns.shape[1])).to_event(1)
-        with _inside(plates, list(block.plates)):
+        with _inside(plates, block.plates):
             name = f"_{amortized.prefix}_{block.plate}_noise"
             drawn = numpyro.sample(name, unit, infer={"is_auxiliary": True})
         return drawn.reshape(block.columns.shape)
 
-    found = amortized.trace_rows(outline, rows, args, kwargs, noise)
+    found = amortized.trace_rows(outline, rows, noise)
     out = {}
     for block, log_density in zip(found.blocks, found.draws.log_density, strict=True):
         density: jax.Array | None = log_density / block.scale
@@ -287,13 +267,13 @@ def sample_rows(
                 local_log_density=density,
             )
             density = None  # one site has that of the block
-            with _inside(plates, [frame.name for frame in site.frames]):
+            with _inside(plates, (frame.name for frame in site.frames)):
                 out[site.name] = numpyro.sample(site.name, fn)
     return out
 
 
 @contextlib.contextmanager
-def _inside(plates: dict[str, numpyro.plate], names: Sequence[str]) -> Any:
+def _inside(plates: dict[str, numpyro.plate], names: Iterable[str]) -> Any:
     with contextlib.ExitStack() as stack:
         for name in names:
             stack.enter_context(plates[name])

@@ -73,8 +73,7 @@ def row_sizes(
 ) -> jax.Array:
     """The size of what the expansion at a draw leaves of every row of a plate, (rows,).
 
-    It is measured at the points ``some``, (n, d). The key is that of :func:`mean_draw`, and the
-    program has all rows and no parameters of the model.
+    It is measured at the points ``some``, (n, d), for a program with all rows.
     """
     model = _fixed_model(key, program, layout, draw)
 
@@ -88,10 +87,7 @@ def row_sizes(
 def kept_plate(
     key: jax.Array, program: Program, layout: Layout, draw: Draw, kept: KeptRows
 ) -> str | None:
-    """The name of the plate to which more rows can be added; None if the model cannot take them.
-
-    The key is that of :func:`mean_draw`, and the model has no parameters.
-    """
+    """The name of the plate to which more rows can be added; None if the model cannot take them."""
     model = _fixed_model(key, program, layout, draw)
     tall = tall_plate(program.model, model.trace(draw, {}), 0)
     if tall is None or program.reference is not None:
@@ -105,7 +101,7 @@ def kept_plate(
 
 
 def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, jax.Array]:
-    """A draw of the guide moved to the mean of several, where to expand, and some of them, (n, d)."""
+    """A draw of the guide moved to the mean of several, for an expansion, and a few of them."""
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
     sources = draw_sources(key, program, layout, (EXPANSION_DRAWS,))
@@ -114,10 +110,7 @@ def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, j
 
 
 def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Taylor:
-    """The expansion at a draw of the density of the data that the program has.
-
-    The key is that of :func:`mean_draw`, and the model has no parameters.
-    """
+    """The expansion at a draw of the density of the data that the program has."""
     model = _fixed_model(key, program, layout, draw)
     is_curved = layout.size <= MOST_CURVED
     return model.expansion({}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))

@@ -109,9 +109,8 @@ def center(flat: jax.Array) -> jax.Array:
 def controlled(found: Taylor, moves: jax.Array, of_rows: Taylor, of_all: Taylor) -> Taylor:
     """Densities with the expansion at a point of the rows drawn replaced by that of all rows.
 
-    ``found`` and ``of_rows`` are the densities of the rows drawn at the particles and at the point,
-    ``moves`` the particles less the point, (n, d). Where an expansion is not finite, ``found`` is
-    returned as it is.
+    ``moves`` are the particles less the point, (n, d). Where an expansion is not finite, ``found``,
+    the densities at the particles, is returned as it is.
     """
     slope = of_all.slope - of_rows.slope
     level = of_all.value - of_rows.value

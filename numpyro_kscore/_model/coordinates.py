@@ -150,10 +150,7 @@ def moved_coordinates(
 def priors_of(
     trace: dict[str, Any], names: Collection[str]
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Locations and logarithms of the scales of the priors of latents, in unconstrained values.
-
-    Their shapes are those of these values, or broadcast to them.
-    """
+    """Locations and log scales of priors in unconstrained values, of their shapes or broadcast."""
     priors = {name: _prior(trace[name]) for name in names}
     return {name: (prior.loc, jnp.log(prior.diagonal)) for name, prior in priors.items()}
 

@@ -71,10 +71,7 @@ def _is_in(site: dict[str, Any], plates: list[str]) -> bool:
 
 
 def row_log_likelihoods(trace: dict[str, Any], plate: str) -> Array:
-    """Log likelihood of every row of a plate, (rows,), from the trace of a model with all rows.
-
-    It is the sum over all that is observed in the plate.
-    """
+    """Log likelihood of all that is observed in each row of a plate, (rows,), by a full trace."""
     total: Any = 0.0
     for site in trace.values():
         if site["type"] != "sample" or not _is_in(site, [plate]):

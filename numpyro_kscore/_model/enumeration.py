@@ -35,15 +35,7 @@ SUM_OUT = "Sum it out of the model by hand (logsumexp in a numpyro.factor)"
 
 
 def check_enumerable(trace: dict[str, Any], asker: str) -> None:
-    """Raise unless every discrete latent of a model can be summed out.
-
-    Messages begin with the name of the class that needs it, ``asker``.
-
-    Raises:
-        ValueError: for a site with infinitely many values or another strategy, and for axes that
-            are in no plate.
-        ImportError: without funsor.
-    """
+    """Raise unless funsor is there and every discrete latent of a model can be summed out."""
     discrete = [name for name, site in trace.items() if is_enumerated(site)]
     if not discrete:
         return
@@ -119,14 +111,10 @@ def enumerated_log_density(
     kwargs: dict[str, Any],
     trace: dict[str, Any],
 ) -> jax.Array:
-    """The log joint density with discrete latents summed out.
+    """The log joint density with discrete latents summed out, of a model with continuous values.
 
-    The model is seeded and has values of its continuous latents; only sites and plates of its trace
-    matter. Cost: the product of the numbers of values of sites that are dependent, for each row;
-    the time of a chain of T steps is O(log T) on parallel hardware.
-
-    Raises:
-        ValueError: where a sum cannot be taken, naming the sites.
+    Cost: the product of the numbers of values of sites that are dependent, for each row; the time
+    of a chain of T steps is O(log T) on parallel hardware.
     """
     import funsor
 
@@ -281,10 +269,7 @@ def _chain(
 
 
 def _backward(step: Any, time: str, order: dict[str, str]) -> Any:
-    """The sum over all states after the first, by steps backward: vectors, not matrices.
-
-    ``order`` maps names of states in the step before to their names.
-    """
+    """The sum over all states after the first, by steps backward: vectors, not matrices."""
     import funsor
 
     others = [name for name in step.inputs if name not in {time, *order, *order.values()}]

@@ -25,14 +25,11 @@ __all__ = [
 
 
 class PlateFrame(NamedTuple):
-    """A plate that a site is in.
+    """A plate that a site is in, with the numbers of elements drawn and of all.
 
     Attributes:
-        name: name of the plate.
         dim: its dimension, negative.
         axis: its axis in the site's value, counted from the left.
-        size: number of elements drawn.
-        full_size: number of all elements.
     """
 
     name: str
@@ -43,14 +40,7 @@ class PlateFrame(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The place of one latent site in a flat particle.
-
-    Attributes:
-        name: name of the site.
-        shape: shape of its unconstrained value.
-        start: index of its first coordinate.
-        frames: the plates it is in.
-    """
+    """The place of one latent site in a flat particle: unconstrained shape and first coordinate."""
 
     name: str
     shape: tuple[int, ...]

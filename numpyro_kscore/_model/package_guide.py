@@ -13,7 +13,7 @@ __all__ = ["PackageGuide", "Split", "package_guide"]
 
 
 class Split(NamedTuple):
-    """A model and a guide of the global latents alone, where rows of plates are amortized.
+    """The model and guide of the global latents alone, where rows of plates are amortized.
 
     Attributes:
         model: the model, whose density is random.

@@ -40,14 +40,7 @@ MOST_PASSES = 4
 
 
 class ParticleModel(NamedTuple):
-    """The model as a function of one particle.
-
-    Attributes:
-        program: the model, its parameters and arguments.
-        layout: the layout of a particle.
-        common_key: key for what the model simulates once for all particles.
-        forward_mode: whether to differentiate in forward mode.
-    """
+    """The model as a function of one particle; ``common_key`` is for what all particles share."""
 
     program: Program
     layout: Layout
@@ -105,10 +98,7 @@ class ParticleModel(NamedTuple):
         table: jax.Array | None = None,
         kept: KeptRows | None = None,
     ) -> ParticleModel:
-        """The model with rows of its subsampled plates that are drawn for all particles.
-
-        For ``table`` and ``kept`` see ``ControlVariate``.
-        """
+        """The model with rows that all particles share; for table and kept see ``ControlVariate``."""
         trace, program = self.trace(draw, theta), self.program
         rows = {
             name: site["value"]

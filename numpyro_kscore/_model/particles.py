@@ -46,8 +46,7 @@ def with_shared(
 ) -> Program:
     """The program with what all particles share: rows of plates, and coordinates of latents.
 
-    The keys of the particles are split from the same key; ``compiled`` compiles a function of
-    arrays, outside of a program.
+    ``compiled`` compiles a function of arrays, outside of a program.
     """
     if not layout.shared_plates and not layout.transformed:
         return program
@@ -87,10 +86,7 @@ def at_source(
     program: Program,
     layout: Layout,
 ) -> Callable[[Any], Any]:
-    """A function of a key, such as :func:`draw_particle`, as one of what a particle is drawn from.
-
-    The key is for the model, where a source is noise.
-    """
+    """A function of a key, such as :func:`draw_particle`, as one of the source of a particle."""
 
     def from_source(source: Any) -> Any:
         if layout.noise_sites:
@@ -129,12 +125,7 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
 
 
 class LocalDraw(NamedTuple):
-    """Local log densities at a draw.
-
-    Attributes:
-        log_density: of the blocks that have one, (b,).
-        scores: their gradients in the coordinates of the draw, (d,); zero where none is given.
-    """
+    """Local log densities of blocks, (b,), and their gradients, (d,), zero where none is given."""
 
     log_density: jax.Array
     scores: jax.Array

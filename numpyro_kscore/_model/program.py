@@ -58,10 +58,6 @@ class Program(NamedTuple):
 
     Attributes:
         params: parameters and mutable sites by name.
-        model: the model.
-        guide: the guide.
-        args: arguments of both.
-        kwargs: keyword arguments of both.
         plates: rows of subsampled plates that all particles share.
         coordinates: the coordinates of latents that are not unconstrained values.
         noise: values of the guide's noise sites, if they are given.
@@ -91,14 +87,7 @@ class Program(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """One run of guide and model.
-
-    Attributes:
-        guide: trace of the guide.
-        model: trace of the model at the guide's draws.
-        mutable: values at mutable sites of both.
-        model_key: key the model is seeded with.
-    """
+    """One run of the guide, and of the model at its draws with a key, and their mutable values."""
 
     guide: dict[str, Any]
     model: dict[str, Any]
@@ -113,10 +102,7 @@ def objective_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Program:
-    """The guide and model that an objective sees.
-
-    For one of the package's guides with amortized rows they are those of the global latents.
-    """
+    """The guide and model that an objective sees: of the global latents, if rows are amortized."""
     own = package_guide(guide)
     split = None if own is None else own.marginalized(model)
     if split is None:
@@ -126,10 +112,7 @@ def objective_program(
 
 
 def run_guide(key: jax.Array, program: Program) -> dict[str, Any]:
-    """The trace of the guide at given parameters, rows and noise.
-
-    The key is split into that of the guide and that of the model.
-    """
+    """The trace of the guide at given values; the key is split into those of guide and model."""
     data = {**program.params, **program.plates, **program.noise}
     guide = seeded(program.guide, jax.random.split(key)[0], data)
     return handlers.trace(guide).get_trace(*program.args, **program.kwargs)
@@ -157,12 +140,7 @@ def values_of(trace: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def inspect_program(key: jax.Array, program: Program) -> Layout:
-    """Trace guide and model, abstractly: check that they match and lay out their latents.
-
-    Raises:
-        ValueError: if guide and model do not match, the model has latents that cannot be handled,
-            or a latent is drawn without noise.
-    """
+    """Trace guide and model, abstractly: check that they match and lay out their latents."""
     layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
@@ -218,9 +196,8 @@ def _support_sources(
 ) -> dict[str, frozenset[str]]:
     """The other latents that the support, and so the coordinates, of each latent depend on.
 
-    Estimates are made in unconstrained coordinates of the model's supports. With ``x ~
-    Uniform(0, b)`` the coordinate of x is ``logit(x / b)``, which moves with b even if the guide
-    draws x and b independently.
+    With ``x ~ Uniform(0, b)`` the coordinate of x is ``logit(x / b)``, which moves with b even if
+    the guide draws x and b independently.
     """
     data = {**program.params, **traces.mutable, **values_of(traces.guide, "plate")}
     target = Target(program.model, program.args, program.kwargs, data=data, key=key)
@@ -278,10 +255,7 @@ def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]
 
 
 def _row_counts(traces: Traces) -> tuple[tuple[int, int], ...]:
-    """The numbers of all rows of the model's subsampled plates and of those drawn.
-
-    There are none if the guide subsamples a plate.
-    """
+    """All rows of the model's subsampled plates, and those drawn; empty if the guide has one."""
     of_guide, of_model = (
         [site["args"] for site in trace.values() if site["type"] == "plate" and is_subsampled(site)]
         for trace in (traces.guide, traces.model)

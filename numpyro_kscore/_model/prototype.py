@@ -41,13 +41,7 @@ OTHERS = (
 
 
 class Prototype(NamedTuple):
-    """A model seen once.
-
-    Attributes:
-        trace: its sites.
-        latents: unconstrained values of its latents with finite density and gradient, by name, in
-            the order of the model.
-    """
+    """A trace of a model, and latents in its order, unconstrained, at finite density and gradient."""
 
     trace: dict[str, dict[str, Any]]
     latents: dict[str, Array]
@@ -61,14 +55,12 @@ def find_prototype(
     init_loc_fn: Callable[..., Any],
     forward_mode: bool,
 ) -> Prototype:
-    """Run NumPyro's ``initialize_model`` in one compiled program.
+    """Run NumPyro's ``initialize_model`` in one compiled program; ``RuntimeError`` if that fails.
 
     Where no value by NumPyro's default, near the origin, has a finite density, as in raw units far
-    from it, other strategies are tried: draws of the prior, its median, wider values around the
-    origin, and the origin itself. Values are the same as NumPyro's for the key, but for rounding.
-
-    Raises:
-        RuntimeError: if no density is finite in 100 attempts of each strategy.
+    from it, other strategies are tried, with 100 attempts each: draws of the prior, its median,
+    wider values around the origin, and the origin itself. Values are the same as NumPyro's for the
+    key, but for rounding.
     """
 
     def initialize(key: Array, strategy: Callable[..., Any]) -> Any:

@@ -19,10 +19,7 @@ def site_log_prob(site: dict[str, Any]) -> jax.Array:
 
 
 def sum_by_row(values: jax.Array, dims: Sequence[int]) -> jax.Array:
-    """Sums over all axes but the plates' negative dimensions ``dims``, whose elements are rows.
-
-    The last axes of the values are those of plates; sums are (rows,).
-    """
+    """Sums over all axes but the plates' negative dimensions ``dims``, (rows,)."""
     kept = {jnp.ndim(values) + dim for dim in dims}
     others = tuple(axis for axis in range(jnp.ndim(values)) if axis not in kept)
     return jnp.ravel(jnp.sum(values, axis=others))

@@ -143,13 +143,7 @@ def counted_once(model: Callable[..., Any], times: int = 1) -> Callable[..., Any
 
 
 class FewRows(NamedTuple):
-    """A model of a part of its rows.
-
-    Attributes:
-        model: the model.
-        share: the part of the rows that it has.
-        size: number of all rows; None where several plates are subsampled.
-    """
+    """A model of a share of its rows; ``size`` counts all, None if it subsamples several plates."""
 
     model: Callable[..., Any]
     share: float
@@ -159,11 +153,7 @@ class FewRows(NamedTuple):
 def few_rows(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], most: int
 ) -> FewRows | None:
-    """The model of at most ``most`` rows of each subsampled plate, always the same ones.
-
-    It takes its rows by the indices of its plates. The result is None if that would leave out less
-    than half.
-    """
+    """The model of at most ``most`` rows of each plate, always the same; None above half of all."""
     sizes: dict[str, int] = {}
 
     def choose(name: str, size: int, drawn: int) -> jax.Array:

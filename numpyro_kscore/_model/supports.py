@@ -25,10 +25,7 @@ def check_within_supports(
     params: dict[str, Any],
     cause: Exception,
 ) -> None:
-    """Raise ``ValueError`` from a cause if a guide draws a latent outside the prior's support.
-
-    Parameters that are missing have their initial values.
-    """
+    """Raise ``ValueError`` from a cause if a guide draws a latent outside the prior's support."""
     supports: dict[str, Any] = {}
 
     def draw(key: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:

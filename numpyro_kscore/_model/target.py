@@ -37,9 +37,6 @@ class Target(NamedTuple):
     or by name.
 
     Attributes:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
         shapes: names of the latents and shapes of their coordinates, d numbers in this order.
         coordinates: the coordinates of latents that are not unconstrained values.
         data: values of parameters, of mutable state and of rows of plates.

@@ -18,12 +18,7 @@ __all__ = ["check_draws", "check_sites", "check_transformed", "find_latents"]
 
 
 def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
-    """The continuous latents of a model.
-
-    Raises:
-        ValueError: if there are none, or a mask removes their density, naming the sites and what to
-            do.
-    """
+    """The continuous latents of a model; raises if there are none, or a mask hides their density."""
     latents = {name: site for name, site in model_trace.items() if is_latent(site)}
     if not latents:
         raise ValueError("model: expected at least one continuous latent sample site; got none")
@@ -44,11 +39,7 @@ def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
-    """Check that the guide draws every latent of the model, in the model's shapes and plates.
-
-    Raises:
-        ValueError: naming the sites and what to do.
-    """
+    """Check that the guide draws every latent of the model, in the model's shapes and plates."""
     latents = find_latents(model_trace)
     drawn = {
         name
