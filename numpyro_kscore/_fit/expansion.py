@@ -13,10 +13,9 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.svi import Given, program_of
 from numpyro_kscore._model.all_rows import expand_at, kept_plate, mean_draw, row_sizes
-from numpyro_kscore._model.control_variate import ControlVariate, KeptRows
+from numpyro_kscore._model.control_variate import ControlVariate, KeptRows, Taylor
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.program import Program
-from numpyro_kscore._model.taylor import Taylor
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart

@@ -21,7 +21,7 @@ from numpyro_kscore._fit.progress import EVALUATION_DRAWS, LOOK_BATCHES, SMALLES
 from numpyro_kscore._fit.svi import Arguments, program_of, with_parameters
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import GuideDraws
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._starts.exact_draws import ExactDraws

@@ -32,8 +32,7 @@ from numpyro_kscore._guides.marginal import Marginal, no_noise, normal_noise
 from numpyro_kscore._guides.networks import apply_network, check_network, perceptron
 from numpyro_kscore._guides.posterior_draws import PosteriorDraws
 from numpyro_kscore._guides.row_posterior import RowPosterior
-from numpyro_kscore._guides.row_sites import sample_rows
-from numpyro_kscore._guides.rows import Amortized
+from numpyro_kscore._guides.rows import Amortized, sample_rows
 from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import are_local_densities_asked_for
@@ -156,10 +155,11 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         asker = type(self).__name__
-        check_latents(self.model, args, kwargs, self.init_loc_fn, asker)
+        target = Target(self.model, args, kwargs)
+        check_latents(target, self.init_loc_fn, asker)
         forward = self._forward_mode_differentiation
         if self.amortize:
-            check_amortized(self.model, args, kwargs, self.init_loc_fn, self.amortize)
+            check_amortized(target, self.init_loc_fn, self.amortize)
         found = find_prototype(
             numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
@@ -283,7 +283,8 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         out = self._draw_globals(*args, **kwargs)
         if not self.amortize:
             return out
-        return {**out, **sample_rows(self._amortized(), out, args, kwargs)}
+        amortized = self._amortized()
+        return {**out, **sample_rows(amortized, amortized.outline(args, kwargs, out))}
 
     def _draw_globals(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """Draw the latent sites outside of amortized plates, which may be all."""
@@ -386,11 +387,9 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         return mixture.push(k, x), local
 
     def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
-        """Noise to x, latents relative to the start, and their local log density.
+        """Noise (noise_dim,) to x, latents relative to the start, and their local log density.
 
-        Args:
-            noise: standard normal, (noise_dim,).
-            *labels: what else the default network sees, such as which mode the draw is at.
+        The default network also sees the labels, such as which mode the draw is at.
         """
         if self.network is not None:
             return self._apply_network(noise), None

@@ -1,4 +1,4 @@
-"""What a model must be for an automatic guide."""
+"""Checks of the settings, the model and the data of an automatic guide."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax import random
-from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
-from numpyro_kscore._model.dependencies import is_enumerated, is_latent, seeded
+from numpyro_kscore._model.dependencies import is_enumerated, is_latent
 from numpyro_kscore._model.enumeration import check_enumerable
-from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.subsampling import is_subsampled
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 from numpyro_kscore._util.keys import as_numbers
@@ -34,29 +34,13 @@ __all__ = [
 ]
 
 
-def check_latents(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    init_loc_fn: Callable[..., Any],
-    asker: str,
-) -> None:
-    """Raise for latents no guide can have.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        init_loc_fn: initial values, at which it is looked at: improper priors cannot be drawn from.
-        asker: name of the guide's class, for the message.
-    """
+def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -> None:
+    """Raise for latents no guide can have, at initial values: some priors cannot be drawn from."""
 
     def run(key: jax.Array) -> None:
-        with Hidden():
-            placed = handlers.substitute(seeded(model, key, {}), substitute_fn=init_loc_fn)
-            trace = handlers.trace(placed).get_trace(*args, **kwargs)
-            find_latents(trace)
-            check_enumerable(trace, asker)
+        trace = target._replace(key=key).trace_by(init_loc_fn)
+        find_latents(trace)
+        check_enumerable(trace, asker)
 
     jax.eval_shape(run, random.key(0))
 
@@ -84,14 +68,7 @@ def has_dynamic_support(site: dict[str, Any]) -> bool:
 
 
 def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: Any) -> None:
-    """Raise for settings of an automatic guide that are out of range.
-
-    Args:
-        amortize: the name of a plate, several, or None.
-        hidden_dims: widths of layers.
-        noise_dim: dimension of the noise, or None.
-        init_scale: initial scale, or None.
-    """
+    """Raise for settings of an automatic guide that are out of range."""
     names = [amortize] if isinstance(amortize, str) else amortize or []
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise TypeError(
@@ -110,27 +87,13 @@ def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: 
 
 
 def check_amortized(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    init_loc_fn: Callable[..., Any],
-    plates: tuple[str, ...],
+    target: Target, init_loc_fn: Callable[..., Any], plates: tuple[str, ...]
 ) -> None:
-    """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        init_loc_fn: initial values.
-        plates: names of the amortized plates.
-    """
+    """Raise for plates that cannot be amortized, as by :func:`find_row_blocks`."""
     subsampled: list[str] = []
 
     def run(key: jax.Array) -> None:
-        with Hidden():
-            placed = handlers.substitute(seeded(model, key, {}), substitute_fn=init_loc_fn)
-            trace = handlers.trace(placed).get_trace(*args, **kwargs)
+        trace = target._replace(key=key).trace_by(init_loc_fn)
         discrete = [name for name, site in trace.items() if is_enumerated(site)]
         if discrete:
             raise ValueError(
@@ -142,9 +105,7 @@ def check_amortized(
         subsampled.extend(
             name
             for name, site in trace.items()
-            if site["type"] == "plate"
-            and site["args"][1] not in (None, site["args"][0])
-            and name not in rows
+            if site["type"] == "plate" and is_subsampled(site) and name not in rows
         )
         if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_latent(s)):
             raise ValueError(
@@ -170,12 +131,7 @@ def check_noise(noise_dim: int, latent_dim: int) -> None:
 
 
 def check_set_up(guide: Any, params: Any) -> None:
-    """Raise unless a guide has seen its model, and its parameters are given by name.
-
-    Raises:
-        RuntimeError: for a guide that has not seen its model.
-        TypeError: for anything but a dict of parameters.
-    """
+    """Raise unless a guide has seen its model, and its parameters are given by name."""
     if guide.prototype_trace is None:
         raise RuntimeError(
             f"{type(guide).__name__}: expected a guide that has seen its model; got a new one. "
@@ -197,12 +153,7 @@ def check_levels(quantiles: Any) -> None:
 
 
 def is_concrete_call(asker: str, given: Any) -> bool:
-    """Whether all that a guide is given has values; warns if not, since no start is looked for.
-
-    Args:
-        asker: name of the guide's class.
-        given: a pytree.
-    """
+    """Whether all that a guide is given has values; warns if not, since no start is looked for."""
     if not is_traced(given):
         return True
     warnings.warn(
@@ -216,13 +167,7 @@ def is_concrete_call(asker: str, given: Any) -> bool:
 
 
 def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
-    """Warn if a guide that was set up on some data starts a fit to others.
-
-    Args:
-        asker: name of the guide's class.
-        known: arguments of the model when the guide was set up.
-        given: those of the fit; nothing is said of traced ones.
-    """
+    """Warn if a guide that was set up on known data starts a fit to others; traced ones pass."""
     if is_traced((known, given)) or are_equal(known, given):
         return
     warnings.warn(

@@ -33,10 +33,8 @@ __all__ = ["Marginal", "no_noise", "normal_noise"]
 class Marginal:
     """The model of the global latents.
 
-    Args:
-        amortized: the guide of the rows.
-        noise: what the rows of a block are drawn from; without it they are at their modes, with
-            Gaussians there: Laplace's approximation of the density, which has no network.
+    ``noise`` gives what the rows of a block are drawn from. Without it they are at their modes,
+    with Gaussians there: Laplace's approximation of the density, which has no network.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class Marginal:
         outline = self.amortized.outline(args, kwargs)
         plates = draw_plates(outline.subsampled)
         rows = {name: plate._indices for name, plate in plates.items()}
-        found = self.amortized.trace_rows(outline, rows, args, kwargs, self.noise, integrate=True)
+        found = self.amortized.trace_rows(outline, rows, self.noise, integrate=True)
         model = handlers.substitute(with_rows(self.amortized.model, rows), data=outline.values)
         given = {name: found.trace[name]["value"] for name in found.draws.coordinates}
         with handlers.block(hide=[*outline.values, *rows]):
@@ -62,7 +60,7 @@ class Marginal:
 
 
 def no_noise(block: RowBlock) -> jax.Array:
-    """Zeros: the middle of the guide of the rows, and a density that is not random."""
+    """Zeros: the middle of the guide of the rows, whose density is not random."""
     return jnp.zeros(block.columns.shape)
 
 

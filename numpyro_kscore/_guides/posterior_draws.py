@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
+from numpyro.infer.autoguide import AutoContinuous
 
 from numpyro_kscore._guides.checks import check_levels, check_set_up
-from numpyro_kscore._guides.without_density import WithoutDensity
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden
@@ -28,12 +28,8 @@ __all__ = ["PosteriorDraws"]
 QUANTILE_DRAWS = 10_000
 
 
-class PosteriorDraws(WithoutDensity):
-    """The half of an automatic guide that is used after a fit.
-
-    Attributes:
-        amortize: names of amortized plates.
-    """
+class PosteriorDraws(AutoContinuous):
+    """The half of an automatic guide that is used after a fit, and has no density."""
 
     amortize: tuple[str, ...]
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -42,7 +38,7 @@ class PosteriorDraws(WithoutDensity):
 
     @abstractmethod
     def _row_posterior(self, *args: Any, **kwargs: Any) -> Any:
-        """What draws all latents where rows are amortized, given arguments or those of the fit."""
+        """The posterior of all latents where rows are amortized, by default for the fit's data."""
 
     @abstractmethod
     def _coordinates(self) -> LatentCoordinates:
@@ -125,7 +121,7 @@ class PosteriorDraws(WithoutDensity):
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 
     def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, or the program made of it when it was last asked for by that name."""
+        """The compiled ``fn``, which is kept under a name for the next call."""
         return self._programs.setdefault(name, quick_jit(fn))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,3 +137,24 @@ class PosteriorDraws(WithoutDensity):
             return one(rng_key)
         flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return flat.reshape(*sample_shape, -1)
+
+    def get_base_dist(self) -> NoReturn:
+        """Not available: the guide is not a transformed distribution with a density."""
+        self._no_density()
+
+    def get_transform(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide is not a transformed distribution with a density."""
+        self._no_density()
+
+    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
+        """Not available: the guide has no density. Use ``sample_posterior``."""
+        self._no_density()
+
+    def _get_posterior(self) -> NoReturn:
+        self._no_density()
+
+    def _no_density(self) -> NoReturn:
+        raise NotImplementedError(
+            f"{type(self).__name__}: expected no use of a density; the guide can only be "
+            "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
+        )

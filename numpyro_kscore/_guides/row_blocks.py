@@ -1,6 +1,6 @@
-"""The latents of a model that are in the rows of a plate, a block of numbers for each row.
+"""The latents in the rows of a plate, as a block of numbers for each row.
 
-And the sites of the model whose densities are computed from them.
+The sites of the model whose densities are computed from them are found here, too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._model.dependencies import is_latent, sources_of
-from numpyro_kscore._model.layout import PlateFrame, Site
+from numpyro_kscore._model.layout import Site, frames_of, free_axes
 from numpyro_kscore._model.site_density import site_log_prob, sum_by_row
-from numpyro_kscore._model.supports import free_axes
-from numpyro_kscore._model.validation import num_rows
 
 __all__ = [
     "RowBlock",
@@ -43,14 +41,12 @@ TraceAt = Callable[[dict[str, jax.Array]], dict[str, Any]]
 
 
 class RowBlock(NamedTuple):
-    """The latents in the rows of one plate.
+    """The latents in the rows of one plate; a row is an element of all of ``plates``.
 
     Attributes:
-        plate: name of the plate.
-        sites: its latents, with their places in a flat vector of the block.
-        plates: the plates that all of them are in, with the numbers of rows drawn, outer ones
-            first. A row is an element of all of these.
-        dims: the dimensions of these plates, negative.
+        sites: latents, with their places in a flat vector of the block.
+        plates: numbers of rows drawn by the plates that all of them are in, outer ones first.
+        dims: dimensions of these plates, negative.
         scale: how many rows each row that is drawn stands for.
         columns: places by row, (rows, k).
     """
@@ -102,7 +98,7 @@ def feasible(site: dict[str, Any]) -> jax.Array:
 
 
 def start_of(blocks: Sequence[RowBlock]) -> dict[str, jax.Array]:
-    """Unconstrained values of the latents of blocks, from where their modes are looked for."""
+    """Unconstrained values of the latents of blocks, where the search for their modes starts."""
     return {site.name: jnp.full(site.shape, START) for block in blocks for site in block.sites}
 
 
@@ -115,16 +111,7 @@ def plate_of(site: dict[str, Any], amortized: Sequence[str]) -> str | None:
 
 
 def find_row_blocks(trace: dict[str, Any], amortized: Sequence[str]) -> tuple[RowBlock, ...]:
-    """The blocks of rows, one for each amortized plate.
-
-    Args:
-        trace: trace of the model.
-        amortized: names of plates. A latent in several of them belongs to the first one.
-
-    Raises:
-        ValueError: for a plate that is none of the model's or has no latents, for latents that are
-            not free row by row, and for rows of too many numbers.
-    """
+    """The blocks of rows, one for each amortized plate; a latent in several is in the first."""
     blocks = []
     for plate in amortized:
         names = [name for name, site in trace.items() if plate_of(site, amortized) == plate]
@@ -162,7 +149,7 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
         with helpful_support_errors(site):
             transform = biject_to(site["fn"].support)
         shape = tuple(transform.inverse_shape(jnp.shape(site["value"])))
-        frames = _frames(trace, site)
+        frames = frames_of(trace, site)
         if any(frame.axis >= free_axes(site) for frame in frames):
             raise ValueError(
                 f"amortize: expected latents that are free row by row in plate '{plate}'; got "
@@ -186,35 +173,15 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
     return RowBlock(plate, tuple(sites), plates, dims, scale, columns)
 
 
-def _frames(trace: dict[str, Any], site: dict[str, Any]) -> tuple[PlateFrame, ...]:
-    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
-    return tuple(
-        PlateFrame(
-            frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame)
-        )
-        for frame in site["cond_indep_stack"]
-    )
-
-
 class RowSites(NamedTuple):
-    """The sites whose densities are computed from the latents in rows, by name.
-
-    Attributes:
-        inside: those in the plates of the rows, whose densities tell rows apart.
-        outside: others, such as observations in a long table.
-    """
+    """The names of the sites that depend on latents in rows, inside of the rows' plates or not."""
 
     inside: tuple[str, ...]
     outside: tuple[str, ...]
 
 
 def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
-    """The sites that depend on rows.
-
-    Args:
-        trace_at: from the latents of the block to the trace of the model there.
-        block: the rows.
-    """
+    """The sites that depend on rows, by the trace of the model at the latents of their block."""
     in_plates: set[str] = set()
 
     def densities(latents: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -234,12 +201,6 @@ def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
 
 
 def row_densities(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
-    """The log density of each row, (E,), up to a constant, from a trace; not scaled.
-
-    Args:
-        trace: of the model.
-        block: the rows.
-        names: of the sites that depend on rows, all in their plates.
-    """
+    """The log density of each row by sites in its plates, (rows,), up to a constant, not scaled."""
     found = (sum_by_row(site_log_prob(trace[name]), block.dims) for name in names)
     return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale

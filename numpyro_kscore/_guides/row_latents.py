@@ -1,10 +1,10 @@
 """Draws of the latents in the rows of plates, given all other latents, and their densities.
 
 Given the global latents each row has a posterior of its own, in a few dimensions. Newton's method
-finds its mode and curvature; a small network, the same for all rows, turns noise into what is left
-to add to that Gaussian. It sees of a row how the gradient of its log density departs from that of
-the Gaussian at a few points, which is zero for a normal posterior: so it need not see data, and
-rows may have any number of observations.
+finds its mode and curvature; a small network, the same for all rows, maps noise to the correction
+that is added to that Gaussian. Its input is how the gradient of a row's log density departs from
+that of the Gaussian at a few points, which is zero for a normal posterior: so it need not see data,
+and rows may have any number of observations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from numpyro import handlers
 
 from numpyro_kscore._guides.row_blocks import (
     RowBlock,
@@ -36,7 +35,6 @@ from numpyro_kscore._guides.row_modes import (
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
 from numpyro_kscore._model.dependencies import is_latent
 from numpyro_kscore._model.handlers import Hidden
-from numpyro_kscore._model.subsampling import with_rows
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.network import GATE_RATE, local_log_density
 
@@ -60,35 +58,17 @@ RowMap = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class RowTarget(NamedTuple):
-    """A model whose global latents, parameters and rows of plates are given.
-
-    Attributes:
-        target: the model with these values.
-    """
+    """A model whose global latents, parameters and rows of plates are given."""
 
     target: Target
 
-    @classmethod
-    def of(
-        cls,
-        model: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        values: dict[str, Any],
-        rows: dict[str, jax.Array],
-    ) -> RowTarget:
-        """A model at values by name, and rows of its subsampled plates."""
-        return cls(Target(with_rows(model, rows), args, kwargs, data=values))
-
     def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
         """The blocks of rows, see :func:`find_row_blocks`."""
-        with Hidden():
-            model = handlers.substitute(
-                self.target.placed({}),
-                substitute_fn=lambda site: feasible(site) if _is_open(site) else None,
-            )
-            trace = handlers.trace(model).get_trace(*self.target.args, **self.target.kwargs)
-        return find_row_blocks(trace, amortized)
+
+        def value(site: dict[str, Any]) -> jax.Array | None:
+            return feasible(site) if is_latent(site) and site["value"] is None else None
+
+        return find_row_blocks(self.target.trace_by(value), amortized)
 
     def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
         """Log joint density at unconstrained values of the latents in rows, and the trace."""
@@ -114,18 +94,14 @@ class RowTarget(NamedTuple):
         return find_row_sites(lambda own: self.at({**others, **own})[1], block)
 
 
-def _is_open(site: dict[str, Any]) -> bool:
-    return is_latent(site) and site["value"] is None
-
-
 class RowDraws(NamedTuple):
     """One draw of all rows.
 
     Attributes:
         coordinates: unconstrained values by site.
-        log_density: of the rows of each block, in unconstrained coordinates, scaled by plates.
-        gains: of each block, scaled: what makes of the log joint density at the draw that of the
-            global latents alone.
+        log_density: log density of each block in unconstrained coordinates, scaled by plates.
+        gains: scaled terms of the blocks that turn the log joint density at the draw into that of
+            the global latents alone.
     """
 
     coordinates: dict[str, jax.Array]
@@ -134,7 +110,7 @@ class RowDraws(NamedTuple):
 
 
 def num_features(dim: int) -> int:
-    """How many features a row of ``dim`` numbers has."""
+    """The number of features of a row of ``dim`` numbers."""
     return len(PROBES) * dim * dim
 
 
@@ -153,10 +129,10 @@ def draw_rows(
     Args:
         conditional: the model at the global latents.
         blocks: its rows.
-        fixed: the same, not differentiated.
-        start: unconstrained values by site, from where modes are looked for.
-        maps: from noise and features to standardized numbers, by block; without them the draw is
-            the modes, and the density that of the Gaussians there.
+        fixed: the same model, not differentiated.
+        start: unconstrained values by site, where the search for modes starts.
+        maps: from noise and features to standardized numbers, by block; None draws the modes, with
+            the density of the Gaussians there.
         noise: standard normal, (E, k) by block.
         integrate: whether to integrate rows out where that can be done. Their draws are then not
             differentiable in what is given.
@@ -210,7 +186,7 @@ def _integrable_sites(
 
 
 def residual_map(out: Callable[[jax.Array], jax.Array]) -> RowMap:
-    """The residual map of a network's output (2 k,): what it shifts and scales of the noise."""
+    """The residual map by a network's output (2 k,), which shifts and scales the noise."""
 
     def push(noise: jax.Array, features: jax.Array) -> jax.Array:
         dim = noise.shape[0]
@@ -254,14 +230,7 @@ def _log_normal(x: jax.Array) -> jax.Array:
 
 
 def row_couplings(conditional: RowTarget, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:
-    """How large a share other rows have in products with the Hessian, one for each block.
-
-    It is zero where the latents of a row depend on no others in rows.
-
-    Args:
-        conditional: the model at the global latents.
-        blocks: its rows.
-    """
+    """The share of other rows in products with the Hessian, by block; 0 if rows are independent."""
     start = start_of(blocks)
     still = jax.tree.map(jnp.zeros_like, start)
     gradient = jax.grad(lambda coordinates: conditional.at(coordinates)[0])

@@ -73,10 +73,7 @@ def _forward(lower: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def _factorized(mean: jax.Array, precision: jax.Array) -> RowGaussians:
-    """Factors of precisions (E, k, k), with the absolute values of pivots that are negative.
-
-    Without LAPACK, which takes one matrix after another.
-    """
+    """Factors of precisions (E, k, k) without LAPACK, with absolute values of negative pivots."""
     dim = precision.shape[1]
     columns, pivots = [], []
     rest = precision
@@ -95,11 +92,8 @@ def hessian_blocks(
 ) -> tuple[jax.Array, jax.Array]:
     """Gradient (E, k) and the rows' blocks of the Hessian (E, k, k).
 
-    Args:
-        log_density: of rows (E, k).
-        rows: where, (E, k).
-        weights: of the rows in the directions of the products, (E,); the blocks are multiplied by
-            them if rows are independent, and only then.
+    Weights (E,) scale the rows in the directions of the products; the blocks are multiplied by them
+    if rows are independent, and only then.
     """
     gradient = jax.grad(log_density)
     weights = jnp.ones(rows.shape[0], rows.dtype) if weights is None else weights
@@ -120,13 +114,11 @@ def gaussians_at(log_density: LogDensity, rows: jax.Array) -> tuple[jax.Array, R
 
 
 class _Search(NamedTuple):
-    """Where a search is.
+    """The best Gaussians so far, and the step (E, k) that is tried next.
 
     Attributes:
-        gaussians: at the best so far.
-        step: what is tried from there, (E, k).
-        slope: of the log density along the step, at its start, (E,).
-        length: of the step in standard deviations, (E,).
+        slope: slope of the log density along the step, at its start, (E,).
+        length: length of the step in standard deviations, (E,).
         steps: number of iterations.
     """
 
@@ -138,14 +130,10 @@ class _Search(NamedTuple):
 
 
 def find_row_modes(log_density: LogDensity, start: jax.Array) -> RowGaussians:
-    """Gaussians of rows near the modes of their densities, at a distance of .03 of their widths.
+    """Gaussians of rows (E, k) near the modes of their densities, within .03 of their widths.
 
-    Newton's steps, shortened where the slope along them turns: of the density itself only the sum
-    is known.
-
-    Args:
-        log_density: of rows (E, k), a sum over rows.
-        start: rows to start from, (E, k).
+    Newton's steps are shortened where the slope along them turns: only the sum of the densities of
+    the rows is known.
     """
 
     def goes_on(search: _Search) -> jax.Array:

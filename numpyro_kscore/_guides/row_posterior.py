@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
 
-from numpyro_kscore._guides.row_latents import RowTarget
 from numpyro_kscore._guides.rows import Amortized, Outline
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.handlers import Hidden
@@ -30,12 +29,10 @@ MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
 
 
 class RowPosterior(NamedTuple):
-    """The latents of some data, those in rows included.
+    """The posterior of all latents for some data, with all rows, whatever the size of a minibatch.
 
     Attributes:
         amortized: the guide of the rows.
-        args: arguments of the model; all rows are drawn, whatever the size of a minibatch.
-        kwargs: its keyword arguments.
         shapes: names of the global latents and shapes of their coordinates.
         draw_globals: from a key, parameters and a count to flat coordinates (count, d).
         coordinates: from parameters to the coordinates of the global latents.
@@ -49,11 +46,7 @@ class RowPosterior(NamedTuple):
     coordinates: Callable[[Params], LatentCoordinates]
 
     def sample(self, key: jax.Array, params: Params, count: int) -> dict[str, jax.Array]:
-        """Values of latent and deterministic sites, leading axis ``count``.
-
-        Raises:
-            ValueError: for data without rows.
-        """
+        """Values of latent and deterministic sites, leading axis ``count``."""
         try:
             return self._draws(key, params, count)[2]
         except Exception as error:
@@ -61,7 +54,7 @@ class RowPosterior(NamedTuple):
             raise
 
     def _explain(self, error: Exception) -> None:
-        """Say what is wrong with the arguments, if they are why the model failed."""
+        """Raise or add a note if the arguments are why the model failed."""
         shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves((self.args, self.kwargs))]
         if any(shape[:1] == (0,) for shape in shapes):
             raise ValueError(
@@ -86,7 +79,7 @@ class RowPosterior(NamedTuple):
         return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
 
     def _draws(self, key: jax.Array, params: Params, count: int) -> Any:
-        """LatentCoordinates of global latents and of those in rows, and values of all sites."""
+        """Coordinates of global latents and of those in rows, and values of all sites."""
 
         def draw(key: jax.Array, params: Params) -> Any:
             global_key, row_key = random.split(key)
@@ -109,8 +102,6 @@ class RowPosterior(NamedTuple):
             found = self.amortized.trace_rows(
                 outline,
                 self._rows(outline),
-                self.args,
-                self.kwargs,
                 lambda block: random.normal(next(keys), block.columns.shape),
             )
         return found.draws.coordinates
@@ -120,11 +111,7 @@ class RowPosterior(NamedTuple):
     ) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates of all latents."""
         outline = self._outline(params, flat)
-        model = self.amortized.model
-        conditional = RowTarget.of(
-            model, self.args, self.kwargs, outline.values, self._rows(outline)
-        )
-        trace = conditional.at(coordinates)[1]
+        trace = outline.conditional(self._rows(outline)).at(coordinates)[1]
         latents = {*(name for name, _ in self.shapes), *coordinates}
         return {
             name: site["value"]

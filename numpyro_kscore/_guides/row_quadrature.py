@@ -53,14 +53,10 @@ def integrate_rows(
 ) -> jax.Array:
     """Logarithms of the integrals of the densities of rows, (E,).
 
-    Their derivative is that at fixed nodes, the mean of the rows' scores under the posteriors of
-    their latents. Cost: an evaluation of the density at each node, of which there are 15, 49 and
-    125 with one, two and three latents in a row, and 5, 16 and 27 if coarse.
-
-    Args:
-        log_density: of rows, (E, k) to (E,).
-        gaussians: near the modes; they are not differentiated.
-        coarse: whether to take fewer nodes.
+    The log density goes from (E, k) to (E,). The Gaussians are near the modes and are not
+    differentiated: the derivative is that at fixed nodes, the mean of the rows' scores under the
+    posteriors of their latents. Cost: an evaluation of the density at each node, of which there are
+    15, 49 and 125 with one, two and three latents in a row, and 5, 16 and 27 if coarse.
     """
     gaussians = jax.tree.map(jax.lax.stop_gradient, gaussians)
     dim = gaussians.mean.shape[1]

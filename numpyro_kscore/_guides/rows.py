@@ -1,13 +1,15 @@
-"""The guide of the latents in the rows of plates."""
+"""The guide of the latents in the rows of plates, and its draws as sites."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpyro
+import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
 from numpyro.primitives import Messenger
@@ -25,11 +27,13 @@ from numpyro_kscore._guides.row_latents import (
 )
 from numpyro_kscore._model.dependencies import is_latent
 from numpyro_kscore._model.handlers import Hidden
-from numpyro_kscore._model.subsampling import spread_rows
+from numpyro_kscore._model.implicit import Implicit
+from numpyro_kscore._model.subsampling import spread_rows, with_rows
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates"]
+__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates", "sample_rows"]
 
 # Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
 WIDTHS = (32, 32)
@@ -38,13 +42,7 @@ MOST_COUPLED = 1e-3
 
 
 class Plate(NamedTuple):
-    """A plate of a model.
-
-    Attributes:
-        size: number of all rows.
-        drawn: number of rows drawn; None for all.
-        dim: its dimension, negative; None if no site is in it.
-    """
+    """A plate of a model; ``drawn`` is None for all rows, ``dim`` where no site is in it."""
 
     size: int
     drawn: int | None
@@ -57,17 +55,18 @@ class Plate(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """What a model is outside of the rows of plates.
+    """The part of a model outside of the rows: global latents and parameters, and all plates."""
 
-    Attributes:
-        values: global latents and parameters by name.
-        plates: all plates by name.
-        locals: names of the latents in rows.
-    """
-
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     values: dict[str, Any]
     plates: dict[str, Plate]
-    locals: tuple[str, ...]
+
+    def conditional(self, rows: dict[str, jax.Array], *, is_fixed: bool = False) -> RowTarget:
+        """The model of the rows, given these values and rows of the plates it subsamples."""
+        values = lax.stop_gradient(self.values) if is_fixed else self.values
+        return RowTarget(Target(with_rows(self.model, rows), self.args, self.kwargs, data=values))
 
     @property
     def subsampled(self) -> dict[str, Plate]:
@@ -76,13 +75,7 @@ class Outline(NamedTuple):
 
 
 class RowTrace(NamedTuple):
-    """A draw of all rows, and the model there.
-
-    Attributes:
-        blocks: the rows.
-        draws: of their latents.
-        trace: of the model.
-    """
+    """A draw of the latents of all rows, and the trace of the model there."""
 
     blocks: tuple[RowBlock, ...]
     draws: RowDraws
@@ -90,13 +83,7 @@ class RowTrace(NamedTuple):
 
 
 class Amortized(NamedTuple):
-    """What a guide of the rows of a model consists of.
-
-    Attributes:
-        model: the model.
-        plates: names of the plates whose rows have latents.
-        prefix: prefix of the names of parameters and sites.
-    """
+    """The guide of the rows of a model, in the plates of some names."""
 
     model: Callable[..., Any]
     plates: tuple[str, ...]
@@ -107,10 +94,7 @@ class Amortized(NamedTuple):
     ) -> Outline:
         """Run the model for its global latents and parameters, which handlers outside see.
 
-        Args:
-            args: arguments of the model.
-            kwargs: its keyword arguments.
-            given: values of the global latents, if they are known; handlers then see parameters.
+        If values of the global latents are given, handlers see only parameters.
         """
         names: set[str] = set()
 
@@ -140,8 +124,7 @@ class Amortized(NamedTuple):
             for name, site in trace.items()
             if site["type"] == "plate"
         }
-        inside = tuple(name for name, site in trace.items() if plate_of(site, self.plates))
-        return Outline(values, plates, inside)
+        return Outline(self.model, args, kwargs, values, plates)
 
     def outer(self, *args: Any, **kwargs: Any) -> None:
         """The model without what is in the rows."""
@@ -150,13 +133,9 @@ class Amortized(NamedTuple):
     def check(self, trace: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise ``ValueError`` where rows depend on each other, by their densities' Hessian.
 
-        The same where a minibatch has some rows, and densities outside of their plate use them:
-        they would look up the wrong rows, and are not scaled.
-
-        Args:
-            trace: of the global latents; where it is not concrete nothing is checked.
-            args: arguments of the model.
-            kwargs: its keyword arguments.
+        It also raises where a minibatch has some rows, and densities outside of their plate use
+        them: they would look up the wrong rows, and are not scaled. The trace is that of the global
+        latents; where it is not concrete nothing is checked.
         """
         values = {name: site["value"] for name, site in trace.items() if is_latent(site)}
         if is_traced((args, kwargs, values)):
@@ -167,7 +146,7 @@ class Amortized(NamedTuple):
             with Hidden():
                 outline = self.outline(args, kwargs, values)
             rows = {name: jnp.arange(plate.drawn) for name, plate in outline.subsampled.items()}
-            conditional = RowTarget.of(self.model, args, kwargs, outline.values, rows)
+            conditional = outline.conditional(rows)
             blocks = conditional.blocks(self.plates)
             names[:] = [block.plate for block in blocks]
             _check_places(conditional, blocks)
@@ -186,25 +165,12 @@ class Amortized(NamedTuple):
         self,
         outline: Outline,
         rows: dict[str, jax.Array],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         noise: Callable[[RowBlock], jax.Array] | None,
         *,
         integrate: bool = False,
     ) -> RowTrace:
-        """Draw the latents of rows.
-
-        Args:
-            outline: the global latents.
-            rows: rows of subsampled plates, by name.
-            args: arguments of the model.
-            kwargs: its keyword arguments.
-            noise: standard normal noise (E, k) of a block; None takes the modes.
-            integrate: as for :func:`draw_rows`.
-        """
-        given = (self.model, args, kwargs)
-        conditional = RowTarget.of(*given, outline.values, rows)
-        fixed = RowTarget.of(*given, lax.stop_gradient(outline.values), rows)
+        """Draw latents of given rows from standard normal noise (E, k); None takes their modes."""
+        conditional, fixed = outline.conditional(rows), outline.conditional(rows, is_fixed=True)
         blocks = fixed.blocks(self.plates)
         start = start_of(blocks)
         if noise is None:
@@ -250,7 +216,7 @@ def draw_plates(plates: dict[str, Plate]) -> dict[str, numpyro.plate]:
 
 
 class _Spread(Messenger):
-    """Has plates draw rows at a cost that does not depend on their size."""
+    """A handler that lets plates draw rows at a cost that does not depend on their size."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Replace what a plate draws its rows by."""
@@ -259,10 +225,7 @@ class _Spread(Messenger):
 
 
 class _Placeholders(Messenger):
-    """Gives latents in rows some value, and subsampled plates their first rows.
-
-    Which ones they are does not matter to the global latents.
-    """
+    """A handler that gives latents in rows arbitrary values, and plates their first rows."""
 
     def __init__(self, fn: Callable[..., Any], plates: Sequence[str]) -> None:
         self.plates = plates
@@ -276,3 +239,42 @@ class _Placeholders(Messenger):
             msg["value"] = jnp.arange(msg["args"][1])
         elif msg["type"] == "sample" and plate_of(msg, self.plates):
             msg["value"] = feasible(msg)
+
+
+def sample_rows(amortized: Amortized, outline: Outline) -> dict[str, jax.Array]:
+    """Draw the latents in rows as sites of a guide, given the global latents of an outline."""
+    inside = {name: plate for name, plate in outline.plates.items() if plate.dim is not None}
+    plates = draw_plates(inside)
+    rows = {name: plates[name]._indices for name in outline.subsampled}
+
+    def noise(block: RowBlock) -> jax.Array:
+        unit = dist.Normal().expand((*block.batch_shape, block.columns.shape[1])).to_event(1)
+        with _inside(plates, block.plates):
+            name = f"_{amortized.prefix}_{block.plate}_noise"
+            drawn = numpyro.sample(name, unit, infer={"is_auxiliary": True})
+        return drawn.reshape(block.columns.shape)
+
+    found = amortized.trace_rows(outline, rows, noise)
+    out = {}
+    for block, log_density in zip(found.blocks, found.draws.log_density, strict=True):
+        density: jax.Array | None = log_density / block.scale
+        for site in block.sites:
+            of_model = found.trace[site.name]
+            fn = Implicit(
+                of_model["value"],
+                of_model["fn"].event_dim,
+                unconstrained=found.draws.coordinates[site.name],
+                local_log_density=density,
+            )
+            density = None  # one site has that of the block
+            with _inside(plates, (frame.name for frame in site.frames)):
+                out[site.name] = numpyro.sample(site.name, fn)
+    return out
+
+
+@contextlib.contextmanager
+def _inside(plates: dict[str, numpyro.plate], names: Iterable[str]) -> Any:
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            stack.enter_context(plates[name])
+        yield

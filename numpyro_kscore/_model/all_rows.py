@@ -1,4 +1,4 @@
-"""The density of all rows, expanded at the mean of a guide's draws, and what is left of each."""
+"""The control variate of all rows, at the mean of a guide's draws, and what it leaves of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from numpyro_kscore._model.control_variate import MOST_CURVED, ControlVariate, KeptRows
+from numpyro_kscore._model.control_variate import MOST_CURVED, ControlVariate, KeptRows, Taylor
 from numpyro_kscore._model.coreset import (
     row_log_likelihoods,
     row_remainders,
@@ -30,7 +30,6 @@ from numpyro_kscore._model.particles import (
 )
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.subsampling import with_all_rows
-from numpyro_kscore._model.taylor import Taylor
 
 __all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
 
@@ -45,15 +44,9 @@ def expand(
 ) -> ControlVariate | None:
     """The density of all rows, expanded to second order at the mean of the guide's draws.
 
-    None where no plate is subsampled, where the model has parameters, with which the expansion
-    changes (a reference keeps those that it is expanded with), and where a pass over all rows is
-    too much.
-
-    Args:
-        key: random key.
-        program: guide and model, at the guide's parameters.
-        layout: the layout of a particle.
-        num_draws: how many draws the expansion will serve, at least.
+    The result is None if no plate is subsampled, if the model has parameters, with which the
+    expansion changes (a reference keeps those that it is expanded with), or if a pass over all rows
+    costs too much for ``num_draws`` draws.
 
     Cost: a pass over all rows, and another two for each dimension up to 128; beyond, the expansion
     is of first order. Where rows are drawn by what it leaves of them, 17 of the likelihood alone.
@@ -78,15 +71,9 @@ def expand(
 def row_sizes(
     key: jax.Array, program: Program, layout: Layout, draw: Draw, some: jax.Array, plate: str
 ) -> jax.Array:
-    """How much the expansion at a draw leaves of every row of a plate that is there, (rows,).
+    """The size of what the expansion at a draw leaves of every row of a plate, (rows,).
 
-    Args:
-        key: the key of :func:`mean_draw`.
-        program: guide and model, at the guide's parameters; the model has none.
-        layout: the layout of a particle.
-        draw: the draw at whose place the density is expanded.
-        some: points near it, (n, d).
-        plate: name of the plate.
+    It is measured at the points ``some``, (n, d), for a program with all rows.
     """
     model = _fixed_model(key, program, layout, draw)
 
@@ -100,15 +87,7 @@ def row_sizes(
 def kept_plate(
     key: jax.Array, program: Program, layout: Layout, draw: Draw, kept: KeptRows
 ) -> str | None:
-    """The plate of the rows that a program has, if these can be more; its name.
-
-    Args:
-        key: the key of :func:`mean_draw`.
-        program: guide and model, at the guide's parameters; the model has none.
-        layout: the layout of a particle.
-        draw: the draw at whose place the density is expanded.
-        kept: more rows.
-    """
+    """The name of the plate to which more rows can be added; None if the model cannot take them."""
     model = _fixed_model(key, program, layout, draw)
     tall = tall_plate(program.model, model.trace(draw, {}), 0)
     if tall is None or program.reference is not None:
@@ -122,15 +101,7 @@ def kept_plate(
 
 
 def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, jax.Array]:
-    """A draw of the guide, moved to the mean of some, and a few of these, (n, d).
-
-    The density is expanded at the first, and it is seen at the others what that leaves.
-
-    Args:
-        key: random key.
-        program: guide and model, at the guide's parameters.
-        layout: the layout of a particle.
-    """
+    """A draw of the guide moved to the mean of several, for an expansion, and a few of them."""
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
     sources = draw_sources(key, program, layout, (EXPANSION_DRAWS,))
@@ -139,14 +110,7 @@ def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, j
 
 
 def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Taylor:
-    """The density of the data that the program has, expanded as by :func:`expand`.
-
-    Args:
-        key: the key of :func:`mean_draw`.
-        program: guide and model, at the guide's parameters; the model has none.
-        layout: the layout of a particle.
-        draw: the draw at whose place to expand.
-    """
+    """The expansion at a draw of the density of the data that the program has."""
     model = _fixed_model(key, program, layout, draw)
     is_curved = layout.size <= MOST_CURVED
     return model.expansion({}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))

@@ -1,11 +1,11 @@
-"""Which parts of a guide have a density, and which can only be sampled.
+"""The blocks of a guide: which of its parts have a density, and which can only be sampled.
 
-A guide draws latents from noise and from each other. Its density is a product of factors
-``q(z_b | parents of b)`` over *blocks* b, of two kinds. A site drawn from a distribution whose
-parameters depend on other latents alone has a density: it is a block by itself and keeps its exact
-entropy. Sites computed from noise that is not a latent (an auxiliary site, a bare random key) have
-none; those that share such noise form one block, whose conditional score is estimated. Within
-plates a block is independent from element to element if its noise is drawn inside them.
+A guide draws latents from noise and from each other. Its density is a product of factors ``q(z_b |
+parents of b)`` over *blocks* b, of two kinds. A site drawn from a distribution whose parameters
+depend on other latents alone has a density: it is a block by itself and keeps its exact entropy.
+Sites computed from noise that is not a latent (an auxiliary site, a bare random key) have none;
+those that share such noise form one block, whose conditional score is estimated. Within plates a
+block is independent from element to element if its noise is drawn inside them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
             although ``infer={"implicit": False}`` says otherwise.
     """
     latents = [name for name, site in sites.items() if site.is_latent]
-    hidden = {name: _hidden(name, sites) for name in latents}
-    parents = {name: _visible(name, sites) for name in latents}
+    # Noise reaches a site as hidden sources, not through a latent; its parents are latents.
+    behind = {name: _ancestors(name, sites) for name in latents}
+    hidden = {n: frozenset(s for s in behind[n] if s not in latents) for n in latents}
+    parents = {n: frozenset(s for s in behind[n] if s in latents) for n in latents}
     implicit = {name for name in latents if hidden[name] or not sites[name].is_drawn}
     for name in latents:
         _check_site(sites[name], hidden[name], parents[name])
@@ -70,6 +72,7 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
             break
         implicit = estimated
     blocks = []
+    plates_of = {name: site.plates for name, site in sites.items()}
     for group in groups:
         members = tuple(name for name in latents if name in group)
         is_implicit = bool(implicit & group)
@@ -77,11 +80,12 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
             _check_no_explicit(members, sites)
         plates = frozenset.intersection(
             *(sites[name].plates for name in members),
-            *(_plates_of(source, sites) for name in members for source in hidden[name]),
+            *(plates_of.get(source, frozenset()) for name in members for source in hidden[name]),
         )
         outside = {p for name in members for p in parents[name]} - set(members)
         ordered = tuple(name for name in latents if name in outside)
-        row_plates = frozenset[str]().union(*(_row_plates_behind(name, sites) for name in members))
+        noise = {source for name in members for source in hidden[name]} - {KEY}
+        row_plates = frozenset[str]().union(*(sites[n].row_plates for n in {*members, *noise}))
         blocks.append(Block(members, ordered, plates, is_implicit, row_plates))
     return tuple(blocks)
 
@@ -103,25 +107,6 @@ def check_subsampling(block: Block, sites: dict[str, Site]) -> None:
                 f"guide: expected latent sites outside subsampled plates not to depend on those "
                 f"inside; got {list(block.sites)}, computed from '{name}' in {drawn}"
             )
-
-
-def _plates_of(source: str, sites: dict[str, GuideSite]) -> frozenset[str]:
-    return sites[source].plates if source in sites else frozenset()
-
-
-def _row_plates_behind(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
-    noise = [source for source in _hidden(name, sites) if source in sites]
-    return sites[name].row_plates.union(*(sites[source].row_plates for source in noise))
-
-
-def _hidden(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
-    """Sources of noise that reach a site without passing through a latent."""
-    return frozenset(s for s in _ancestors(name, sites) if s == KEY or not sites[s].is_latent)
-
-
-def _visible(name: str, sites: dict[str, GuideSite]) -> frozenset[str]:
-    """The latents a site depends on, directly or through noise."""
-    return frozenset(s for s in _ancestors(name, sites) if s != KEY and sites[s].is_latent)
 
 
 def _ancestors(name: str, sites: dict[str, GuideSite]) -> set[str]:

@@ -1,27 +1,76 @@
 """A control variate for minibatches: the Taylor expansion of the density of all rows.
 
 The expansion at a point of the density of the rows drawn is replaced by that of all rows, which is
-its expectation. Rows that matter most can be kept in every step besides.
+its expectation. Each step can also keep the rows that matter most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from numpyro_kscore._model.taylor import Taylor
-
-__all__ = ["MOST_CURVED", "ControlVariate", "KeptRows", "center", "controlled", "with_kept_rows"]
+__all__ = [
+    "MOST_CURVED",
+    "ControlVariate",
+    "KeptRows",
+    "Taylor",
+    "center",
+    "controlled",
+    "taylor",
+    "with_kept_rows",
+]
 
 # Most dimensions of an expansion to second order.
 MOST_CURVED = 128
 
 
+class Taylor(NamedTuple):
+    """The expansion of a function at a point, or values and slopes at several (leading axis n).
+
+    Attributes:
+        value: the function there, a scalar or (n,).
+        slope: its gradient, (d,) or (n, d).
+        curvature: its Hessian, (d, d); None if it is not known.
+        params: gradients in the model's parameters, at several points their sum.
+    """
+
+    value: Any
+    slope: Any
+    curvature: Any = None
+    params: dict[str, Any] = {}  # noqa: RUF012
+
+
+def taylor(
+    value_and_slope: Callable[[Array], tuple[Any, ...]],
+    point: Array,
+    with_curvature: bool,
+    map_directions: Callable[..., Any] = lax.map,
+) -> Taylor:
+    """The expansion of a function at a point (d,), to second order with curvature, else to first.
+
+    ``value_and_slope`` returns the value, the gradient and perhaps gradients in parameters.
+    ``map_directions(fn, xs)`` takes one direction after another by default, where a pass over all
+    rows takes memory. Cost: d derivatives of ``value_and_slope``.
+    """
+    if not with_curvature:
+        value, slope, *params = value_and_slope(point)
+        return Taylor(value, slope, None, *params)
+
+    def along(direction: Array) -> Any:
+        found, changes = jax.jvp(value_and_slope, (point,), (direction,))
+        return found, changes[1]
+
+    found, curvature = map_directions(along, jnp.eye(len(point), dtype=point.dtype))
+    value, slope, *params = jax.tree.map(lambda a: a[0], found)
+    return Taylor(value, slope, curvature, *params)
+
+
 class KeptRows(NamedTuple):
-    """Rows of batches.
+    """Rows that every step keeps.
 
     Attributes:
         batch: arguments and keyword arguments of a batch of these rows, leaves (k, ...).
@@ -39,8 +88,8 @@ class ControlVariate(NamedTuple):
         point: unconstrained coordinates, (d,).
         of_all: value and gradients there.
         params: parameters of a reference that is expanded instead of the model, see ``Program``.
-        rows: table by which rows are drawn, see ``draw_rows``; without it all are as likely.
-        kept: rows that every step takes besides its batch from a loader.
+        rows: table by which rows are drawn, see ``draw_rows``; without it all are equally likely.
+        kept: rows that every step adds to its batch from a loader.
     """
 
     point: jax.Array
@@ -60,14 +109,8 @@ def center(flat: jax.Array) -> jax.Array:
 def controlled(found: Taylor, moves: jax.Array, of_rows: Taylor, of_all: Taylor) -> Taylor:
     """Densities with the expansion at a point of the rows drawn replaced by that of all rows.
 
-    Args:
-        found: at the particles, with the rows drawn.
-        moves: the particles less the point, (n, d).
-        of_rows: at the point, with the rows drawn.
-        of_all: at the point, with all rows.
-
-    Returns:
-        The same as before where an expansion is not finite.
+    ``moves`` are the particles less the point, (n, d). Where an expansion is not finite, ``found``,
+    the densities at the particles, is returned as it is.
     """
     slope = of_all.slope - of_rows.slope
     level = of_all.value - of_rows.value
@@ -97,17 +140,10 @@ def controlled(found: Taylor, moves: jax.Array, of_rows: Taylor, of_all: Taylor)
 def with_kept_rows(
     args: tuple[Any, ...], kwargs: dict[str, Any], kept: KeptRows, size: int
 ) -> tuple[tuple[Any, ...], dict[str, Any], Array]:
-    """Arguments of a model with the rows of its batch, and those that are kept.
+    """Arguments of a model for its batch and the kept rows, and how many rows each stands for.
 
-    Args:
-        args: its arguments, first those of the batch.
-        kwargs: its keyword arguments, those of the batch among them.
-        kept: the rows.
-        size: number of all rows.
-
-    Returns:
-        The arguments, with k rows more; and how many of all rows each stands for, none if it is in
-        the batch and kept.
+    The arguments have k rows more. A row of the batch that is also kept has weight zero. ``size``
+    is the number of all rows.
     """
     count = len(kept.batch[0])
     drawn = args[:count], {name: kwargs[name] for name in kept.batch[1]}
@@ -123,7 +159,7 @@ def with_kept_rows(
 
 
 def _are_equal(rows: Array, others: Array) -> Array:
-    """Which of some rows (n, ...) equal which others (k, ...): (n, k)."""
+    """Whether rows (n, ...) equal others (k, ...), (n, k)."""
     rows, others = rows.reshape(len(rows), 1, -1), others.reshape(1, len(others), -1)
     are_equal = rows == others
     if jnp.issubdtype(rows.dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""LatentCoordinates of a model's latents, and the model at values of them.
+"""The coordinates of a model's latents, and the model at values of them.
 
 The coordinates of a latent are its unconstrained value, or another form of it: partially
 non-centered (see ``_transports.centering``), and of a size that varies with other latents (see
@@ -17,15 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import IdentityTransform
+from numpyro.distributions import biject_to, transforms
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer.util import helpful_support_errors
 
-from numpyro_kscore._model.dependencies import KEY, is_drawn, seeded, sources_of
+from numpyro_kscore._model.dependencies import KEY, abstract, is_drawn, layers, seeded, sources_of
 from numpyro_kscore._model.handlers import Hidden, announce
-from numpyro_kscore._model.location_scale import location_and_scale
 from numpyro_kscore._transports.centering import Centering, centered
 from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes
@@ -35,6 +34,7 @@ __all__ = [
     "LatentCoordinates",
     "announced_coordinates",
     "hierarchical_sites",
+    "location_and_scale",
     "moved_coordinates",
     "placed",
     "priors_of",
@@ -44,6 +44,18 @@ __all__ = [
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 KIND = "coordinates"
+# Families u = loc + scale * noise.
+LOCATION_SCALE = (
+    dist.Normal,
+    dist.StudentT,
+    dist.Laplace,
+    dist.Cauchy,
+    dist.Logistic,
+    dist.Gumbel,
+    dist.SoftLaplace,
+)
+# Distributions of a transformed value.
+TRANSFORMED = (dist.TransformedDistribution, dist.LogNormal)
 
 
 @pytree
@@ -70,7 +82,7 @@ class LatentCoordinates:
         return tuple(n for n, _ in self.shapes if n in self.hierarchical or n in self.sized)
 
     def latents(self, given: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        """LatentCoordinates without sizes from those with them, by name, and the log volume."""
+        """The coordinates without sizes from those with them, by name, and the log volume."""
         if self.sizes is None:
             return given, 0.0
         flat = ravel(given, self.shapes)
@@ -84,11 +96,7 @@ class LatentCoordinates:
         return {name: Centering(*(part[name] for part in parts)) for name in self.hierarchical}
 
     def announce(self, name: str) -> None:
-        """Tell whoever runs a guide that its draws are in these coordinates.
-
-        Args:
-            name: name of the site, unique in the guide.
-        """
+        """Leave these coordinates in the trace of the guide, under a name that is unique there."""
         if self.transformed:
             announce(KIND, name, (name, self))
 
@@ -142,10 +150,7 @@ def moved_coordinates(
 def priors_of(
     trace: dict[str, Any], names: Collection[str]
 ) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Locations and logarithms of the scales of the priors of latents, in unconstrained values.
-
-    Their shapes are those of these values, or broadcast to them.
-    """
+    """Locations and log scales of priors in unconstrained values, of their shapes or broadcast."""
     priors = {name: _prior(trace[name]) for name in names}
     return {name: (prior.loc, jnp.log(prior.diagonal)) for name, prior in priors.items()}
 
@@ -153,13 +158,7 @@ def priors_of(
 def placed(
     model: Callable[..., Any], latents: dict[str, Any], centerings: dict[str, Centering]
 ) -> Callable[..., Any]:
-    """The model at coordinates of its latents, with the log-Jacobians in its density.
-
-    Args:
-        model: the model.
-        latents: the coordinates by name, of sizes that do not vary.
-        centerings: degrees of centering of the latents that are not unconstrained values.
-    """
+    """The model at coordinates of its latents, without varying sizes, with log-Jacobians added."""
     return handlers.substitute(model, substitute_fn=partial(_value, latents, centerings))
 
 
@@ -199,18 +198,14 @@ def _is_identity(transform: Any) -> bool:
     """Whether a transform changes nothing: in an enumerated scan a constant factor is refused."""
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform
-    return isinstance(transform, IdentityTransform)
+    return isinstance(transform, transforms.IdentityTransform)
 
 
 def _check_place(site: dict[str, Any], value_ndim: int, prior: LocationScale | None) -> None:
     """Raise for a latent whose value at a coordinate depends on a discrete one, which has none.
 
-    All values of discrete latents are axes left of all plates, so that they are seen by their axes.
-
-    Args:
-        site: the site of the latent.
-        value_ndim: number of axes of its value.
-        prior: its location and scale, where its coordinate is relative to them.
+    All values of a discrete latent form an axis left of all plates, so extra axes of the support or
+    of the prior, beyond the ``value_ndim`` of the value, show the dependence.
     """
     of_prior = () if prior is None else (prior.loc, prior.diagonal)
     axes = max(map(jnp.ndim, jax.tree.leaves((site["fn"].support, of_prior))), default=0)
@@ -235,6 +230,59 @@ def _step(array: Any, index: Any) -> Any:
     return array if index is None else jnp.asarray(array)[index]
 
 
+def location_and_scale(fn: dist.Distribution) -> LocationScale | None:
+    """Location and scale of a prior in unconstrained coordinates; None if its family has none."""
+    # A wrapper that moves values, such as a truncated distribution, makes another family; those
+    # that expand, mask or reinterpret axes keep it.
+    keeps = (dist.Independent, dist.ExpandedDistribution, dist.MaskedDistribution)
+    family = next(layer for layer in layers(fn) if not isinstance(layer, keeps))
+    if type(family) in TRANSFORMED:
+        return _of_image(family.transforms, layers(family)[-1])
+    return _of_family(family)
+
+
+def _of_family(base: dist.Distribution) -> LocationScale | None:
+    if isinstance(base, LOCATION_SCALE):
+        return LocationScale(jnp.asarray(base.loc), jnp.asarray(base.scale))
+    if isinstance(base, dist.MultivariateNormal | dist.MultivariateStudentT):
+        return LocationScale(base.loc, base.scale_tril, is_matrix=True)
+    if isinstance(base, dist.GaussianRandomWalk):
+        steps = jnp.tril(jnp.ones((base.num_steps, base.num_steps)))
+        scale = jnp.asarray(base.scale)[..., None, None] * steps
+        return LocationScale(jnp.zeros(()), scale, is_matrix=True)
+    size = _size_of_positive(base)
+    if size is not None and isinstance(biject_to(base.support), transforms.ExpTransform):
+        return LocationScale(jnp.log(size), jnp.ones_like(size))
+    return None
+
+
+def _size_of_positive(base: dist.Distribution) -> jax.Array | None:
+    """A scale parameter of a distribution of positive numbers."""
+    if isinstance(base, dist.HalfNormal | dist.HalfCauchy | dist.Weibull):
+        return jnp.asarray(base.scale)
+    if isinstance(base, dist.Exponential):
+        return 1 / jnp.asarray(base.rate)
+    if isinstance(base, dist.Gamma):
+        return base.concentration / base.rate
+    if isinstance(base, dist.InverseGamma):
+        return base.rate / base.concentration
+    return None
+
+
+def _of_image(steps: list[transforms.Transform], base: dist.Distribution) -> LocationScale | None:
+    """The family of ``loc + scale * base``, or of its exponential."""
+    if steps and isinstance(steps[-1], transforms.ExpTransform):
+        steps = steps[:-1]
+    if not isinstance(base, LOCATION_SCALE):
+        return None
+    loc, scale = jnp.asarray(base.loc), jnp.asarray(base.scale)
+    for step in steps:
+        if not isinstance(step, transforms.AffineTransform):
+            return None
+        loc, scale = step.loc + step.scale * loc, jnp.abs(step.scale) * scale
+    return LocationScale(loc, scale)
+
+
 def _prior(site: dict[str, Any]) -> LocationScale:
     prior = location_and_scale(site["fn"])
     if prior is None:
@@ -253,14 +301,9 @@ def hierarchical_sites(
 ) -> tuple[str, ...]:
     """Names of the latents whose prior has a location or scale that depends on other latents.
 
-    Priors that depend on what the model draws and nobody sees, as of a model of which a part is
-    blocked, are left out: their location is not known where the model is evaluated elsewhere.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        latents: values of the latents; only shapes matter.
+    Priors that depend on hidden draws of the model, as where part of it is blocked, are left out:
+    their location is unknown where the model is evaluated elsewhere. Only shapes of ``latents``
+    matter.
     """
 
     def priors(given: dict[str, Any]) -> dict[str, Any]:
@@ -274,10 +317,7 @@ def hierarchical_sites(
             found[name] = None if prior is None else (prior.loc, prior.scale)
         return found
 
-    shapes = {
-        name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
-        for name, value in latents.items()
-    }
+    shapes = abstract(latents)
     with Hidden():
         try:
             sources = sources_of(priors, shapes)

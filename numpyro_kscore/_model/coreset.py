@@ -1,4 +1,4 @@
-"""A few rows of a model of many, with weights, which stand for all of them near its posterior.
+"""A weighted sample of a model's rows, which stands for all of them near its posterior.
 
 Rows whose likelihood varies most over the posterior, such as those of a small group, are taken for
 certain, others with a probability that falls with how little theirs does, and a weight of one over
@@ -40,13 +40,7 @@ ANYHOW = 0.25
 
 
 class TallPlate(NamedTuple):
-    """A plate of many rows.
-
-    Attributes:
-        model: the model that subsamples it.
-        name: its name.
-        size: number of its rows.
-    """
+    """A plate of many rows: the model that subsamples it, its name and the number of its rows."""
 
     model: Callable[..., Any]
     name: str
@@ -54,12 +48,7 @@ class TallPlate(NamedTuple):
 
 
 class RowWeights(NamedTuple):
-    """Rows that stand for all of a plate's.
-
-    Attributes:
-        rows: their indices, (n,).
-        weights: how many rows each stands for, (n,).
-    """
+    """Indices (n,) of rows that stand for all of a plate's, and how many each stands for, (n,)."""
 
     rows: Any
     weights: Any
@@ -68,13 +57,7 @@ class RowWeights(NamedTuple):
 def tall_plate(
     model: Callable[..., Any], trace: dict[str, Any], most: int = MANY
 ) -> TallPlate | None:
-    """The plate of many rows that a model subsamples, if it is the only one and has no latents.
-
-    Args:
-        model: the model.
-        trace: of it.
-        most: rows that are not many.
-    """
+    """The only plate that a model subsamples, if it has more than ``most`` rows and no latents."""
     plates = [site for site in trace.values() if site["type"] == "plate" and is_subsampled(site)]
     names = [site["name"] for site in plates]
     local = [name for name, site in trace.items() if is_drawn(site) and _is_in(site, names)]
@@ -88,12 +71,7 @@ def _is_in(site: dict[str, Any], plates: list[str]) -> bool:
 
 
 def row_log_likelihoods(trace: dict[str, Any], plate: str) -> Array:
-    """Log likelihood of every row of a plate, (rows,): the sum over all that is observed in it.
-
-    Args:
-        trace: of a model with all rows.
-        plate: name of the plate.
-    """
+    """Log likelihood of all that is observed in each row of a plate, (rows,), by a full trace."""
     total: Any = 0.0
     for site in trace.values():
         if site["type"] != "sample" or not _is_in(site, [plate]):
@@ -108,15 +86,10 @@ def row_remainders(
 ) -> Array:
     """Size of what an expansion at a point leaves of the log likelihood of every row, (rows,).
 
-    On the line through the point and a draw x, at -x, -x/2, 0, x/2 and x, the odd part at x less
-    twice that at x/2 has no linear term, and the even part less four times that at x/2 no quadratic
-    one; 3/4 of the third and of the fourth order are left.
-
-    Args:
-        rows_at: log likelihoods of all rows, (rows,), at coordinates (d,).
-        point: where the expansion is made, (d,).
-        draws: points whose root mean square counts, (n, d).
-        is_curved: whether the expansion is of second order; of first otherwise.
+    It is the root mean square over draws (n, d). On the line through the point and a draw x, at -x,
+    -x/2, 0, x/2 and x, the odd part at x less twice that at x/2 has no linear term, and the even
+    part less four times that at x/2 no quadratic one; 3/4 of the third and of the fourth order are
+    left. Unless ``is_curved``, the expansion is of first order.
 
     Cost: four passes over all rows for each draw, and one.
     """
@@ -137,11 +110,7 @@ def row_remainders(
 
 
 def row_table(sizes: Array) -> Array:
-    """Table for :func:`draw_rows`: cumulated shares of the rows, as integers, (rows,).
-
-    Args:
-        sizes: how much every row matters, (rows,).
-    """
+    """Table for :func:`draw_rows`: cumulative shares of the rows by size, as integers, (rows,)."""
     count = len(sizes)
     matter = jnp.where(jnp.isfinite(sizes), sizes, 0.0)
     share = (1 - ANYHOW) * matter / jnp.maximum(jnp.sum(matter), jnp.finfo(sizes.dtype).tiny)
@@ -151,17 +120,11 @@ def row_table(sizes: Array) -> Array:
 
 
 def draw_rows(key: Array, table: Array, count: int) -> RowWeights:
-    """Rows in proportion to how much they matter, one from each of equal strata of their shares.
+    """Draw rows in proportion to size, one from each of ``count`` equal strata of their shares.
 
-    A row that matters more than a stratum is drawn several times. Sums over the rows drawn, with
-    their weights, have the sum over all rows for their expectation.
-
-    Args:
-        key: random key.
-        table: see :func:`row_table`.
-        count: number of rows drawn.
-
-    Cost: ``count`` binary searches.
+    A row whose share exceeds a stratum is drawn several times. Sums over the rows drawn, with their
+    weights, have the sum over all rows for their expectation. Cost: ``count`` binary searches in a
+    table by :func:`row_table`.
     """
     total = table[-1]
     width, rest = total // count, total % count
@@ -175,12 +138,7 @@ def draw_rows(key: Array, table: Array, count: int) -> RowWeights:
 
 
 def choose_rows(sizes: np.ndarray, count: int) -> RowWeights:
-    """Rows in proportion to how much they matter, by systematic sampling.
-
-    Args:
-        sizes: how much every row matters, (rows,).
-        count: number of rows, at most that of all.
-    """
+    """Choose ``count`` rows in proportion to their sizes (rows,), by systematic sampling."""
     matter = np.nan_to_num(np.asarray(sizes, np.float64), posinf=0.0)
     share = np.full(len(sizes), ANYHOW / len(sizes))
     share += (1 - ANYHOW) * matter / max(matter.sum(), np.finfo(float).tiny)

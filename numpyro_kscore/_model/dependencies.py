@@ -1,6 +1,6 @@
 """The sites of a guide, and which of them each one is computed from.
 
-Everything here is read off traces without computing a number.
+All of this is read off traces without computing a number.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import Delta, Distribution
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layers import layers
 
 __all__ = [
     "KEY",
     "GuideSite",
+    "abstract",
     "is_drawn",
     "is_enumerated",
     "is_latent",
+    "layers",
     "seeded",
     "sources_of",
     "trace_guide",
@@ -49,8 +51,7 @@ class GuideSite:
         is_latent: whether it is a latent of the model; otherwise it is noise.
         is_drawn: whether it adds noise of its own, which a plain value does not.
         override: the setting ``infer={"implicit": …}``, or None.
-        support: latents that its support in the model, and so its unconstrained coordinates, are
-            computed from.
+        support: latents that its support in the model, and so its coordinates, are computed from.
         is_fixed: whether its distribution is computed from no parameter, state, key or other site.
     """
 
@@ -70,12 +71,7 @@ def trace_guide(
 ) -> dict[str, GuideSite]:
     """The sample sites of a guide and what they depend on, in the order they are drawn.
 
-    Args:
-        guide: the guide.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        params: values of its parameters and mutable sites.
-        key: a random key; the result does not depend on it.
+    ``params`` has its parameters and mutable sites. The result does not depend on the key.
     """
     sites: dict[str, GuideSite] = {}
     plates: set[str] = set()
@@ -138,11 +134,9 @@ def seeded(program: Any, key: jax.Array, data: dict[str, Any]) -> Any:
 
 
 def sources_of(function: Callable[[dict[str, Any]], Any], values: dict[str, Any]) -> Any:
-    """For each array that a function returns, which of some named values it is computed from.
+    """The names of the values that each array a function returns is computed from, as its pytree.
 
-    Args:
-        function: from a dict of values to a pytree of arrays.
-        values: arrays by name; only shapes matter.
+    The function takes a dict of values, of which only shapes matter.
     """
 
     def prefixed(**given: Any) -> Any:
@@ -150,6 +144,14 @@ def sources_of(function: Callable[[dict[str, Any]], Any], values: dict[str, Any]
 
     sources = eval_provenance(prefixed, **{VALUE + name: value for name, value in values.items()})
     return jax.tree.map(lambda names: frozenset(n.removeprefix(VALUE) for n in names), sources)
+
+
+def abstract(values: dict[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and types of values by name."""
+    return {
+        name: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
+        for name, value in values.items()
+    }
 
 
 def is_drawn(site: dict[str, Any]) -> bool:
@@ -165,6 +167,14 @@ def is_latent(site: dict[str, Any]) -> bool:
 def is_enumerated(site: dict[str, Any]) -> bool:
     """Whether a site of a model's trace is a discrete latent, whose values are summed over."""
     return is_drawn(site) and site["fn"].support.is_discrete
+
+
+def layers(fn: Distribution) -> list[Distribution]:
+    """A distribution and the distributions it wraps, from the outermost to the innermost."""
+    wrapped = [fn]
+    while hasattr(wrapped[-1], "base_dist"):
+        wrapped.append(wrapped[-1].base_dist)
+    return wrapped
 
 
 def _is_given(fn: Distribution) -> bool:

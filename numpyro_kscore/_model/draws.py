@@ -17,7 +17,7 @@ class Draw(NamedTuple):
 
     Attributes:
         flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
-        log_density: of the sites with a density, in unconstrained coordinates; differentiable.
+        log_density: log density of the sites that have one, in these coordinates; differentiable.
         plates: rows of subsampled plates that the guide drew, which the model must share; without
             those that all particles share.
         mutable: values at mutable sites of guide and model.

@@ -1,4 +1,4 @@
-"""Models with discrete latents, which are summed out of the density as NumPyro's NUTS does it.
+"""Models with discrete latents, which are summed out of the density as in NumPyro's NUTS.
 
 funsor finds the order of sums over values and products over plates and time. NumPyro's own density
 multiplies the logarithm of every factor by the scale of its subsampled plates, before values are
@@ -18,6 +18,7 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_kscore._model.dependencies import is_enumerated
+from numpyro_kscore._model.site_density import unscaled_log_prob
 
 __all__ = [
     "PREVIOUS",
@@ -34,17 +35,7 @@ SUM_OUT = "Sum it out of the model by hand (logsumexp in a numpyro.factor)"
 
 
 def check_enumerable(trace: dict[str, Any], asker: str) -> None:
-    """Raise unless every discrete latent of a model can be summed out.
-
-    Args:
-        trace: trace of the model.
-        asker: name of the class that needs it, for the message.
-
-    Raises:
-        ValueError: for a site with infinitely many values or another strategy, and for axes that
-            are in no plate.
-        ImportError: without funsor.
-    """
+    """Raise unless funsor is there and every discrete latent of a model can be summed out."""
     discrete = [name for name, site in trace.items() if is_enumerated(site)]
     if not discrete:
         return
@@ -101,10 +92,11 @@ class Factors(NamedTuple):
     """The factors of a density, as funsors of what they depend on.
 
     Attributes:
-        by_site: by the names of the sites; those in a scan are one factor, by the name of its time.
+        by_site: factors by the names of the sites; those in a scan are one factor, by the name of
+            its time.
         summed: names of what is summed over.
         plates: names of the plates, and of time where its steps are independent.
-        scales: of subsampled plates: rows that each drawn one stands for.
+        scales: numbers of rows that each drawn one stands for, by subsampled plate.
     """
 
     by_site: dict[str, Any]
@@ -119,16 +111,7 @@ def enumerated_log_density(
     kwargs: dict[str, Any],
     trace: dict[str, Any],
 ) -> jax.Array:
-    """The log joint density with discrete latents summed out.
-
-    Args:
-        model: a seeded model with values of its continuous latents.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        trace: one of its traces, of which only sites and plates matter.
-
-    Raises:
-        ValueError: where a sum cannot be taken, naming the sites.
+    """The log joint density with discrete latents summed out, of a model with continuous values.
 
     Cost: the product of the numbers of values of sites that are dependent, for each row; the time
     of a chain of T steps is O(log T) on parallel hardware.
@@ -219,8 +202,7 @@ def _factor(site: dict[str, Any], summed: frozenset[str]) -> Any:
     """The log probability of a site as a funsor, without the scales of the plates it depends on."""
     import funsor
 
-    intermediates = [site["intermediates"]] if site["intermediates"] else []
-    log_prob = site["fn"].log_prob(site["value"], *intermediates)
+    log_prob = unscaled_log_prob(site)
     names = site["infer"]["dim_to_name"]
     if not names and all(size == 1 for size in jnp.shape(log_prob)):
         log_prob = jnp.squeeze(log_prob)
@@ -254,12 +236,9 @@ def _chain(
 ) -> Any:
     """The factor of all steps of a scan, a function of its first and its last state.
 
-    Args:
-        factors: of one step, by site, with an input for time.
-        time: name of that input.
-        summed: names of discrete sites among their inputs.
-        plates: names of plates among their inputs.
-        known: inputs of the factors outside of the scan.
+    The factors are those of one step, by site, with the input ``time``. ``summed`` and ``plates``
+    name discrete sites and plates among their inputs, ``known`` inputs of factors outside of the
+    scan.
     """
     import funsor
 
@@ -290,13 +269,7 @@ def _chain(
 
 
 def _backward(step: Any, time: str, order: dict[str, str]) -> Any:
-    """The sum over all states after the first, by steps backward: vectors, not matrices.
-
-    Args:
-        step: the factor of one step.
-        time: name of its input for time.
-        order: names of states, by their names in the step before.
-    """
+    """The sum over all states after the first, by steps backward: vectors, not matrices."""
     import funsor
 
     others = [name for name in step.inputs if name not in {time, *order, *order.values()}]

@@ -11,9 +11,9 @@ __all__ = ["Hidden", "LocalDensities", "are_local_densities_asked_for", "announc
 
 
 class Hidden(Messenger):
-    """Hides a run of a model inside a guide's call from the handlers around it.
+    """A handler that hides a run of a model inside a guide's call from the handlers around it.
 
-    It stops all messages, requests for random keys, too, which NumPyro's ``block`` lets pass: a
+    It stops all messages, and also requests for random keys, which NumPyro's ``block`` lets pass: a
     part of a model that is blocked asks for a key. If that reached the handler that seeds the
     guide, a traced run would leave a tracer there.
     """
@@ -24,14 +24,10 @@ class Hidden(Messenger):
 
 
 class LocalDensities(Messenger):
-    """Asks guides that run inside for local log densities, if they know them.
+    """A handler that asks guides inside for local log densities, if they know them.
 
     A step traces its guide many times and needs them once. Unused, they would be dropped by the
     compiler, but first be traced, differentiated and lowered.
-
-    Args:
-        fn: the guide.
-        asked: whether they are asked for.
     """
 
     def __init__(self, fn: Callable[..., Any] | None = None, asked: bool = True) -> None:
@@ -46,18 +42,12 @@ class LocalDensities(Messenger):
 
 
 def are_local_densities_asked_for() -> bool:
-    """Whether the guide that runs shall give local log densities."""
+    """Whether the guide that runs should give local log densities."""
     return apply_stack(_message("local_densities", lambda: False))["value"]
 
 
 def announce(kind: str, name: str, value: Any) -> None:
-    """Leave a value in the trace of a guide, as a site of a type of its own.
-
-    Args:
-        kind: the type, which no handler of NumPyro knows.
-        name: name of the site.
-        value: the value.
-    """
+    """Leave a value in the trace of a guide, as a site of a type that NumPyro's handlers ignore."""
     apply_stack(_message(kind, lambda: value) | {"name": name})
 
 

@@ -1,17 +1,18 @@
-"""The model's log joint density at particles, with its gradients."""
+"""The model's log joint density with its gradients, at given particles and at fresh draws."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
-from numpyro_kscore._model.control_variate import ControlVariate, controlled
-from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.control_variate import ControlVariate, Taylor, controlled
+from numpyro_kscore._model.draws import Draw, GuideDraws
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particle_model import (
     ParticleModel,
@@ -19,11 +20,18 @@ from numpyro_kscore._model.particle_model import (
     expanded,
     is_affordable,
 )
-from numpyro_kscore._model.particles import are_finite
+from numpyro_kscore._model.particles import (
+    LocalDraw,
+    are_finite,
+    at_source,
+    draw_local,
+    draw_particle,
+    draw_sources,
+    with_shared,
+)
 from numpyro_kscore._model.program import Program
-from numpyro_kscore._model.taylor import Taylor
 
-__all__ = ["LogJoint", "log_joint_and_gradients"]
+__all__ = ["LogJoint", "evaluate_particles", "log_joint_and_gradients"]
 
 
 class LogJoint(NamedTuple):
@@ -50,17 +58,12 @@ def log_joint_and_gradients(
     map_particles: Callable[..., Any] | None,
     forward_mode: bool,
 ) -> LogJoint:
-    """The model's log joint density and its gradients at every particle, in one evaluation.
+    """The model's log joint density and its gradients at particles (n, d), in one evaluation.
 
     Random keys the model draws itself (``numpyro.prng_key``) are the same for all particles of a
-    step: what it simulates, such as draws behind a prior, is simulated once.
-
-    Args:
-        draws: a batch of draws, leading axis n.
-        program: the model, its parameters and arguments.
-        layout: the layout of a particle.
-        map_particles: ``(fn, xs) -> ys`` that maps over the particles; None evaluates all at once.
-        forward_mode: differentiate in forward mode, d + parameters evaluations.
+    step: what it simulates, such as draws behind a prior, is simulated once. ``map_particles(fn,
+    xs)`` maps over the particles; None evaluates all at once. In forward mode there are d +
+    parameters evaluations.
     """
     draws = lax.stop_gradient(draws)
     params = lax.stop_gradient(program.params)
@@ -89,10 +92,9 @@ def _all_at_once(
     """The model at all particles as one batch.
 
     With a control variate all particles see the same rows, and the expansion there of the density
-    of these rows is replaced by that of all rows, which is its expectation. What is left of the
-    noise of the rows is of second or third order in the distance from its point, as small as the
-    posterior is
-    narrow (Johnson and Zhang 2013; Baker et al. 2019). It is smallest if rows are drawn in
+    of these rows is replaced by that of all rows, which is its expectation. The remaining noise of
+    the rows is of second or third order in the distance from its point, as small as the posterior
+    is narrow (Johnson and Zhang 2013; Baker et al. 2019). It is smallest if rows are drawn in
     proportion to their part of it.
     """
     if control_variate is not None:
@@ -154,3 +156,54 @@ def _valid_mean(gradients: Any, valid: jax.Array) -> Any:
         return jnp.sum(jnp.where(mask, g, 0.0), axis=0) / jnp.maximum(jnp.sum(valid), 1)
 
     return jax.tree.map(mean, gradients)
+
+
+def evaluate_particles(
+    key: Array,
+    program: Program,
+    layout: Layout,
+    num_particles: int,
+    batch_size: int,
+    forward_mode: bool = False,
+    data: Callable[[Array], tuple[tuple[Any, ...], dict[str, Any]]] | None = None,
+    with_local: bool = False,
+) -> tuple[GuideDraws, LocalDraw | None]:
+    """Draw from the guide and evaluate the model, ``batch_size`` draws at a time.
+
+    Args:
+        key: random key.
+        program: guide and model.
+        layout: the layout of a particle.
+        num_particles: number of draws.
+        batch_size: draws that are in memory at once.
+        forward_mode: differentiate the model in forward mode.
+        data: arguments and keyword arguments of guide and model for each batch, by its number; by
+            default the program's.
+        with_local: whether local log densities are returned, of a layout that has some.
+
+    Returns:
+        The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites of
+        the guide that have one, zero if none has. With them the local log densities, if wanted.
+    """
+    program = program._replace(params=lax.stop_gradient(program.params))
+    program = with_shared(key, program, layout)
+
+    def batch(numbered: tuple[Array, Any]) -> tuple[Array, ...]:
+        number, sources = numbered
+        args, kwargs = (program.args, program.kwargs) if data is None else data(number)
+        here = program._replace(args=args, kwargs=kwargs)
+        draws = jax.vmap(at_source(draw_particle, key, here, layout))(sources)
+        joint = log_joint_and_gradients(draws, here, layout, None, forward_mode)
+        local: tuple[Array, ...] = ()
+        if with_local:
+            local = jax.vmap(at_source(draw_local, key, here, layout))(sources)
+        return draws.flat, joint.log_density, joint.scores, draws.log_density, *local
+
+    count = math.ceil(num_particles / batch_size)
+    sources = draw_sources(key, program, layout, (count, batch_size))
+    samples, log_density, scores, log_q, *local = (
+        a.reshape(count * batch_size, *a.shape[2:])[:num_particles]
+        for a in lax.map(batch, (jnp.arange(count), sources))
+    )
+    draws = GuideDraws(samples, log_density, scores, log_q=log_q)
+    return draws, LocalDraw(*local) if local else None

@@ -7,20 +7,29 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 
-__all__ = ["PlateFrame", "Layout", "Part", "Site", "coordinate_names", "default_num_particles"]
+__all__ = [
+    "Layout",
+    "Part",
+    "PlateFrame",
+    "Site",
+    "coordinate_names",
+    "default_num_particles",
+    "frames_of",
+    "free_axes",
+    "num_rows",
+]
 
 
 class PlateFrame(NamedTuple):
-    """A plate that a site is in.
+    """A plate that a site is in, with the numbers of elements drawn and of all.
 
     Attributes:
-        name: name of the plate.
         dim: its dimension, negative.
         axis: its axis in the site's value, counted from the left.
-        size: number of elements drawn.
-        full_size: number of all elements.
     """
 
     name: str
@@ -31,14 +40,7 @@ class PlateFrame(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The place of one latent site in a flat particle.
-
-    Attributes:
-        name: name of the site.
-        shape: shape of its unconstrained value.
-        start: index of its first coordinate.
-        frames: the plates it is in.
-    """
+    """The place of one latent site in a flat particle: unconstrained shape and first coordinate."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,11 +53,9 @@ class Site(NamedTuple):
         return math.prod(self.shape)
 
     def coordinates(self, plates: dict[str, int]) -> np.ndarray:
-        """Its coordinates by element of some plates: (number of elements, coordinates of each).
+        """Its coordinates by element of plates of some sizes, (elements, coordinates of each).
 
-        Args:
-            plates: sizes of the plates by name. All elements of a plate that the site is not in
-                share its coordinates.
+        All elements of a plate that the site is not in share its coordinates.
         """
         index = self.start + np.arange(self.size).reshape(self.shape)
         axes = {frame.name: frame.axis for frame in self.frames}
@@ -209,3 +209,34 @@ def coordinate_names(sites: Sequence[Site]) -> tuple[str, ...]:
         for site in sites
         for index in np.ndindex(site.shape)
     )
+
+
+def num_rows(trace: dict[str, Any], frame: Any) -> int:
+    """Number of rows of a frame's plate, drawn or not."""
+    # Plates inside control flow are not in the trace, and are never subsampled.
+    return trace[frame.name]["args"][0] if frame.name in trace else frame.size
+
+
+def frames_of(trace: dict[str, Any], site: dict[str, Any]) -> tuple[PlateFrame, ...]:
+    """The plates that a site of a trace is in."""
+    # Axes from the left are the same for constrained and unconstrained values.
+    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
+    return tuple(
+        PlateFrame(
+            frame.name, frame.dim, batch_ndim + frame.dim, frame.size, num_rows(trace, frame)
+        )
+        for frame in site["cond_indep_stack"]
+    )
+
+
+def free_axes(model_site: dict[str, Any]) -> int:
+    """Number of axes of a latent, from the left, whose elements have coordinates of their own.
+
+    A vector of independent numbers has one, whatever its event shape. A simplex has none, and
+    neither has an ordered vector, whose coordinates are its first number and the logarithms of its
+    steps: each is a function of two neighbors.
+    """
+    support = model_site["fn"].support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return jnp.ndim(model_site["value"]) - support.event_dim

@@ -1,4 +1,4 @@
-"""What a fit, an objective and a diagnosis may ask of the package's own guides."""
+"""The interface of the package's own guides for a fit, an objective and a diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PackageGuide", "Split", "package_guide"]
 
 
 class Split(NamedTuple):
-    """A model and a guide of the global latents alone, where rows of plates are amortized.
+    """The model and guide of the global latents alone, where rows of plates are amortized.
 
     Attributes:
         model: the model, whose density is random.
@@ -29,11 +29,7 @@ class Split(NamedTuple):
 
 
 class PackageGuide:
-    """A guide that sees its model once before it is fitted.
-
-    Attributes:
-        model: the model.
-    """
+    """A guide that sees its model once before it is fitted."""
 
     model: Any
 

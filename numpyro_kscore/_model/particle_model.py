@@ -10,7 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 from numpyro.primitives import Messenger, apply_stack
 
-from numpyro_kscore._model.control_variate import ControlVariate, KeptRows, center, with_kept_rows
+from numpyro_kscore._model.control_variate import (
+    ControlVariate,
+    KeptRows,
+    Taylor,
+    center,
+    taylor,
+    with_kept_rows,
+)
 from numpyro_kscore._model.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
 from numpyro_kscore._model.dependencies import is_enumerated
 from numpyro_kscore._model.draws import Draw
@@ -24,7 +31,6 @@ from numpyro_kscore._model.subsampling import (
     with_spread_rows,
 )
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._util.keys import key_apart
 
 __all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]
@@ -34,14 +40,7 @@ MOST_PASSES = 4
 
 
 class ParticleModel(NamedTuple):
-    """The model as a function of one particle.
-
-    Attributes:
-        program: the model, its parameters and arguments.
-        layout: the layout of a particle.
-        common_key: key for what the model simulates once for all particles.
-        forward_mode: differentiate in forward mode.
-    """
+    """The model as a function of one particle; ``common_key`` is for what all particles share."""
 
     program: Program
     layout: Layout
@@ -51,12 +50,9 @@ class ParticleModel(NamedTuple):
     def log_joint(
         self, flat: jax.Array, theta: dict[str, Any], draw: Draw
     ) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-        """The log joint density; with it, itself and the part of the priors of pooled sites.
+        """The log joint density at (d,); with it, itself and the part from priors of pooled sites.
 
-        Args:
-            flat: unconstrained coordinates, (d,).
-            theta: the model's parameters.
-            draw: the particle; only its keys and plates are used.
+        ``theta`` has the model's parameters. Only keys and plates of the draw are used.
         """
         program = self.program
         data = {**program.params, **theta, **program.plates, **draw.plates}
@@ -75,7 +71,7 @@ class ParticleModel(NamedTuple):
         return value, (value, sum(prior) if prior else None)
 
     def referred(self, params: dict[str, Any]) -> ParticleModel:
-        """The model that is expanded: the reference, if there is one, with its parameters."""
+        """The model to expand: the reference, if there is one, with its parameters."""
         program = self.program
         if program.reference is None:
             return self
@@ -102,14 +98,7 @@ class ParticleModel(NamedTuple):
         table: jax.Array | None = None,
         kept: KeptRows | None = None,
     ) -> ParticleModel:
-        """The model with rows of its subsampled plates that are drawn for all particles.
-
-        Args:
-            theta: the model's parameters.
-            draw: one particle.
-            table: see ``ControlVariate.rows``.
-            kept: see ``ControlVariate.kept``.
-        """
+        """The model with rows that all particles share; see ``ControlVariate`` for table and kept."""
         trace, program = self.trace(draw, theta), self.program
         rows = {
             name: site["value"]
@@ -155,7 +144,7 @@ class ParticleModel(NamedTuple):
 
 
 def is_affordable(layout: Layout, rows: int) -> bool:
-    """Whether a pass over all rows is, where the model sees so many times those of a batch."""
+    """Whether a pass over all rows is, where the model sees ``rows`` times those of a batch."""
     counts = layout.row_counts
     return bool(counts) and all(size <= MOST_PASSES * rows * drawn for size, drawn in counts)
 
@@ -163,7 +152,7 @@ def is_affordable(layout: Layout, rows: int) -> bool:
 def expanded(
     model: ParticleModel, theta: dict[str, Any], draw: Draw, with_curvature: bool = False
 ) -> ControlVariate | None:
-    """The density of all rows at a draw; None where the model cannot tell it."""
+    """The density of all rows at a draw; None where the model cannot compute it."""
     fixed, is_random = {}, model.program.reference is not None
     if is_random:
         fixed = {name: model.program.params[name] for name in model.layout.model_params}
@@ -191,7 +180,7 @@ def at_mean(draws: Draw) -> Draw:
 
 
 class CommonKeys(Messenger):
-    """Answers ``numpyro.prng_key`` by keys split from one that all particles share."""
+    """A handler that answers ``numpyro.prng_key`` by keys that all particles share."""
 
     def __init__(self, fn: Callable[..., Any], key: jax.Array) -> None:
         self.key = key
@@ -205,7 +194,7 @@ class CommonKeys(Messenger):
 
 
 def own_key() -> jax.Array:
-    """A random key of a model for each particle, which its density is random with."""
+    """A random key for each particle, for a model whose density is random."""
     message = {
         "type": "prng_key",
         "fn": lambda rng_key: rng_key,

@@ -46,11 +46,7 @@ def with_shared(
 ) -> Program:
     """The program with what all particles share: rows of plates, and coordinates of latents.
 
-    Args:
-        key: the key that those of the particles are split from.
-        program: guide and model.
-        layout: the layout of a particle.
-        compiled: what compiles a function of arrays, outside of a program.
+    ``compiled`` compiles a function of arrays, outside of a program.
     """
     if not layout.shared_plates and not layout.transformed:
         return program
@@ -68,10 +64,10 @@ def with_shared(
 
 
 def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[int, ...]) -> Any:
-    """What particles are drawn from, with leading axes ``shape``: their noise, or else their keys.
+    """The noise that particles are drawn from, or else their keys, with leading axes ``shape``.
 
-    Noise that no parameter is behind is drawn here, at once for all particles and all passes over
-    them; a key for each particle and site would take as many random bits more.
+    Noise that depends on no parameter is drawn here, at once for all particles and all passes over
+    them; a key for each particle and site would take as many random bits again.
     """
     if not layout.noise_sites:
         return jax.random.split(key, shape)
@@ -90,14 +86,7 @@ def at_source(
     program: Program,
     layout: Layout,
 ) -> Callable[[Any], Any]:
-    """A function of a key, such as :func:`draw_particle`, as one of what a particle is drawn from.
-
-    Args:
-        draw: the function.
-        key: for the model, where a source is noise.
-        program: guide and model.
-        layout: the layout of a particle.
-    """
+    """A function of a key, such as :func:`draw_particle`, as one of the source of a particle."""
 
     def from_source(source: Any) -> Any:
         if layout.noise_sites:
@@ -136,12 +125,7 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
 
 
 class LocalDraw(NamedTuple):
-    """Local log densities at a draw.
-
-    Attributes:
-        log_density: of the blocks that have one, (b,).
-        scores: their gradients in the coordinates of the draw, (d,); zero where none is given.
-    """
+    """Local log densities of blocks, (b,), and their gradients, (d,), zero where none is given."""
 
     log_density: jax.Array
     scores: jax.Array
@@ -150,7 +134,7 @@ class LocalDraw(NamedTuple):
 def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
     """Local log densities of the blocks that have one, at the draw from the same source.
 
-    Apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
+    They are apart from :func:`draw_particle`, since they cost more than the draw and fewer will do.
     """
     with LocalDensities():
         trace = run_guide(key, program)
@@ -165,6 +149,6 @@ def draw_local(key: jax.Array, program: Program, layout: Layout) -> LocalDraw:
 
 
 def are_finite(*arrays: jax.Array) -> jax.Array:
-    """At which particles all the values are finite: arrays (n,) or (n, d) -> (n,)."""
+    """Whether all values of each particle are finite: arrays (n,) or (n, d) -> (n,)."""
     columns = [jnp.isfinite(array).reshape(array.shape[0], -1) for array in arrays]
     return jnp.all(jnp.concatenate(columns, axis=1), axis=1)

@@ -17,20 +17,26 @@ from numpyro.infer.util import helpful_support_errors
 from numpyro_kscore._model.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coordinates
-from numpyro_kscore._model.dependencies import KEY, GuideSite, is_latent, seeded, trace_guide
+from numpyro_kscore._model.dependencies import (
+    KEY,
+    GuideSite,
+    abstract,
+    is_latent,
+    seeded,
+    sources_of,
+    trace_guide,
+)
 from numpyro_kscore._model.enumeration import check_enumerable
 from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layout import Layout, Part, PlateFrame, Site
+from numpyro_kscore._model.layout import Layout, Part, Site, frames_of, free_axes
 from numpyro_kscore._model.package_guide import package_guide
 from numpyro_kscore._model.subsampling import is_subsampled
-from numpyro_kscore._model.supports import free_axes, support_sources
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import (
     check_draws,
     check_sites,
     check_transformed,
-    num_rows,
 )
 
 __all__ = [
@@ -52,10 +58,6 @@ class Program(NamedTuple):
 
     Attributes:
         params: parameters and mutable sites by name.
-        model: the model.
-        guide: the guide.
-        args: arguments of both.
-        kwargs: keyword arguments of both.
         plates: rows of subsampled plates that all particles share.
         coordinates: the coordinates of latents that are not unconstrained values.
         noise: values of the guide's noise sites, if they are given.
@@ -78,26 +80,14 @@ class Program(NamedTuple):
     outline: Callable[..., Any] | None = None
 
     def target(self, layout: Layout, key: jax.Array | None = None) -> Target:
-        """The model alone, at coordinates of its latents.
-
-        Args:
-            layout: the layout of a particle.
-            key: key for what the model draws itself.
-        """
+        """The model alone, at coordinates of its latents; ``key`` is for its own draws."""
         shapes = tuple((site.name, site.shape) for site in layout.sites)
         given = self.model, self.args, self.kwargs, shapes, self.coordinates
         return Target(*given, dict(self.params), key)
 
 
 class Traces(NamedTuple):
-    """One run of guide and model.
-
-    Attributes:
-        guide: trace of the guide.
-        model: trace of the model at the guide's draws.
-        mutable: values at mutable sites of both.
-        model_key: key the model is seeded with.
-    """
+    """One run of the guide, and of the model at its draws with a key, and their mutable values."""
 
     guide: dict[str, Any]
     model: dict[str, Any]
@@ -112,16 +102,7 @@ def objective_program(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Program:
-    """Guide and model as an objective sees them: of the global latents, if the guide says so.
-
-    Args:
-        params: parameters and mutable sites by name.
-        model: the model.
-        guide: the guide; where it is one of the package's with amortized rows, the model and guide
-            of the global latents are taken instead.
-        args: arguments of both.
-        kwargs: keyword arguments of both.
-    """
+    """The guide and model that an objective sees: of the global latents, if rows are amortized."""
     own = package_guide(guide)
     split = None if own is None else own.marginalized(model)
     if split is None:
@@ -131,12 +112,7 @@ def objective_program(
 
 
 def run_guide(key: jax.Array, program: Program) -> dict[str, Any]:
-    """The trace of the guide with its parameters, and what else is given.
-
-    Args:
-        key: random key, which is split into that of the guide and that of the model.
-        program: guide and model.
-    """
+    """The trace of the guide at given values; the key is split into those of guide and model."""
     data = {**program.params, **program.plates, **program.noise}
     guide = seeded(program.guide, jax.random.split(key)[0], data)
     return handlers.trace(guide).get_trace(*program.args, **program.kwargs)
@@ -164,12 +140,7 @@ def values_of(trace: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def inspect_program(key: jax.Array, program: Program) -> Layout:
-    """Trace guide and model, abstractly: check that they match and lay out their latents.
-
-    Raises:
-        ValueError: if guide and model do not match, the model has latents that cannot be handled,
-            or a latent is drawn without noise.
-    """
+    """Trace guide and model, abstractly: check that they match and lay out their latents."""
     layouts: list[Layout] = []
 
     def run(key: jax.Array) -> None:
@@ -187,7 +158,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
         blocks = find_blocks(used)
         # A single block depends on no other, so the model need not be traced for supports.
         if len(blocks) > 1:
-            for name, sources in _supports(traces, sites, program, key).items():
+            for name, sources in _support_sources(traces, sites, program, key).items():
                 used[name] = dataclasses.replace(used[name], support=sources)
             blocks = find_blocks(used)
         layout = _lay_out(traces, sites, blocks)
@@ -213,20 +184,38 @@ def _sites(traces: Traces) -> dict[str, Site]:
             continue
         with helpful_support_errors(site):
             shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
-        frames = _frames(traces.guide, name)
+        frames = frames_of(traces.guide, traces.guide[name])
         free = tuple(frame for frame in frames if frame.axis < free_axes(site))
         sites[name] = Site(name, tuple(shape), start, free)
         start += math.prod(shape)
     return sites
 
 
-def _supports(
+def _support_sources(
     traces: Traces, sites: dict[str, Site], program: Program, key: jax.Array
 ) -> dict[str, frozenset[str]]:
-    """The latents that the supports of others are computed from."""
-    latents = {name: traces.model[name]["value"] for name in sites}
+    """The other latents that the support, and so the coordinates, of each latent depend on.
+
+    With ``x ~ Uniform(0, b)`` the coordinate of x is ``logit(x / b)``, which moves with b even if
+    the guide draws x and b independently.
+    """
     data = {**program.params, **traces.mutable, **values_of(traces.guide, "plate")}
-    return support_sources(program.model, program.args, program.kwargs, data, latents, key)
+    target = Target(program.model, program.args, program.kwargs, data=data, key=key)
+
+    def images(given: dict[str, Any]) -> dict[str, jax.Array]:
+        trace = target._replace(data={**data, **given}).trace({})
+        return {name: _image_of_zeros(trace[name]) for name in sites}
+
+    latents = {name: traces.model[name]["value"] for name in sites}
+    return {name: found - {name} for name, found in sources_of(images, abstract(latents)).items()}
+
+
+def _image_of_zeros(site: dict[str, Any]) -> jax.Array:
+    """A value in the support that depends on nothing but the support."""
+    with helpful_support_errors(site):
+        transform = biject_to(site["fn"].support)
+    shape = transform.inverse_shape(jnp.shape(site["value"]))
+    return transform(jnp.zeros(shape, jnp.result_type(site["value"])))
 
 
 def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
@@ -279,7 +268,7 @@ def _fits(site: dict[str, Any]) -> bool:
 
 
 def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:
-    """The sum over the sites of a guide's block that have one; None if none has."""
+    """The sum of the local log densities of the sites of a block; None if none has one."""
     sites = (trace[name]["fn"] for name in names)
     found = [fn.local_log_density for fn in sites if isinstance(fn, Implicit)]
     given = [value for value in found if value is not None]
@@ -291,22 +280,6 @@ def local_scores_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array 
     found = [getattr(trace[name]["fn"], "local_score", None) for name in names]
     given = [jnp.ravel(score) for score in found if score is not None]
     return jnp.concatenate(given) if given and len(given) == len(found) else None
-
-
-def _frames(trace: dict[str, Any], name: str) -> tuple[PlateFrame, ...]:
-    site = trace[name]
-    # Axes from the left are the same for constrained and unconstrained values.
-    batch_ndim = jnp.ndim(site["value"]) - len(site["fn"].event_shape)
-    return tuple(
-        PlateFrame(
-            frame.name,
-            frame.dim,
-            batch_ndim + frame.dim,
-            frame.size,
-            num_rows(trace, frame),
-        )
-        for frame in site["cond_indep_stack"]
-    )
 
 
 def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.core import Tracer
-from numpyro import handlers
 from numpyro.infer.initialization import (
     init_to_feasible,
     init_to_median,
@@ -26,6 +25,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._model.dependencies import is_drawn
 from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -41,13 +41,7 @@ OTHERS = (
 
 
 class Prototype(NamedTuple):
-    """A model seen once.
-
-    Attributes:
-        trace: its sites.
-        latents: unconstrained values of its latents with finite density and gradient, by name, in
-            the order of the model.
-    """
+    """A trace of a model, and unconstrained latents of finite density and gradient, in its order."""
 
     trace: dict[str, dict[str, Any]]
     latents: dict[str, Array]
@@ -61,22 +55,12 @@ def find_prototype(
     init_loc_fn: Callable[..., Any],
     forward_mode: bool,
 ) -> Prototype:
-    """Run NumPyro's ``initialize_model`` in one compiled program.
+    """Run NumPyro's ``initialize_model`` in one compiled program; ``RuntimeError`` if that fails.
 
     Where no value by NumPyro's default, near the origin, has a finite density, as in raw units far
-    from it, other strategies are tried: draws of the prior, its median, wider values around the
-    origin, and the origin itself.
-
-    Args:
-        rng_key: random key; values are the same as NumPyro's for it, but for rounding.
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        init_loc_fn: one of NumPyro's initialization strategies.
-        forward_mode: differentiate in forward mode.
-
-    Raises:
-        RuntimeError: if no density is finite in 100 attempts of each strategy.
+    from it, other strategies are tried, with 100 attempts each: draws of the prior, its median,
+    wider values around the origin, and the origin itself. Values are the same as NumPyro's for the
+    key, but for rounding.
     """
 
     def initialize(key: Array, strategy: Callable[..., Any]) -> Any:
@@ -121,7 +105,7 @@ def find_prototype(
 
 
 def _initialized(initialize: Callable[[Array], Any], rng_key: Array) -> Prototype | None:
-    """What NumPyro finds, in one program; None where it has no finite density or no supports."""
+    """The prototype that NumPyro finds, in one program; None without finite density or supports."""
     seen: list[Any] = []
 
     def run(key: Array) -> tuple[Any, Any, list[Array]]:
@@ -153,7 +137,7 @@ def _observed_without_value(
     try:
         # A model whose parameters are not valid raises, if it is not told to let them pass.
         with Hidden(), numpyro.validation_enabled(False):
-            trace = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+            trace = Target(model, args, kwargs, key=key).trace({})
     except Exception:
         return []
     observed = [site for site in trace.values() if site.get("is_observed")]
@@ -161,7 +145,7 @@ def _observed_without_value(
 
 
 def _have_supports(trace: dict[str, Any]) -> bool:
-    """Whether supports survived: NumPyro's classes do, some of a user's forget what they hold."""
+    """Whether supports survived: NumPyro's classes do, some of a user's lose their attributes."""
     try:
         _ = [site["fn"].support for site in trace.values() if is_drawn(site)]
     except AttributeError:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-__all__ = ["site_log_density", "site_log_prob", "sum_by_row"]
+__all__ = ["site_log_density", "site_log_prob", "sum_by_row", "unscaled_log_prob"]
 
 
 def site_log_prob(site: dict[str, Any]) -> jax.Array:
@@ -19,15 +19,16 @@ def site_log_prob(site: dict[str, Any]) -> jax.Array:
 
 
 def sum_by_row(values: jax.Array, dims: Sequence[int]) -> jax.Array:
-    """Sums over all axes but those of plates, of which each element is a row: (rows,).
-
-    Args:
-        values: their last axes are those of plates.
-        dims: dimensions of the plates that are kept, negative.
-    """
+    """Sums over all axes but the plates' negative dimensions ``dims``, (rows,)."""
     kept = {jnp.ndim(values) + dim for dim in dims}
     others = tuple(axis for axis in range(jnp.ndim(values)) if axis not in kept)
     return jnp.ravel(jnp.sum(values, axis=others))
+
+
+def unscaled_log_prob(site: dict[str, Any]) -> jax.Array:
+    """The log density of a site at its value, with what its distribution kept of the draw."""
+    intermediates = [site["intermediates"]] if site["intermediates"] else []
+    return site["fn"].log_prob(site["value"], *intermediates)
 
 
 def site_log_density(
@@ -35,8 +36,7 @@ def site_log_density(
 ) -> jax.Array:
     """Log density of a site, as one of its unconstrained value, scaled by plates."""
     site = trace[name]
-    intermediates = [site["intermediates"]] if site["intermediates"] else []
-    log_prob = site["fn"].log_prob(site["value"], *intermediates)
+    log_prob = unscaled_log_prob(site)
     transform = biject_to(model_trace[name]["fn"].support)
     log_det = transform.log_abs_det_jacobian(unconstrained, site["value"])
     # An event dimension of the guide may be a batch dimension of the model, and vice versa.

@@ -1,4 +1,4 @@
-"""Models with subsampled plates: at all of their rows, at some, and with how often they count."""
+"""Models with subsampled plates: at all of their rows, at some, and with rows counted once."""
 
 from __future__ import annotations
 
@@ -42,13 +42,7 @@ def is_subsampled(plate: dict[str, Any]) -> bool:
 
 
 class _Rows(Messenger):
-    """Has subsampled plates draw rows of another's choice.
-
-    Args:
-        fn: the model.
-        choose: from a plate's name, its size and the number of rows that it draws to the indices of
-            rows.
-    """
+    """A handler that gives subsampled plates the rows of ``choose(name, size, number drawn)``."""
 
     def __init__(
         self, fn: Callable[..., Any], choose: Callable[[str, int, int], jax.Array]
@@ -65,10 +59,10 @@ class _Rows(Messenger):
 
 
 def spread_rows(key: jax.Array, size: int, count: int) -> jax.Array:
-    """Indices (count,) of rows that are spread over all, each with probability ``count / size``.
+    """Indices (count,) of rows spread over all, each drawn with probability ``count / size``.
 
-    One of each of ``count`` strata of a random rotation: no two are the same, and the cost does not
-    depend on ``size``. NumPyro draws rows one after another.
+    One is drawn of each of ``count`` strata of a random rotation: no two are the same, and the cost
+    does not depend on ``size``. NumPyro draws rows one after another.
     """
     bounds = np.arange(count + 1, dtype=np.int64) * size // count
     inside_key, shift_key = jax.random.split(key)
@@ -88,7 +82,7 @@ def with_rows(model: Callable[..., Any], rows: dict[str, jax.Array]) -> Callable
 
 
 def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[..., Any]:
-    """The model with rows by :func:`spread_rows`, of as many as its plates draw."""
+    """The model with as many rows as its plates draw, by :func:`spread_rows`."""
 
     def choose(name: str, size: int, drawn: int) -> jax.Array:
         of_plate = jax.random.fold_in(key, zlib.crc32(name.encode()))
@@ -100,14 +94,11 @@ def with_spread_rows(model: Callable[..., Any], key: jax.Array) -> Callable[...,
 def mean_over_rows(
     of_model: Callable[[Callable[..., Any]], Any], model: Callable[..., Any], size: int
 ) -> Any:
-    """What is linear in a log density, at all rows of the one plate that a model subsamples.
+    """A quantity linear in a log density, at all rows of the one plate that a model subsamples.
 
-    A block of rows after another, each scaled to all rows: their mean is that of all rows at once.
-
-    Args:
-        of_model: from a model to a pytree of arrays.
-        model: the model.
-        size: number of all rows.
+    Blocks of rows are evaluated one after another, each scaled to all rows: their mean is that of
+    all rows at once. ``of_model`` goes from a model to a pytree of arrays; ``size`` counts all
+    rows.
     """
     fewest = -(-size // ROWS_AT_ONCE)
     # Blocks of one size make one program; otherwise the rows that are left make a second one.
@@ -128,7 +119,7 @@ def mean_over_rows(
 
 
 class _CountedOnce(Messenger):
-    """Takes back how subsampled plates scale the rows that they draw."""
+    """A handler that undoes how subsampled plates scale the rows that they draw."""
 
     def __init__(self, fn: Callable[..., Any], times: int) -> None:
         self.times = times
@@ -147,23 +138,12 @@ class _CountedOnce(Messenger):
 
 
 def counted_once(model: Callable[..., Any], times: int = 1) -> Callable[..., Any]:
-    """The model whose subsampled plates do not scale the rows that they draw to all rows.
-
-    Args:
-        model: the model.
-        times: how often each row counts.
-    """
+    """The model whose subsampled plates count each row drawn ``times`` times, and no more."""
     return _CountedOnce(model, times)
 
 
 class FewRows(NamedTuple):
-    """A model of a part of its rows.
-
-    Attributes:
-        model: the model.
-        share: how large a part that is.
-        size: number of all rows; None where several plates are subsampled.
-    """
+    """A model of a share of its rows; ``size`` counts all, None if it subsamples several plates."""
 
     model: Callable[..., Any]
     share: float
@@ -173,17 +153,7 @@ class FewRows(NamedTuple):
 def few_rows(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], most: int
 ) -> FewRows | None:
-    """The model of at most so many rows of each subsampled plate, always the same ones.
-
-    Args:
-        model: a model that takes its rows by the indices of its plates.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        most: rows.
-
-    Returns:
-        None if that would leave out less than half.
-    """
+    """The model of at most ``most`` rows of each plate, always the same; None above half of all."""
     sizes: dict[str, int] = {}
 
     def choose(name: str, size: int, drawn: int) -> jax.Array:
@@ -201,13 +171,7 @@ def few_rows(
 def whole_plates(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any]:
-    """The model of all data; the model itself where it is given a batch of them from outside.
-
-    Args:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
+    """The model of all data; the model itself where it is given a batch of them from outside."""
     whole = with_all_rows(model)
     try:
         fits = _odd_sites(whole, args, kwargs) <= _odd_sites(model, args, kwargs)

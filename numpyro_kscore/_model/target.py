@@ -21,6 +21,7 @@ from numpyro_kscore._model.coordinates import (
 )
 from numpyro_kscore._model.dependencies import is_enumerated, seeded, sources_of
 from numpyro_kscore._model.enumeration import enumerated_log_density
+from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._util.compiling import quick_jit
 
 __all__ = ["Target"]
@@ -36,9 +37,6 @@ class Target(NamedTuple):
     or by name.
 
     Attributes:
-        model: the model.
-        args: its arguments.
-        kwargs: its keyword arguments.
         shapes: names of the latents and shapes of their coordinates, d numbers in this order.
         coordinates: the coordinates of latents that are not unconstrained values.
         data: values of parameters, of mutable state and of rows of plates.
@@ -54,7 +52,7 @@ class Target(NamedTuple):
     key: Array | None = None
 
     def evaluate(self, x: Any) -> tuple[Array, dict[str, Any]]:
-        """The log joint density of data and latents, as one of the coordinates; a trace there."""
+        """The log joint density of data and latents in these coordinates; a trace there."""
         latents, volume = self._latents(x)
         model = self.placed(latents)
         value, trace = log_density(model, self.args, self.kwargs, {})
@@ -65,7 +63,7 @@ class Target(NamedTuple):
         return value + volume, trace
 
     def log_density(self, x: Any) -> Array:
-        """The log joint density of data and latents, as one of the coordinates."""
+        """The log joint density of data and latents in these coordinates."""
         return self.evaluate(x)[0]
 
     def value_and_score(self, x: Array, forward_mode: bool = False) -> tuple[Array, Array]:
@@ -78,6 +76,12 @@ class Target(NamedTuple):
     def trace(self, x: Any) -> dict[str, Any]:
         """The trace of the model."""
         return handlers.trace(self.placed(self._latents(x)[0])).get_trace(*self.args, **self.kwargs)
+
+    def trace_by(self, choose: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """The trace with values of open sites by a function of a site, hidden from handlers."""
+        with Hidden():
+            model = handlers.substitute(self.placed({}), substitute_fn=choose)
+            return handlers.trace(model).get_trace(*self.args, **self.kwargs)
 
     def sites(self, x: Any) -> dict[str, Array]:
         """Values of the continuous latents and the deterministic sites.
@@ -122,7 +126,7 @@ class Target(NamedTuple):
         return latents, volume
 
     def placed(self, latents: dict[str, Any]) -> Callable[..., Any]:
-        """The model at coordinates of some latents, of sizes that do not vary."""
+        """The model at coordinates of some latents, whose sizes do not vary."""
         centerings = {n: c for one in self.coordinates for n, c in one.centerings().items()}
         key = random.key(0) if self.key is None else self.key
         return placed(seeded(self.model, key, self.data), latents, centerings)

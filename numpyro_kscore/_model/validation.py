@@ -10,25 +10,15 @@ import jax.numpy as jnp
 from numpyro.distributions import Distribution, MaskedDistribution
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent
+from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent, layers
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layers import layers
-from numpyro_kscore._model.layout import Site
+from numpyro_kscore._model.layout import Site, num_rows
 
-__all__ = ["check_draws", "check_sites", "check_transformed", "find_latents", "num_rows"]
+__all__ = ["check_draws", "check_sites", "check_transformed", "find_latents"]
 
 
 def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
-    """The continuous latents of a model, of which there must be some, with a density.
-
-    Its discrete latents are those of ``enumeration``.
-
-    Args:
-        model_trace: trace of the model.
-
-    Raises:
-        ValueError: naming the sites and what to do.
-    """
+    """The continuous latents of a model; raises if there are none, or a mask hides a density."""
     latents = {name: site for name, site in model_trace.items() if is_latent(site)}
     if not latents:
         raise ValueError("model: expected at least one continuous latent sample site; got none")
@@ -49,11 +39,7 @@ def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
-    """Check that the guide draws every latent of the model, in the model's shapes and plates.
-
-    Raises:
-        ValueError: naming the sites and what to do.
-    """
+    """Check that the guide draws every latent of the model, in the model's shapes and plates."""
     latents = find_latents(model_trace)
     drawn = {
         name
@@ -144,12 +130,6 @@ def _masks(fn: Distribution) -> list[Any]:
     return [layer._mask for layer in layers(fn) if isinstance(layer, MaskedDistribution)]
 
 
-def num_rows(trace: dict[str, Any], frame: Any) -> int:
-    """Number of rows of a frame's plate, drawn or not."""
-    # Plates inside control flow are not in the trace, and are never subsampled.
-    return trace[frame.name]["args"][0] if frame.name in trace else frame.size
-
-
 def check_draws(name: str, fn: Distribution, site: Site) -> None:
     """Raise for draws without a derivative, and for copies of one draw."""
     if not fn.has_rsample:
@@ -172,7 +152,7 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
 
 
 def check_transformed(names: Collection[str], sites: Collection[str]) -> None:
-    """Raise for coordinates that a guide announces for latents that the model does not have."""
+    """Raise for coordinates that a guide gives to latents that the model does not have."""
     unknown = [name for name in names if name not in sites]
     if unknown:
         raise ValueError(

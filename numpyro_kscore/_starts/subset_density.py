@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_kscore._model.control_variate import MOST_CURVED
+from numpyro_kscore._model.control_variate import MOST_CURVED, Taylor, taylor
 from numpyro_kscore._model.subsampling import FewRows, counted_once, mean_over_rows
-from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._starts.compiled_density import (
     TargetInForms,
     batched_density,

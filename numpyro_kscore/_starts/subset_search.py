@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from numpyro_kscore._model.taylor import Taylor
+from numpyro_kscore._model.control_variate import Taylor
 from numpyro_kscore._starts.batch_match import Bound, match_far
 from numpyro_kscore._starts.candidates import (
     Candidate,

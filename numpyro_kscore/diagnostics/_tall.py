@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_kscore._model.control_variate import MOST_CURVED, center, controlled
+from numpyro_kscore._model.control_variate import MOST_CURVED, Taylor, center, controlled, taylor
 from numpyro_kscore._model.coreset import (
     RowWeights,
     TallPlate,
@@ -32,7 +32,6 @@ from numpyro_kscore._model.coreset import (
 )
 from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._model.subsampling import with_rows
-from numpyro_kscore._model.taylor import Taylor, taylor
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import Density, fit_metric

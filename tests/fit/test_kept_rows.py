@@ -15,7 +15,7 @@ from numpyro_kscore import ImplicitELBO
 from numpyro_kscore._fit.expansion import RowCollector, make_loader_expander
 from numpyro_kscore._fit.svi import inspect_svi, program_of
 from numpyro_kscore._model.control_variate import with_kept_rows
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._util.batches import Batches
 from support.fits import KEY
 

@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
 from numpyro_kscore._fit.expansion import make_loader_expander
 from numpyro_kscore._fit.svi import inspect_svi, program_of
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._util import batches as batches_module
 from numpyro_kscore._util.batches import Batches
 from support.fits import DATA, KEY, QUICK, make_svi, quiet_fit

@@ -19,7 +19,7 @@ from numpyro_kscore._guides.marginal import Marginal, normal_noise
 from numpyro_kscore._guides.row_modes import find_row_modes, gaussians_at
 from numpyro_kscore._guides.rows import Amortized
 from numpyro_kscore._model import subsampling
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.program import inspect_program, objective_program
 from numpyro_kscore._model.target import Target
 from support.compiling import quick_jit

@@ -12,8 +12,11 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import AffineTransform, ExpTransform
 from scipy import stats
 
-from numpyro_kscore._model.coordinates import hierarchical_sites, moved_coordinates
-from numpyro_kscore._model.location_scale import location_and_scale
+from numpyro_kscore._model.coordinates import (
+    hierarchical_sites,
+    location_and_scale,
+    moved_coordinates,
+)
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.centering import Centering, centered
 from support.compiling import quick_jit

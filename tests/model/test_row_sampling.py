@@ -10,7 +10,7 @@ from jax import random
 
 from numpyro_kscore._model.all_rows import expand
 from numpyro_kscore._model.coreset import draw_rows, row_remainders, row_table
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.program import Program, inspect_program
 
 

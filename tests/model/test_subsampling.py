@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._model import all_rows, joint, particle_model, particles
-from numpyro_kscore._model.evaluation import evaluate_particles
+from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore._model.subsampling import (
     counted_once,

@@ -13,7 +13,7 @@ from jax import random
 from scipy import special, stats
 
 from numpyro_kscore import AutoImplicit
-from numpyro_kscore._model.taylor import Taylor
+from numpyro_kscore._model.control_variate import Taylor
 from numpyro_kscore._starts.batch_match import elbo
 from numpyro_kscore._starts.candidates import Latents
 from numpyro_kscore._starts.gaussian_search import find_gaussian
