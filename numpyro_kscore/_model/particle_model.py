@@ -98,7 +98,7 @@ class ParticleModel(NamedTuple):
         table: jax.Array | None = None,
         kept: KeptRows | None = None,
     ) -> ParticleModel:
-        """The model with rows that all particles share; see ``ControlVariate`` for table and kept."""
+        """The model with rows that all particles share; ``ControlVariate`` has table and kept."""
         trace, program = self.trace(draw, theta), self.program
         rows = {
             name: site["value"]

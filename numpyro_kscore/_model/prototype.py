@@ -41,7 +41,7 @@ OTHERS = (
 
 
 class Prototype(NamedTuple):
-    """A trace of a model, and unconstrained latents of finite density and gradient, in its order."""
+    """A trace of a model, and unconstrained latents at which density and gradient are finite."""
 
     trace: dict[str, dict[str, Any]]
     latents: dict[str, Array]
