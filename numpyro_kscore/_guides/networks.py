@@ -34,7 +34,7 @@ def perceptron(name: str, fan_in: int, hidden_dims: Sequence[int], size: int) ->
 @partial(jax.jit, static_argnames="widths")
 def _init_layers(key: jax.Array, widths: tuple[int, ...]) -> jax.Array:
     sizes = [a * b for a, b in itertools.pairwise(widths[:-1])]
-    # All at once and as one vector: random matrices take five times as long to compile.
+    # Weights are drawn as one vector: random matrices take five times as long to compile.
     weights = random.normal(key, (sum(sizes),)) / GAIN
     parts = []
     for size, fan_out in zip(sizes, widths[1:-1], strict=True):

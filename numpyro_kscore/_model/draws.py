@@ -60,7 +60,7 @@ class GuideDraws(NamedTuple):
     num_lost: int = 0
 
     def checked(self, minimum: int = 100) -> GuideDraws:
-        """The same draws as arrays of one precision.
+        """These draws as arrays of one precision.
 
         Args:
             minimum: least number of draws.

@@ -246,7 +246,7 @@ def _chain(
     states = {name.replace(PREVIOUS, "") for name in previous}
     handed_on = frozenset(previous | states)
     in_states = frozenset(v for name in states & set(factors) for v in factors[name].inputs)
-    # Within a step: what neither the next step nor anything outside of the scan depends on.
+    # Inside are inputs that neither the next step nor factors outside of the scan have.
     inside = (summed - handed_on - known) | (plates - in_states)
     with funsor.interpretations.lazy:
         step = funsor.sum_product.sum_product(

@@ -41,7 +41,7 @@ OTHERS = (
 
 
 class Prototype(NamedTuple):
-    """A trace of a model, and latents in its order, unconstrained, at finite density and gradient."""
+    """A trace of a model, and unconstrained latents of finite density, ordered as in the model."""
 
     trace: dict[str, dict[str, Any]]
     latents: dict[str, Array]
@@ -81,7 +81,7 @@ def find_prototype(
         found = _initialized(partial(initialize, strategy=strategy), rng_key)
         if found is not None:
             return found
-    # Operation by operation NumPyro names the sites whose values are not valid.
+    # Run operation by operation, NumPyro names the sites whose values are not valid.
     try:
         info = initialize(rng_key, init_loc_fn)
     except (RuntimeError, ValueError) as error:
