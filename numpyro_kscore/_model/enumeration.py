@@ -111,7 +111,7 @@ def enumerated_log_density(
     kwargs: dict[str, Any],
     trace: dict[str, Any],
 ) -> jax.Array:
-    """The log joint density with discrete latents summed out, of a model with continuous values.
+    """The log joint density with discrete latents summed out, at continuous latents.
 
     Cost: the product of the numbers of values of sites that are dependent, for each row; the time
     of a chain of T steps is O(log T) on parallel hardware.

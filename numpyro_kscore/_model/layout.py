@@ -200,8 +200,8 @@ class Layout(NamedTuple):
 def default_num_particles(dim: int, has_local: bool) -> int:
     """Number of particles for estimates in ``dim`` dimensions.
 
-    That is 8 for each dimension, from 128 to 512. Half of them, from 128 to 256, do where local log
-    densities share the gradient with the estimates (docs/accuracy).
+    The number is 8 for each dimension, from 128 to 512. Half of it, from 128 to 256, suffices where
+    local log densities share the gradient with the estimates (docs/accuracy).
     """
     return min(max(128, 4 * dim), 256) if has_local else min(max(128, 8 * dim), 512)
 

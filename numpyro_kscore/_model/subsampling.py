@@ -161,7 +161,7 @@ class FewRows(NamedTuple):
 def few_rows(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], most: int
 ) -> FewRows | None:
-    """The model of at most ``most`` rows of each plate, always the same; None above half of all."""
+    """The model of at most ``most`` rows of each plate, always the same; None if over half."""
     sizes: dict[str, int] = {}
 
     def choose(name: str, size: int, drawn: int) -> jax.Array:
