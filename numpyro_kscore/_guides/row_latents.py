@@ -99,7 +99,7 @@ def draw_rows(
         if maps is None:
             x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
         else:
-            # Where the network is right the bound is flat in the Gaussians: no derivative is needed.
+            # With the right network the bound is flat in the Gaussians: no derivative is needed.
             fixed_gaussians = jax.tree.map(lax.stop_gradient, gaussians)
             features = _features(there, fixed_gaussians)
             x = jax.vmap(maps[number])(eps, features)
