@@ -18,8 +18,6 @@ import numpy as np
 
 from numpyro_kscore._util.keys import as_numbers, is_typed_key
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
-
 FORMAT = "numpyro_kscore fit, version 1"
 
 

@@ -20,15 +20,6 @@ from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 
-__all__ = [
-    "Expander",
-    "RowCollector",
-    "has_local_latents",
-    "make_expander",
-    "make_loader_expander",
-    "no_rows",
-]
-
 # Fraction of a batch's number of rows that every step keeps.
 PART_KEPT = 0.25
 # Rows whose sizes differ by less, relatively, may matter the same up to rounding.

@@ -34,8 +34,6 @@ from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_svi, is_concrete
 from numpyro_kscore._util.keys import FitKey, check_key, key_apart
 
-__all__ = ["fit"]
-
 
 def fit(
     svi: SVI,

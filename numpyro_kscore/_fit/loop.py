@@ -31,8 +31,6 @@ from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.keys import FitKey, as_numbers, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 
-__all__ = ["MOST_RECOVERIES", "Bar", "run_chunks"]
-
 MOST_RECOVERIES = 5
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from numpyro_kscore._fit.progress import Rule
 from numpyro_kscore._util.checks import check_choice, check_count, check_positive
 
-__all__ = ["LOSS_BLOCKS", "FitOptions"]
-
 # Blocks of steps for the error of a mean loss: losses of successive steps are correlated.
 LOSS_BLOCKS = 5
 

@@ -28,8 +28,6 @@ from numpyro_kscore.diagnostics._fitted import (
     fitted_guide,
 )
 
-__all__ = ["PortableGuide", "load_guide", "save_guide"]
-
 # The version of files, which grows when code of one version cannot read those of another.
 FORMAT = 1
 # Devices that the program is written for.

@@ -29,8 +29,6 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy
 
-__all__ = ["look_at_exact_draws", "make_chunk", "make_look", "moment_errors"]
-
 # Largest dimension in which moments are compared with all correlations taken into account.
 MOST_CORRELATED = 256
 

@@ -13,22 +13,6 @@ from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Position
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = [
-    "CONVERGED",
-    "EVALUATION_DRAWS",
-    "LOOK_BATCHES",
-    "NEAR_AT_END",
-    "SMALLEST_BATCH",
-    "Chunk",
-    "Ending",
-    "Gain",
-    "Look",
-    "Progress",
-    "Rule",
-    "Run",
-    "Seen",
-]
-
 Phase = Literal["search", "settle", "done"]
 # Causes of a fit that has converged.
 CONVERGED = ("plateau", "tol")

@@ -15,8 +15,6 @@ from numpyro_kscore._fit.stopping import conclude
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._messages import fit_reason
 
-__all__ = ["FitInfo", "FitResult", "finish"]
-
 
 class FitInfo(NamedTuple):
     """The report of how a fit went.

@@ -18,8 +18,6 @@ import numpy as np
 from numpyro_kscore._fit.progress import CONVERGED, NEAR_AT_END, Ending, Gain, Look, Progress, Rule
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 
-__all__ = ["advance", "begin", "conclude", "step_sizes", "window_gain"]
-
 # A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2

@@ -30,20 +30,6 @@ from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = [
-    "Arguments",
-    "Given",
-    "check_batch",
-    "exact_draws",
-    "initial_state",
-    "inspect_svi",
-    "latent_size",
-    "parameter_slots",
-    "program_of",
-    "strongly_typed",
-    "with_parameters",
-]
-
 # Arguments and keyword arguments of model and guide, and a function from a batch to them.
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 Arguments = Callable[[Any], Given]

@@ -13,9 +13,7 @@ import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import biject_to
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._guides.checks import (
     are_equal,
@@ -37,6 +35,7 @@ from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import are_local_densities_asked_for
 from numpyro_kscore._model.implicit import Implicit
+from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._model.package_guide import PackageGuide, Split
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.target import Target
@@ -55,9 +54,7 @@ from numpyro_kscore._transports.transport import Chain, LocalDensity, push_densi
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["AutoImplicit"]
-
-# Most dimensions in which a start is looked for: its matrices take O(d³) on the host.
+# Most dimensions in which a start is searched for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
@@ -198,7 +195,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         seeded(self._setup_prototype, rng_key, {})(*args, **kwargs)
 
     def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
-        """The same for a model that sees one batch at a time, whose posterior is that of all.
+        """See a model that is given one batch at a time, whose posterior is that of all.
 
         Args:
             rng_key: random key.
@@ -310,13 +307,12 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         out: dict[str, jax.Array] = {}
         for name, x in unravel(flat, self._shapes).items():
             site = self.prototype_trace[name]
-            with helpful_support_errors(site):
-                value = trace[name]["value"] if trace else biject_to(site["fn"].support)(x)
+            value = trace[name]["value"] if trace else support_transform(site)(x)
             fn = Implicit(
                 value,
                 site["fn"].event_dim,
                 unconstrained=x,
-                # One site has that of all.
+                # One site carries the density of all.
                 local_log_density=None if local is None or out else local.log_density,
                 local_score=scores.get(name),
             )

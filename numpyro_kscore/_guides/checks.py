@@ -13,25 +13,11 @@ from jax import random
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
 from numpyro_kscore._model.enumeration import check_enumerable
-from numpyro_kscore._model.subsampling import is_subsampled
+from numpyro_kscore._model.subsampling import subsampled_plates
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
 from numpyro_kscore._util.keys import as_numbers
-
-__all__ = [
-    "are_equal",
-    "check_amortized",
-    "check_latents",
-    "check_levels",
-    "check_noise",
-    "check_plates",
-    "check_set_up",
-    "check_settings",
-    "has_dynamic_support",
-    "is_concrete_call",
-    "warn_of_other_data",
-]
 
 
 def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -> None:
@@ -102,11 +88,7 @@ def check_amortized(
             )
         blocks = find_row_blocks(trace, plates)
         rows = {name for block in blocks for name in block.plates}
-        subsampled.extend(
-            name
-            for name, site in trace.items()
-            if site["type"] == "plate" and is_subsampled(site) and name not in rows
-        )
+        subsampled.extend(name for name in subsampled_plates(trace) if name not in rows)
         if len(blocks) and all(plate_of(s, plates) for s in trace.values() if is_latent(s)):
             raise ValueError(
                 "amortize: expected latents outside of the amortized plates; got a model without. "
@@ -191,7 +173,7 @@ def are_equal(known: Any, given: Any) -> bool:
 
 def _has_equal_numbers(a: Any, b: Any) -> bool:
     if not (is_concrete(a) and is_concrete(b)):
-        # Words, flags and functions; what compares to no single answer is another.
+        # Words, flags and functions are equal if the comparison has the single answer True.
         return (a == b) is True
     if any(isinstance(x, np.ndarray) and x.dtype.kind in "OSU" for x in (a, b)):
         return np.array_equal(a, b)

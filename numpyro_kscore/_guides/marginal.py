@@ -27,8 +27,6 @@ from numpyro_kscore._model.particle_model import own_key
 from numpyro_kscore._model.site_density import site_log_prob
 from numpyro_kscore._model.subsampling import with_rows
 
-__all__ = ["Marginal", "no_noise", "normal_noise"]
-
 
 class Marginal:
     """The model of the global latents.

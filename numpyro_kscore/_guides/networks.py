@@ -14,8 +14,6 @@ from jax import random
 
 from numpyro_kscore._transports.network import GAIN, Perceptron
 
-__all__ = ["apply_network", "check_network", "perceptron"]
-
 
 def perceptron(name: str, fan_in: int, hidden_dims: Sequence[int], size: int) -> Perceptron:
     """A perceptron from (fan_in,) to (size,), zero at the start: a function without effects.
@@ -34,7 +32,7 @@ def perceptron(name: str, fan_in: int, hidden_dims: Sequence[int], size: int) ->
 @partial(jax.jit, static_argnames="widths")
 def _init_layers(key: jax.Array, widths: tuple[int, ...]) -> jax.Array:
     sizes = [a * b for a, b in itertools.pairwise(widths[:-1])]
-    # All at once and as one vector: random matrices take five times as long to compile.
+    # Weights are drawn as one vector: random matrices take five times as long to compile.
     weights = random.normal(key, (sum(sizes),)) / GAIN
     parts = []
     for size, fan_out in zip(sizes, widths[1:-1], strict=True):

@@ -21,8 +21,6 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["PosteriorDraws"]
-
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
 QUANTILE_DRAWS = 10_000
@@ -138,23 +136,14 @@ class PosteriorDraws(AutoContinuous):
         flat = jax.vmap(one)(random.split(rng_key, math.prod(sample_shape)))
         return flat.reshape(*sample_shape, -1)
 
-    def get_base_dist(self) -> NoReturn:
-        """Not available: the guide is not a transformed distribution with a density."""
-        self._no_density()
+    def get_posterior(self, params: Any = None) -> NoReturn:
+        """Not available: the guide is not a transformed distribution with a density.
 
-    def get_transform(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide is not a transformed distribution with a density."""
-        self._no_density()
-
-    def get_posterior(self, params: dict[str, Any]) -> NoReturn:
-        """Not available: the guide has no density. Use ``sample_posterior``."""
-        self._no_density()
-
-    def _get_posterior(self) -> NoReturn:
-        self._no_density()
-
-    def _no_density(self) -> NoReturn:
+        Use ``sample_posterior``.
+        """
         raise NotImplementedError(
             f"{type(self).__name__}: expected no use of a density; the guide can only be "
             "sampled. Use guide.sample_posterior(rng_key, params, sample_shape=...)"
         )
+
+    get_base_dist = get_transform = _get_posterior = get_posterior

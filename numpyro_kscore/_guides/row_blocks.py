@@ -1,6 +1,6 @@
 """The latents in the rows of a plate, as a block of numbers for each row.
 
-The sites of the model whose densities are computed from them are found here, too.
+The model at these latents, and the sites that depend on them, are here, too.
 """
 
 from __future__ import annotations
@@ -12,32 +12,18 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import biject_to
-from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._model.dependencies import is_latent, sources_of
-from numpyro_kscore._model.layout import Site, frames_of, free_axes
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.layout import Site, free_axes, place_sites, value_at_zero
 from numpyro_kscore._model.site_density import site_log_prob, sum_by_row
-
-__all__ = [
-    "RowBlock",
-    "RowSites",
-    "feasible",
-    "find_row_blocks",
-    "find_row_sites",
-    "plate_of",
-    "row_densities",
-    "start_of",
-]
+from numpyro_kscore._model.target import Target
 
 # Most latent numbers of a row: each takes a pass over the data for a column of its Hessian.
 LARGEST_ROW = 32
-# Where modes are looked for from, unconstrained. Zero may make logits of zero, where the derivative
-# of NumPyro's binomial distribution is wrong, since its log density is written with |logits|.
+# Unconstrained values where the search for modes starts. Zero may make logits of zero, where the
+# derivative of NumPyro's binomial distribution is wrong: its log density has |logits|.
 START = 0.05
-
-# From unconstrained values of the latents in rows to the trace of a model.
-TraceAt = Callable[[dict[str, jax.Array]], dict[str, Any]]
 
 
 class RowBlock(NamedTuple):
@@ -89,14 +75,6 @@ class RowBlock(NamedTuple):
         }
 
 
-def feasible(site: dict[str, Any]) -> jax.Array:
-    """The value of a latent site at zero in unconstrained coordinates."""
-    with helpful_support_errors(site):
-        transform = biject_to(site["fn"].support)
-    shape = tuple(site["kwargs"].get("sample_shape", ())) + site["fn"].shape()
-    return transform(jnp.zeros(transform.inverse_shape(shape)))
-
-
 def start_of(blocks: Sequence[RowBlock]) -> dict[str, jax.Array]:
     """Unconstrained values of the latents of blocks, where the search for their modes starts."""
     return {site.name: jnp.full(site.shape, START) for block in blocks for site in block.sites}
@@ -142,21 +120,14 @@ def _raise_without_latents(plate: str, trace: dict[str, Any], amortized: Sequenc
 
 
 def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
-    sites: list[Site] = []
-    start = 0
-    for name in names:
-        site = trace[name]
-        with helpful_support_errors(site):
-            transform = biject_to(site["fn"].support)
-        shape = tuple(transform.inverse_shape(jnp.shape(site["value"])))
-        frames = frames_of(trace, site)
-        if any(frame.axis >= free_axes(site) for frame in frames):
+    places = place_sites(trace, names, trace)
+    for name, site in places.items():
+        if any(frame.axis >= free_axes(trace[name]) for frame in site.frames):
             raise ValueError(
                 f"amortize: expected latents that are free row by row in plate '{plate}'; got "
                 f"'{name}', whose support ties rows to each other"
             )
-        sites.append(Site(name, shape, start, frames))
-        start += math.prod(shape)
+    sites = tuple(places.values())
     shared = set.intersection(*({frame.name for frame in site.frames} for site in sites))
     frames = tuple(frame for frame in sites[0].frames if frame.name in shared)
     frames = tuple(sorted(frames, key=lambda frame: frame.dim))
@@ -170,7 +141,7 @@ def _block(plate: str, names: list[str], trace: dict[str, Any]) -> RowBlock:
         )
     scale = math.prod(frame.full_size / frame.size for frame in frames)
     dims = tuple(frame.dim for frame in frames)
-    return RowBlock(plate, tuple(sites), plates, dims, scale, columns)
+    return RowBlock(plate, sites, plates, dims, scale, columns)
 
 
 class RowSites(NamedTuple):
@@ -180,27 +151,57 @@ class RowSites(NamedTuple):
     outside: tuple[str, ...]
 
 
-def find_row_sites(trace_at: TraceAt, block: RowBlock) -> RowSites:
-    """The sites that depend on rows, by the trace of the model at the latents of their block."""
-    in_plates: set[str] = set()
+class RowTarget(NamedTuple):
+    """A model whose global latents, parameters and rows of plates are given."""
 
-    def densities(latents: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        found = {}
-        for name, site in trace_at(latents).items():
-            if site["type"] == "sample":
-                plates = {frame.name for frame in site["cond_indep_stack"]}
-                if plates.issuperset(block.plates):
-                    in_plates.add(name)
-                found[name] = site_log_prob(site)
-        return found
+    target: Target
 
-    shapes = jax.eval_shape(block.unravel, jnp.zeros(block.columns.shape))
-    names = [name for name, found in sources_of(densities, shapes).items() if found]
-    inside = tuple(name for name in names if name in in_plates)
-    return RowSites(inside, tuple(name for name in names if name not in in_plates))
+    def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
+        """The blocks of rows, see :func:`find_row_blocks`."""
 
+        def value(site: dict[str, Any]) -> jax.Array | None:
+            return value_at_zero(site) if is_latent(site) and site["value"] is None else None
 
-def row_densities(trace: dict[str, Any], block: RowBlock, names: tuple[str, ...]) -> jax.Array:
-    """The log density of each row by sites in its plates, (rows,), up to a constant, not scaled."""
-    found = (sum_by_row(site_log_prob(trace[name]), block.dims) for name in names)
-    return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale
+        return find_row_blocks(self.target.trace_by(value), amortized)
+
+    def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
+        """Log joint density at unconstrained values of the latents in rows, and the trace."""
+        with Hidden():
+            return self.target.evaluate(coordinates)
+
+    def of_block(
+        self, block: RowBlock, others: dict[str, jax.Array]
+    ) -> Callable[[jax.Array], jax.Array]:
+        """Log density of the rows of a block, (E, k), up to a constant; not scaled."""
+        return lambda rows: self.at({**others, **block.unravel(rows)})[0] / block.scale
+
+    def by_row(
+        self, block: RowBlock, others: dict[str, jax.Array], names: tuple[str, ...]
+    ) -> Callable[[jax.Array], jax.Array]:
+        """Log densities of rows by sites in their plates, (E, k) to (E,), as :meth:`of_block`."""
+
+        def densities(rows: jax.Array) -> jax.Array:
+            trace = self.at({**others, **block.unravel(rows)})[1]
+            found = (sum_by_row(site_log_prob(trace[name]), block.dims) for name in names)
+            return sum(found, jnp.zeros(block.columns.shape[0])) / block.scale
+
+        return densities
+
+    def row_sites(self, block: RowBlock, others: dict[str, jax.Array]) -> RowSites:
+        """The sites whose densities are computed from the rows of a block."""
+        in_plates: set[str] = set()
+
+        def densities(latents: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            found = {}
+            for name, site in self.at({**others, **latents})[1].items():
+                if site["type"] == "sample":
+                    plates = {frame.name for frame in site["cond_indep_stack"]}
+                    if plates.issuperset(block.plates):
+                        in_plates.add(name)
+                    found[name] = site_log_prob(site)
+            return found
+
+        shapes = jax.eval_shape(block.unravel, jnp.zeros(block.columns.shape))
+        names = [name for name, found in sources_of(densities, shapes).items() if found]
+        inside = tuple(name for name in names if name in in_plates)
+        return RowSites(inside, tuple(name for name in names if name not in in_plates))

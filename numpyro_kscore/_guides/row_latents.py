@@ -10,7 +10,7 @@ and rows may have any number of observations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,7 @@ from jax import lax, random
 
 from numpyro_kscore._guides.row_blocks import (
     RowBlock,
-    RowSites,
-    feasible,
-    find_row_blocks,
-    find_row_sites,
-    row_densities,
+    RowTarget,
     start_of,
 )
 from numpyro_kscore._guides.row_modes import (
@@ -33,65 +29,15 @@ from numpyro_kscore._guides.row_modes import (
     hessian_blocks,
 )
 from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
-from numpyro_kscore._model.dependencies import is_latent
-from numpyro_kscore._model.handlers import Hidden
-from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.network import GATE_RATE, local_log_density
 
-__all__ = [
-    "RowTarget",
-    "RowDraws",
-    "RowMap",
-    "draw_rows",
-    "num_features",
-    "residual_map",
-    "row_couplings",
-]
-
-# How far from the mean the gradients are taken that a network sees, in standard deviations.
+# Distances from the mean at which a network sees gradients, in standard deviations.
 PROBES = (-1.5, 1.5)
 # Features are squashed to this size: gradients in the tails may be exponentials.
 LARGEST_FEATURE = 3.0
 
-# From noise (k,) and features (f,) of a row to standardized numbers (k,).
+# A map from noise (k,) and features (f,) of a row to standardized numbers (k,).
 RowMap = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-class RowTarget(NamedTuple):
-    """A model whose global latents, parameters and rows of plates are given."""
-
-    target: Target
-
-    def blocks(self, amortized: Sequence[str]) -> tuple[RowBlock, ...]:
-        """The blocks of rows, see :func:`find_row_blocks`."""
-
-        def value(site: dict[str, Any]) -> jax.Array | None:
-            return feasible(site) if is_latent(site) and site["value"] is None else None
-
-        return find_row_blocks(self.target.trace_by(value), amortized)
-
-    def at(self, coordinates: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, Any]]:
-        """Log joint density at unconstrained values of the latents in rows, and the trace."""
-        with Hidden():
-            return self.target.evaluate(coordinates)
-
-    def of_block(
-        self, block: RowBlock, others: dict[str, jax.Array]
-    ) -> Callable[[jax.Array], jax.Array]:
-        """Log density of the rows of a block, (E, k), up to a constant; not scaled."""
-        return lambda rows: self.at({**others, **block.unravel(rows)})[0] / block.scale
-
-    def by_row(
-        self, block: RowBlock, others: dict[str, jax.Array], names: tuple[str, ...]
-    ) -> Callable[[jax.Array], jax.Array]:
-        """Log densities of rows, from (E, k) to (E,), up to a constant; not scaled."""
-        return lambda rows: row_densities(
-            self.at({**others, **block.unravel(rows)})[1], block, names
-        )
-
-    def row_sites(self, block: RowBlock, others: dict[str, jax.Array]) -> RowSites:
-        """The sites whose densities are computed from the rows of a block."""
-        return find_row_sites(lambda own: self.at({**others, **own})[1], block)
 
 
 class RowDraws(NamedTuple):
@@ -124,18 +70,12 @@ def draw_rows(
     *,
     integrate: bool = False,
 ) -> RowDraws:
-    """A draw of all rows.
+    """A draw of all rows, given the model of the rows; ``fixed`` is the same, not differentiated.
 
-    Args:
-        conditional: the model at the global latents.
-        blocks: its rows.
-        fixed: the same model, not differentiated.
-        start: unconstrained values by site, where the search for modes starts.
-        maps: from noise and features to standardized numbers, by block; None draws the modes, with
-            the density of the Gaussians there.
-        noise: standard normal, (E, k) by block.
-        integrate: whether to integrate rows out where that can be done. Their draws are then not
-            differentiable in what is given.
+    The search for modes starts from unconstrained values by site. ``maps`` go from noise and
+    features to standardized numbers, by block; without them the draw is the modes, with the density
+    of the Gaussians there. Noise is standard normal, (E, k) by block. With ``integrate`` rows are
+    integrated out where that can be done, and their draws are not differentiable in what is given.
     """
     coordinates = dict(start)
     densities, gains = [], []
@@ -150,7 +90,7 @@ def draw_rows(
         if maps is None:
             x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
         else:
-            # The bound is flat in them where the network is right, so that they need no derivative.
+            # With the right network the bound is flat in the Gaussians: no derivative is needed.
             fixed_gaussians = jax.tree.map(lax.stop_gradient, gaussians)
             features = _features(there, fixed_gaussians)
             x = jax.vmap(maps[number])(eps, features)
@@ -163,11 +103,11 @@ def draw_rows(
             gains.append(-densities[-1])
             continue
         by_row = conditional.by_row(block, others, sites)
-        # A start need not be exact, and takes thousands of densities of thousands of rows.
+        # The search for a start tolerates errors, and takes thousands of densities of all rows.
         integrals = integrate_rows(by_row, gaussians, coarse=maps is None)
         gain = block.scale * jnp.sum(integrals - by_row(rows))
         if maps is not None:
-            # A zero whose derivative teaches the network.
+            # This adds zero, with a derivative that trains the network.
             fixed_by_row = fixed.by_row(block, lax.stop_gradient(others), sites)
             bound = block.scale * jnp.sum(fixed_by_row(rows)) - densities[-1]
             gain += bound - lax.stop_gradient(bound)
@@ -212,7 +152,7 @@ def _laplace(
 
 
 def _features(here: Callable[[jax.Array], jax.Array], gaussians: RowGaussians) -> jax.Array:
-    """How the gradients near the modes depart from those of the Gaussians, (E, features)."""
+    """Departures of gradients near the modes from those of the Gaussians, (E, features)."""
     dim = gaussians.mean.shape[1]
     points = jnp.asarray(np.concatenate([p * np.eye(dim) for p in PROBES]), gaussians.mean.dtype)
 

@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["RowGaussians", "find_row_modes", "gaussians_at", "hessian_blocks"]
-
 LogDensity = Callable[[jax.Array], jax.Array]
 
-# A step shorter than so many standard deviations is the last but one, which is ten times shorter
-# than what it leaves: Newton's method squares its error.
+# The search ends at a step of fewer standard deviations than this: Newton's method squares its
+# error, so one more step leaves far less.
 SHORT = 0.03
 MOST_STEPS = 40
-# A step is too long if the slope along it turns to less than minus so much of what it was.
+# A step is too long if the slope along it turns to less than minus this share of what it was.
 OVERSHOOT = 0.5
 # Factor of a step that was too long.
 SHORTER = 0.25
@@ -52,7 +50,10 @@ class RowGaussians(NamedTuple):
 
     def standardized(self, gradients: jax.Array) -> jax.Array:
         """Gradients in the rows' numbers, (E, k), as those in standardized ones."""
-        return _forward(self.lower, gradients) / jnp.sqrt(self.pivots)
+        x = gradients
+        for j in range(x.shape[1] - 1):
+            x = x.at[:, j + 1 :].add(-self.lower[:, j + 1 :, j] * x[:, j, None])
+        return x / jnp.sqrt(self.pivots)
 
     def solve(self, gradients: jax.Array) -> jax.Array:
         """The inverse precision times gradients (E, k)."""
@@ -63,13 +64,6 @@ class RowGaussians(NamedTuple):
     def log_volume(self) -> jax.Array:
         """Logarithm of the determinant of the map from standardized numbers, (E,)."""
         return -0.5 * jnp.sum(jnp.log(self.pivots), axis=1)
-
-
-def _forward(lower: jax.Array, right: jax.Array) -> jax.Array:
-    """The solution (E, k) of L x = right."""
-    for j in range(right.shape[1] - 1):
-        right = right.at[:, j + 1 :].add(-lower[:, j + 1 :, j] * right[:, j, None])
-    return right
 
 
 def _factorized(mean: jax.Array, precision: jax.Array) -> RowGaussians:

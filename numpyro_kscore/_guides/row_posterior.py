@@ -19,12 +19,10 @@ from numpyro_kscore._model.subsampling import whole_plates
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["RowPosterior"]
-
 Params = dict[str, Any]
 
 
-# Numbers in the draws for a median, and the fewest draws: all rows may take much memory.
+# Most numbers in the draws for a median, and the fewest draws: all rows may take much memory.
 MOST_NUMBERS, FEWEST_DRAWS = 2**26, 200
 
 
@@ -73,7 +71,7 @@ class RowPosterior(NamedTuple):
         return quick_jit(self._values)(params, jnp.median(flat, axis=0), middle)
 
     def num_draws(self, params: Params, most: int) -> int:
-        """How many draws of all rows to take for a quantile, at most so many."""
+        """The number of draws of all rows for a quantile, at most ``most``."""
         one = jax.eval_shape(lambda p: self.sample(random.key(0), p, 1), params)
         size = sum(math.prod(value.shape) for value in one.values())
         return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
@@ -89,7 +87,7 @@ class RowPosterior(NamedTuple):
                 coordinates = self._rows_at(params, *pair)
                 return coordinates, self._values(params, pair[1], coordinates)
 
-            # One after another: a draw takes the memory of all rows.
+            # Draws are made one after another: each takes the memory of all rows.
             return flat, *lax.map(one, (random.split(row_key, count), flat))
 
         return quick_jit(draw)(key, params)

@@ -15,11 +15,10 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_kscore._guides.networks import perceptron
-from numpyro_kscore._guides.row_blocks import RowBlock, feasible, plate_of, start_of
+from numpyro_kscore._guides.row_blocks import RowBlock, RowTarget, plate_of, start_of
 from numpyro_kscore._guides.row_latents import (
     RowDraws,
     RowMap,
-    RowTarget,
     draw_rows,
     num_features,
     residual_map,
@@ -28,12 +27,11 @@ from numpyro_kscore._guides.row_latents import (
 from numpyro_kscore._model.dependencies import is_latent
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.implicit import Implicit
+from numpyro_kscore._model.layout import value_at_zero
 from numpyro_kscore._model.subsampling import spread_rows, with_rows
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit
-
-__all__ = ["Amortized", "Outline", "RowTrace", "draw_plates", "sample_rows"]
 
 # Widths of the network of rows: the residual of a posterior in a few dimensions is simple.
 WIDTHS = (32, 32)
@@ -176,19 +174,15 @@ class Amortized(NamedTuple):
         if noise is None:
             maps, drawn = None, [jnp.zeros(block.columns.shape) for block in blocks]
         else:
-            maps, drawn = self._maps(blocks), [noise(block) for block in blocks]
+            maps, drawn = [self._map(block) for block in blocks], [noise(b) for b in blocks]
         draws = draw_rows(conditional, blocks, fixed, start, maps, drawn, integrate=integrate)
         return RowTrace(blocks, draws, conditional.at(draws.coordinates)[1])
 
-    def _maps(self, blocks: tuple[RowBlock, ...]) -> list[RowMap]:
-        """The networks of the rows, as parameters."""
-        found = []
-        for block in blocks:
-            dim = block.columns.shape[1]
-            name = f"{self.prefix}_{block.plate}_layers"
-            network = perceptron(name, dim + num_features(dim), WIDTHS, 2 * dim)
-            found.append(residual_map(network))
-        return found
+    def _map(self, block: RowBlock) -> RowMap:
+        """The network of the rows of a block, as a parameter."""
+        dim = block.columns.shape[1]
+        name = f"{self.prefix}_{block.plate}_layers"
+        return residual_map(perceptron(name, dim + num_features(dim), WIDTHS, 2 * dim))
 
 
 def _check_places(conditional: RowTarget, blocks: Sequence[RowBlock]) -> None:
@@ -219,7 +213,6 @@ class _Spread(Messenger):
     """A handler that lets plates draw rows at a cost that does not depend on their size."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Replace what a plate draws its rows by."""
         if msg["type"] == "plate" and msg["value"] is None:
             msg["fn"] = lambda size, drawn, rng_key=None: spread_rows(rng_key, size, drawn)
 
@@ -232,13 +225,12 @@ class _Placeholders(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Set the value of a latent in rows, or of a plate."""
         if msg["value"] is not None:
             return
         if msg["type"] == "plate":
             msg["value"] = jnp.arange(msg["args"][1])
         elif msg["type"] == "sample" and plate_of(msg, self.plates):
-            msg["value"] = feasible(msg)
+            msg["value"] = value_at_zero(msg)
 
 
 def sample_rows(amortized: Amortized, outline: Outline) -> dict[str, jax.Array]:

@@ -9,8 +9,6 @@ import numpyro
 from numpyro_kscore._guides.autoguide import AutoImplicit
 from numpyro_kscore._transports.network import GATE_RATE, standard_normal
 
-__all__ = ["AutoSemiImplicit"]
-
 # Default limit on the noise of a mixture: more makes layers wide and gains little.
 MOST_NOISE = 16
 

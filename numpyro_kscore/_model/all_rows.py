@@ -1,4 +1,8 @@
-"""The control variate of all rows, at the mean of a guide's draws, and what it leaves of each."""
+"""The control variate of all rows, at the mean of a guide's draws, and what it leaves of each.
+
+A function that is given a draw needs the key of :func:`mean_draw`, which made it, and a program
+whose model has no parameters.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._model.control_variate import MOST_CURVED, ControlVariate, KeptRows, Taylor
-from numpyro_kscore._model.coreset import (
-    row_log_likelihoods,
-    row_remainders,
-    row_table,
-    tall_plate,
-)
+from numpyro_kscore._model.coreset import row_log_likelihoods, row_remainders, row_table, tall_plate
 from numpyro_kscore._model.draws import Draw
 from numpyro_kscore._model.layout import Layout
-from numpyro_kscore._model.particle_model import (
-    ParticleModel,
-    at_mean,
-    expanded,
-    is_affordable,
-)
+from numpyro_kscore._model.particle_model import ParticleModel, at_mean, expanded, is_affordable
 from numpyro_kscore._model.particles import (
     are_finite,
     at_source,
@@ -31,11 +25,9 @@ from numpyro_kscore._model.particles import (
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.subsampling import with_all_rows
 
-__all__ = ["expand", "expand_at", "kept_plate", "mean_draw", "row_sizes"]
-
-# Draws whose mean an expansion is made at.
+# Number of draws at whose mean the density is expanded.
 EXPANSION_DRAWS = 64
-# Those of them at which it is seen what the expansion leaves of every row.
+# Number of these draws at which the remainder of every row is measured.
 ROW_DRAWS = 4
 
 
@@ -112,8 +104,7 @@ def mean_draw(key: jax.Array, program: Program, layout: Layout) -> tuple[Draw, j
 def expand_at(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> Taylor:
     """The expansion at a draw of the density of the data that the program has."""
     model = _fixed_model(key, program, layout, draw)
-    is_curved = layout.size <= MOST_CURVED
-    return model.expansion({}, draw, is_curved, lambda fn, xs: jax.vmap(fn)(xs))
+    return model.expansion({}, draw, layout.size <= MOST_CURVED)
 
 
 def _fixed_model(key: jax.Array, program: Program, layout: Layout, draw: Draw) -> ParticleModel:

@@ -17,8 +17,6 @@ from graphlib import CycleError, TopologicalSorter
 from numpyro_kscore._model.dependencies import KEY, GuideSite
 from numpyro_kscore._model.layout import Site
 
-__all__ = ["Block", "check_subsampling", "find_blocks"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Block:

@@ -13,17 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = [
-    "MOST_CURVED",
-    "ControlVariate",
-    "KeptRows",
-    "Taylor",
-    "center",
-    "controlled",
-    "taylor",
-    "with_kept_rows",
-]
-
 # Most dimensions of an expansion to second order.
 MOST_CURVED = 128
 

@@ -21,26 +21,14 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to, transforms
 from numpyro.distributions.util import sum_rightmost
-from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._model.dependencies import KEY, abstract, is_drawn, layers, seeded, sources_of
 from numpyro_kscore._model.handlers import Hidden, announce
+from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._transports.centering import Centering, centered
 from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._util.pytree import pytree, static
-
-__all__ = [
-    "LatentCoordinates",
-    "announced_coordinates",
-    "hierarchical_sites",
-    "location_and_scale",
-    "moved_coordinates",
-    "placed",
-    "priors_of",
-    "ravel",
-    "unravel",
-]
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 KIND = "coordinates"
@@ -167,9 +155,8 @@ def _value(latents: dict[str, Any], centerings: dict[str, Centering], site: dict
     name = site["name"]
     if name not in latents or site["type"] != "sample":
         return latents.get(name)
-    with helpful_support_errors(site):
-        transform = biject_to(site["fn"].support)
-    # Inside a scan the coordinates of all its steps are at hand, and one step is wanted.
+    transform = support_transform(site)
+    # Inside a scan this is one step, and the coordinates are those of all steps.
     index = site["infer"].get("_scan_current_index")
     u = _step(latents[name], index)
     prior = _prior(site) if name in centerings else None
@@ -322,7 +309,7 @@ def hierarchical_sites(
         try:
             sources = sources_of(priors, shapes)
         except Exception:
-            # The model wants a key, for draws of its own. Inside control flow everything then
+            # The model needs a key, for draws of its own. Inside control flow everything then
             # depends on the key, so it is left out where it can be.
             sources = sources_of(priors, {KEY: jax.random.key(0), **shapes})
     found = {name: frozenset().union(*s) for name, s in sources.items() if s is not None}

@@ -19,23 +19,11 @@ from numpyro.primitives import Messenger
 
 from numpyro_kscore._model.dependencies import is_drawn
 from numpyro_kscore._model.site_density import site_log_prob, sum_by_row
-from numpyro_kscore._model.subsampling import is_subsampled, with_rows
+from numpyro_kscore._model.subsampling import subsampled_plates, with_rows
 
-__all__ = [
-    "RowWeights",
-    "TallPlate",
-    "choose_rows",
-    "draw_rows",
-    "row_log_likelihoods",
-    "row_remainders",
-    "row_table",
-    "tall_plate",
-    "weighted_rows",
-]
-
-# Rows up to which all of them are taken.
+# Most rows of a plate of which all are taken.
 MANY = 16_384
-# Part of the rows that is taken whatever their likelihood does at the draws that were looked at.
+# Share of the probability that is uniform over rows, whatever their likelihood at the draws.
 ANYHOW = 0.25
 
 
@@ -58,12 +46,12 @@ def tall_plate(
     model: Callable[..., Any], trace: dict[str, Any], most: int = MANY
 ) -> TallPlate | None:
     """The only plate that a model subsamples, if it has more than ``most`` rows and no latents."""
-    plates = [site for site in trace.values() if site["type"] == "plate" and is_subsampled(site)]
-    names = [site["name"] for site in plates]
+    plates = subsampled_plates(trace)
+    names = list(plates)
     local = [name for name, site in trace.items() if is_drawn(site) and _is_in(site, names)]
-    if len(plates) != 1 or local or plates[0]["args"][0] <= most:
+    if len(plates) != 1 or local or plates[names[0]]["args"][0] <= most:
         return None
-    return TallPlate(model, names[0], plates[0]["args"][0])
+    return TallPlate(model, names[0], plates[names[0]]["args"][0])
 
 
 def _is_in(site: dict[str, Any], plates: list[str]) -> bool:
@@ -104,7 +92,7 @@ def row_remainders(
             even = even - 4 * ((halves[0] + halves[1]) / 2 - middle)
         return total + odd**2 + even**2, None
 
-    # One draw after another: a pass over all rows takes memory.
+    # Draws go one after another: a pass over all rows takes memory.
     total, _ = lax.scan(add, jnp.zeros_like(middle), draws)
     return jnp.sqrt(total / len(draws))
 
@@ -152,7 +140,7 @@ def choose_rows(sizes: np.ndarray, count: int) -> RowWeights:
         chance[is_open] = np.minimum(1.0, room * share[is_open] / share[is_open].sum())
     steps = np.floor(np.cumsum(chance) + np.random.default_rng(0).random())
     rows = np.flatnonzero(np.diff(steps, prepend=0.0) >= 1.0)[:count]
-    # The number of rows is one too small or too large at random, and that of a program is fixed.
+    # Sampling gives one row too few or too many at random, but a program has a fixed number.
     missing = count - len(rows)
     weights = np.pad(1.0 / chance[rows], (0, missing))
     return RowWeights(np.pad(rows, (0, missing)).astype(np.int32), weights)
@@ -166,7 +154,6 @@ class _Weighted(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Multiply the scale of a site in the plate."""
         if msg["type"] != "sample":
             return
         for frame in msg["cond_indep_stack"]:

@@ -17,19 +17,6 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore._model.implicit import Implicit
 
-__all__ = [
-    "KEY",
-    "GuideSite",
-    "abstract",
-    "is_drawn",
-    "is_enumerated",
-    "is_latent",
-    "layers",
-    "seeded",
-    "sources_of",
-    "trace_guide",
-]
-
 # The name under which a bare random key (numpyro.prng_key) counts as a source of noise.
 KEY = "numpyro.prng_key()"
 # Types of sites that are not noise even if a key made their first value: rows that a plate draws,
@@ -78,7 +65,7 @@ def trace_guide(
 
     def values(key: jax.Array) -> dict[str, Any]:
         trace = handlers.trace(seeded(guide, key, params)).get_trace(*args, **kwargs)
-        # Nothing traced is kept: it would leak.
+        # No tracer is kept: it would leak.
         sites.update({name: _described(site) for name, site in trace.items() if is_drawn(site)})
         plates.update(name for name, site in trace.items() if site["type"] == "plate")
         return {
@@ -121,7 +108,8 @@ def _described(site: dict[str, Any]) -> GuideSite:
         frozenset(),
         frozenset(frame.name for frame in site["cond_indep_stack"]),
         not site["infer"].get("is_auxiliary", False),
-        not _is_given(site["fn"]),
+        # A plain value, possibly transformed or reshaped, adds no noise.
+        not isinstance(layers(site["fn"])[-1], Implicit | Delta),
         site["infer"].get("implicit"),
     )
 
@@ -175,8 +163,3 @@ def layers(fn: Distribution) -> list[Distribution]:
     while hasattr(wrapped[-1], "base_dist"):
         wrapped.append(wrapped[-1].base_dist)
     return wrapped
-
-
-def _is_given(fn: Distribution) -> bool:
-    """Whether a distribution is a plain value, possibly transformed or reshaped."""
-    return isinstance(layers(fn)[-1], Implicit | Delta)

@@ -9,8 +9,6 @@ from jax import Array
 
 from numpyro_kscore._util.checks import as_points, as_scored
 
-__all__ = ["Draw", "GuideDraws"]
-
 
 class Draw(NamedTuple):
     """One draw from the guide.
@@ -60,7 +58,7 @@ class GuideDraws(NamedTuple):
     num_lost: int = 0
 
     def checked(self, minimum: int = 100) -> GuideDraws:
-        """The same draws as arrays of one precision.
+        """These draws as arrays of one precision.
 
         Args:
             minimum: least number of draws.

@@ -20,14 +20,6 @@ from numpyro.distributions.util import is_identically_one
 from numpyro_kscore._model.dependencies import is_enumerated
 from numpyro_kscore._model.site_density import unscaled_log_prob
 
-__all__ = [
-    "PREVIOUS",
-    "Factors",
-    "check_enumerable",
-    "enumerated_factors",
-    "enumerated_log_density",
-]
-
 INSTALL = 'Run: pip install "numpyro-kscore[enum]"'
 # Prefixes of names that NumPyro's scan gives: the axis of its steps, and sites of the step before.
 TIME, PREVIOUS = "_time_", "_PREV_"
@@ -111,7 +103,7 @@ def enumerated_log_density(
     kwargs: dict[str, Any],
     trace: dict[str, Any],
 ) -> jax.Array:
-    """The log joint density with discrete latents summed out, of a model with continuous values.
+    """The log joint density with discrete latents summed out, at continuous latents.
 
     Cost: the product of the numbers of values of sites that are dependent, for each row; the time
     of a chain of T steps is O(log T) on parallel hardware.
@@ -246,7 +238,7 @@ def _chain(
     states = {name.replace(PREVIOUS, "") for name in previous}
     handed_on = frozenset(previous | states)
     in_states = frozenset(v for name in states & set(factors) for v in factors[name].inputs)
-    # Within a step: what neither the next step nor anything outside of the scan depends on.
+    # Inside are inputs that neither the next step nor factors outside of the scan have.
     inside = (summed - handed_on - known) | (plates - in_states)
     with funsor.interpretations.lazy:
         step = funsor.sum_product.sum_product(

@@ -7,8 +7,6 @@ from typing import Any
 
 from numpyro.primitives import Messenger, apply_stack
 
-__all__ = ["Hidden", "LocalDensities", "are_local_densities_asked_for", "announce"]
-
 
 class Hidden(Messenger):
     """A handler that hides a run of a model inside a guide's call from the handlers around it.
@@ -19,7 +17,6 @@ class Hidden(Messenger):
     """
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Stop a message."""
         msg["stop"] = True
 
 
@@ -35,7 +32,6 @@ class LocalDensities(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Answer the question of a guide."""
         if msg["type"] == "local_densities":
             msg["value"] = self.asked
             msg["stop"] = True
@@ -43,13 +39,14 @@ class LocalDensities(Messenger):
 
 def are_local_densities_asked_for() -> bool:
     """Whether the guide that runs should give local log densities."""
-    return apply_stack(_message("local_densities", lambda: False))["value"]
+    return apply_stack(message("local_densities", lambda: False))["value"]
 
 
 def announce(kind: str, name: str, value: Any) -> None:
     """Leave a value in the trace of a guide, as a site of a type that NumPyro's handlers ignore."""
-    apply_stack(_message(kind, lambda: value) | {"name": name})
+    apply_stack(message(kind, lambda: value) | {"name": name})
 
 
-def _message(kind: str, fn: Callable[[], Any]) -> dict[str, Any]:
+def message(kind: str, fn: Callable[..., Any]) -> dict[str, Any]:
+    """A message of some type to the handlers around, to be answered by its value."""
     return {"type": kind, "fn": fn, "args": (), "kwargs": {}, "value": None}

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, constraints
 
-__all__ = ["Implicit"]
-
 
 class Implicit(Distribution):
     """A guide site that is given by a draw and has no known density.

@@ -17,6 +17,7 @@ from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particle_model import (
     ParticleModel,
     at_mean,
+    at_once,
     expanded,
     is_affordable,
 )
@@ -30,8 +31,6 @@ from numpyro_kscore._model.particles import (
     with_shared,
 )
 from numpyro_kscore._model.program import Program
-
-__all__ = ["LogJoint", "evaluate_particles", "log_joint_and_gradients"]
 
 
 class LogJoint(NamedTuple):
@@ -71,9 +70,8 @@ def log_joint_and_gradients(
     program = program._replace(params=params)
     model = ParticleModel(program, layout, draws.model_key[0], forward_mode)
     if map_particles is not None or forward_mode:
-        map_particles = map_particles or (lambda fn, xs: jax.vmap(fn)(xs))
         one = partial(model.value_and_gradients, differentiated)
-        values, scores, gradients, prior_scores = map_particles(one, draws)
+        values, scores, gradients, prior_scores = (map_particles or at_once)(one, draws)
         valid = are_finite(values, scores)
         return LogJoint(values, scores, prior_scores, _valid_mean(gradients, valid))
     control_variate = program.control_variate
@@ -118,9 +116,7 @@ def _all_at_once(
         is_curved = control_variate.of_all.curvature is not None
         # The parameters of a reference are those of the control variate.
         shared = {} if is_random else theta
-        of_rows = model.referred(control_variate.params).expansion(
-            shared, first, is_curved, lambda fn, xs: jax.vmap(fn)(xs)
-        )
+        of_rows = model.referred(control_variate.params).expansion(shared, first, is_curved)
         found = Taylor(values, scores, None, theta_total if shared else {})
         moves = draws.flat - control_variate.point
         values, scores, _, changed = controlled(found, moves, of_rows, control_variate.of_all)
@@ -135,7 +131,7 @@ def _all_at_once(
     if is_random:
         return LogJoint(values, scores, prior_scores, _valid_mean(theta_each, valid))
     if count == 1:
-        # Without a branch: the result of one is copied, and a network has many parameters.
+        # This needs no branch: the result of one is copied, and a network has many parameters.
         alone = jax.tree.map(lambda g: jnp.where(valid[0], g, 0.0), theta_total)
         return LogJoint(values, scores, prior_scores, alone)
     # A sum over all particles is cheapest, but one bad particle spoils it. Only then are gradients
@@ -170,20 +166,10 @@ def evaluate_particles(
 ) -> tuple[GuideDraws, LocalDraw | None]:
     """Draw from the guide and evaluate the model, ``batch_size`` draws at a time.
 
-    Args:
-        key: random key.
-        program: guide and model.
-        layout: the layout of a particle.
-        num_particles: number of draws.
-        batch_size: draws that are in memory at once.
-        forward_mode: differentiate the model in forward mode.
-        data: arguments and keyword arguments of guide and model for each batch, by its number; by
-            default the program's.
-        with_local: whether local log densities are returned, of a layout that has some.
-
-    Returns:
-        The draws without a Laplacian, finite or not; ``log_q`` is the log density of those sites of
-        the guide that have one, zero if none has. With them the local log densities, if wanted.
+    The draws have no Laplacian and may not be finite; their ``log_q`` is the log density of those
+    sites of the guide that have one, zero if none has. If wanted, their local log densities are
+    returned, too. ``data`` goes from the number of a batch to arguments and keyword arguments of
+    guide and model, which are by default the program's.
     """
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)

@@ -9,19 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.distributions import constraints
-
-__all__ = [
-    "Layout",
-    "Part",
-    "PlateFrame",
-    "Site",
-    "coordinate_names",
-    "default_num_particles",
-    "frames_of",
-    "free_axes",
-    "num_rows",
-]
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer.util import helpful_support_errors
 
 
 class PlateFrame(NamedTuple):
@@ -196,8 +185,8 @@ class Layout(NamedTuple):
 def default_num_particles(dim: int, has_local: bool) -> int:
     """Number of particles for estimates in ``dim`` dimensions.
 
-    That is 8 for each dimension, from 128 to 512. Half of them, from 128 to 256, do where local log
-    densities share the gradient with the estimates (docs/accuracy).
+    The number is 8 for each dimension, from 128 to 512. Half of it, from 128 to 256, suffices where
+    local log densities share the gradient with the estimates (docs/accuracy).
     """
     return min(max(128, 4 * dim), 256) if has_local else min(max(128, 8 * dim), 512)
 
@@ -240,3 +229,32 @@ def free_axes(model_site: dict[str, Any]) -> int:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return jnp.ndim(model_site["value"]) - support.event_dim
+
+
+def support_transform(site: dict[str, Any]) -> Any:
+    """The map from unconstrained values to the support of a site."""
+    with helpful_support_errors(site):
+        return biject_to(site["fn"].support)
+
+
+def value_at_zero(site: dict[str, Any]) -> jax.Array:
+    """The value of a latent at zero in unconstrained coordinates, a function of its support."""
+    transform, value = support_transform(site), site["value"]
+    if value is None:
+        shape = tuple(site["kwargs"].get("sample_shape", ())) + site["fn"].shape()
+    else:
+        shape = jnp.shape(value)
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def place_sites(
+    trace: dict[str, Any], names: Sequence[str], plates_of: dict[str, Any]
+) -> dict[str, Site]:
+    """The places in a flat vector of sites of a trace, with the plates that another has them in."""
+    sites: dict[str, Site] = {}
+    start = 0
+    for name in names:
+        shape = tuple(support_transform(trace[name]).inverse_shape(jnp.shape(trace[name]["value"])))
+        sites[name] = Site(name, shape, start, frames_of(plates_of, plates_of[name]))
+        start += math.prod(shape)
+    return sites

@@ -9,8 +9,6 @@ import jax
 
 from numpyro_kscore._util.batches import Batches
 
-__all__ = ["PackageGuide", "Split", "package_guide"]
-
 
 class Split(NamedTuple):
     """The model and guide of the global latents alone, where rows of plates are amortized.

@@ -21,22 +21,26 @@ from numpyro_kscore._model.control_variate import (
 from numpyro_kscore._model.coreset import RowWeights, draw_rows, tall_plate, weighted_rows
 from numpyro_kscore._model.dependencies import is_enumerated
 from numpyro_kscore._model.draws import Draw
+from numpyro_kscore._model.handlers import message
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.site_density import site_log_density
 from numpyro_kscore._model.subsampling import (
-    is_subsampled,
     mean_over_rows,
+    subsampled_plates,
     whole_plates,
     with_spread_rows,
 )
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.keys import key_apart
 
-__all__ = ["CommonKeys", "ParticleModel", "at_mean", "expanded", "is_affordable", "own_key"]
-
 # A pass over all rows is taken if it is at most so many times the rows of all particles.
 MOST_PASSES = 4
+
+
+def at_once(fn: Callable[..., Any], xs: Any) -> Any:
+    """The values of a function at all xs, in one batch."""
+    return jax.vmap(fn)(xs)
 
 
 class ParticleModel(NamedTuple):
@@ -98,13 +102,9 @@ class ParticleModel(NamedTuple):
         table: jax.Array | None = None,
         kept: KeptRows | None = None,
     ) -> ParticleModel:
-        """The model with rows that all particles share; ``ControlVariate`` has table and kept."""
+        """The model with rows that all particles share, drawn, by a table or kept."""
         trace, program = self.trace(draw, theta), self.program
-        rows = {
-            name: site["value"]
-            for name, site in trace.items()
-            if site["type"] == "plate" and is_subsampled(site)
-        }
+        rows = {name: site["value"] for name, site in subsampled_plates(trace).items()}
         tall = tall_plate(program.model, trace, 0)
         if table is not None and tall is not None:
             drawn = draw_rows(key_apart(draw.model_key, 2), table, len(rows[tall.name]))
@@ -133,7 +133,7 @@ class ParticleModel(NamedTuple):
         theta: dict[str, Any],
         draw: Draw,
         with_curvature: bool,
-        map_directions: Callable[..., Any],
+        map_directions: Callable[..., Any] = at_once,
     ) -> Taylor:
         """The density at a draw with its derivatives; ``map_directions`` is ``(fn, xs) -> ys``."""
 
@@ -164,7 +164,7 @@ def expanded(
 
     def of(some: Callable[..., Any]) -> Taylor:
         here = model._replace(program=program._replace(model=some))
-        # One direction after another: a pass over all rows takes memory.
+        # Directions go one after another: a pass over all rows takes memory.
         return here.expansion(theta, draw, with_curvature, lax.map)
 
     if is_random and len(model.layout.row_counts) == 1:
@@ -187,7 +187,6 @@ class CommonKeys(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Set the value of a key that is asked for."""
         is_asked = msg["type"] == "prng_key" and msg["value"] is None
         if is_asked and not msg.get("is_own", False):
             self.key, msg["value"] = jax.random.split(self.key)
@@ -195,12 +194,5 @@ class CommonKeys(Messenger):
 
 def own_key() -> jax.Array:
     """A random key for each particle, for a model whose density is random."""
-    message = {
-        "type": "prng_key",
-        "fn": lambda rng_key: rng_key,
-        "args": (),
-        "kwargs": {"rng_key": None},
-        "value": None,
-        "is_own": True,
-    }
-    return apply_stack(message)["value"]
+    asked = message("prng_key", lambda rng_key: rng_key)
+    return apply_stack(asked | {"kwargs": {"rng_key": None}, "is_own": True})["value"]

@@ -16,7 +16,6 @@ from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.program import (
     Program,
-    is_subsampled,
     local_log_density_of,
     local_scores_of,
     run_guide,
@@ -25,17 +24,8 @@ from numpyro_kscore._model.program import (
     values_of,
 )
 from numpyro_kscore._model.site_density import site_log_density
+from numpyro_kscore._model.subsampling import subsampled_plates
 from numpyro_kscore._util.keys import key_apart
-
-__all__ = [
-    "LocalDraw",
-    "are_finite",
-    "at_source",
-    "draw_local",
-    "draw_particle",
-    "draw_sources",
-    "with_shared",
-]
 
 
 def with_shared(
@@ -72,7 +62,7 @@ def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[
     if not layout.noise_sites:
         return jax.random.split(key, shape)
     trace = run_guide(key, program)
-    # The first two are those of guide and model (trace_both).
+    # The first two keys are those of guide and model (trace_both).
     keys = jax.random.split(key, 2 + len(layout.noise_sites))[2:]
     return {
         name: trace[name]["fn"].sample(one_key, shape)
@@ -116,11 +106,8 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
             log_density = log_density + part.scale * of_part
     # Rows that all particles share stay with the program. Copied for each particle, everything the
     # model computes from them would be computed as often, such as a prior's covariance.
-    plates = {
-        name: site["value"]
-        for name, site in traces.guide.items()
-        if site["type"] == "plate" and is_subsampled(site) and name not in program.plates
-    }
+    drawn = subsampled_plates(traces.guide)
+    plates = {n: site["value"] for n, site in drawn.items() if n not in program.plates}
     return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
 
 

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.distributions import biject_to
-from numpyro.infer.util import helpful_support_errors
 
 from numpyro_kscore._model.blocks import Block, check_subsampling, find_blocks
 from numpyro_kscore._model.control_variate import ControlVariate
@@ -29,28 +27,19 @@ from numpyro_kscore._model.dependencies import (
 from numpyro_kscore._model.enumeration import check_enumerable
 from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.implicit import Implicit
-from numpyro_kscore._model.layout import Layout, Part, Site, frames_of, free_axes
-from numpyro_kscore._model.package_guide import package_guide
-from numpyro_kscore._model.subsampling import is_subsampled
-from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.validation import (
-    check_draws,
-    check_sites,
-    check_transformed,
+from numpyro_kscore._model.layout import (
+    Layout,
+    Part,
+    Site,
+    free_axes,
+    place_sites,
+    support_transform,
+    value_at_zero,
 )
-
-__all__ = [
-    "Program",
-    "Traces",
-    "run_guide",
-    "inspect_program",
-    "local_log_density_of",
-    "local_scores_of",
-    "objective_program",
-    "trace_both",
-    "unconstrain",
-    "values_of",
-]
+from numpyro_kscore._model.package_guide import package_guide
+from numpyro_kscore._model.subsampling import subsampled_plates
+from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.validation import check_draws, check_sites, check_transformed
 
 
 class Program(NamedTuple):
@@ -177,18 +166,13 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
 
 def _sites(traces: Traces) -> dict[str, Site]:
     """The places of the latents in a particle, in the order of the model."""
-    sites: dict[str, Site] = {}
-    start = 0
-    for name, site in traces.model.items():
-        if not is_latent(site):
-            continue
-        with helpful_support_errors(site):
-            shape = biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"]))
-        frames = frames_of(traces.guide, traces.guide[name])
-        free = tuple(frame for frame in frames if frame.axis < free_axes(site))
-        sites[name] = Site(name, tuple(shape), start, free)
-        start += math.prod(shape)
-    return sites
+    latents = [name for name, site in traces.model.items() if is_latent(site)]
+    sites = place_sites(traces.model, latents, traces.guide)
+    free = {name: free_axes(traces.model[name]) for name in sites}
+    return {
+        name: site._replace(frames=tuple(f for f in site.frames if f.axis < free[name]))
+        for name, site in sites.items()
+    }
 
 
 def _support_sources(
@@ -204,18 +188,10 @@ def _support_sources(
 
     def images(given: dict[str, Any]) -> dict[str, jax.Array]:
         trace = target._replace(data={**data, **given}).trace({})
-        return {name: _image_of_zeros(trace[name]) for name in sites}
+        return {name: value_at_zero(trace[name]) for name in sites}
 
     latents = {name: traces.model[name]["value"] for name in sites}
     return {name: found - {name} for name, found in sources_of(images, abstract(latents)).items()}
-
-
-def _image_of_zeros(site: dict[str, Any]) -> jax.Array:
-    """A value in the support that depends on nothing but the support."""
-    with helpful_support_errors(site):
-        transform = biject_to(site["fn"].support)
-    shape = transform.inverse_shape(jnp.shape(site["value"]))
-    return transform(jnp.zeros(shape, jnp.result_type(site["value"])))
 
 
 def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) -> Layout:
@@ -233,7 +209,7 @@ def _lay_out(traces: Traces, sites: dict[str, Site], blocks: tuple[Block, ...]) 
     # same minibatch.
     for block in blocks:
         if block.is_implicit:
-            shared |= {name for name in block.row_plates if is_subsampled(traces.guide[name])}
+            shared |= block.row_plates & set(subsampled_plates(traces.guide))
     names = tuple(values_of(traces.model, "param"))
     found = announced_coordinates(traces.guide)
     transformed = tuple(name for one in found for name in one.transformed)
@@ -247,24 +223,18 @@ def _noise_sites(traces: Traces, drawn: dict[str, GuideSite]) -> tuple[str, ...]
     is_rest_given = (
         all(drawn[name].is_fixed and not drawn[name].is_latent for name in noise)
         and not any(KEY in site.direct for site in drawn.values())
-        and not any(s["type"] == "plate" and is_subsampled(s) for s in traces.guide.values())
+        and not subsampled_plates(traces.guide)
         # In a scan the distribution is that of one step.
-        and all(_fits(traces.guide[name]) for name in noise)
+        and all(s["fn"].shape() == jnp.shape(s["value"]) for s in (traces.guide[n] for n in noise))
     )
     return noise if is_rest_given else ()
 
 
 def _row_counts(traces: Traces) -> tuple[tuple[int, int], ...]:
     """All rows of the model's subsampled plates, and those drawn; empty if the guide has one."""
-    of_guide, of_model = (
-        [site["args"] for site in trace.values() if site["type"] == "plate" and is_subsampled(site)]
-        for trace in (traces.guide, traces.model)
-    )
-    return () if of_guide else tuple(of_model)
-
-
-def _fits(site: dict[str, Any]) -> bool:
-    return site["fn"].shape() == jnp.shape(site["value"])
+    if subsampled_plates(traces.guide):
+        return ()
+    return tuple(site["args"] for site in subsampled_plates(traces.model).values())
 
 
 def local_log_density_of(trace: dict[str, Any], names: tuple[str, ...]) -> jax.Array | None:
@@ -316,8 +286,7 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
 def unconstrain(model_site: dict[str, Any], guide_site: dict[str, Any]) -> jax.Array:
     """The guide's draw in its coordinates, by default those of the model's support."""
     fn = guide_site["fn"]
-    with helpful_support_errors(model_site):
-        transform = biject_to(model_site["fn"].support)
+    transform = support_transform(model_site)
     if not isinstance(fn, Implicit) or fn.unconstrained is None:
         return transform.inv(guide_site["value"])
     expected, got = transform.inverse_shape(jnp.shape(fn.value)), jnp.shape(fn.unconstrained)

@@ -29,8 +29,6 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["Prototype", "find_prototype"]
-
 # Strategies for initial values where NumPyro's default finds none.
 OTHERS = (
     init_to_sample,
@@ -41,7 +39,7 @@ OTHERS = (
 
 
 class Prototype(NamedTuple):
-    """A trace of a model, and unconstrained latents at which density and gradient are finite."""
+    """A trace of a model, and unconstrained latents of finite density, ordered as in the model."""
 
     trace: dict[str, dict[str, Any]]
     latents: dict[str, Array]
@@ -81,7 +79,7 @@ def find_prototype(
         found = _initialized(partial(initialize, strategy=strategy), rng_key)
         if found is not None:
             return found
-    # Operation by operation NumPyro names the sites whose values are not valid.
+    # Run operation by operation, NumPyro names the sites whose values are not valid.
     try:
         info = initialize(rng_key, init_loc_fn)
     except (RuntimeError, ValueError) as error:

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to
 from numpyro.distributions.util import scale_and_mask, sum_rightmost
 
-__all__ = ["site_log_density", "site_log_prob", "sum_by_row", "unscaled_log_prob"]
-
 
 def site_log_prob(site: dict[str, Any]) -> jax.Array:
     """The log density of a site at its value, scaled by plates, one number a batch element."""

@@ -17,21 +17,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_kscore._model.handlers import Hidden
 
-__all__ = [
-    "FewRows",
-    "counted_once",
-    "few_rows",
-    "is_subsampled",
-    "mean_over_rows",
-    "spread_rows",
-    "whole_plates",
-    "with_all_rows",
-    "with_rows",
-    "with_spread_rows",
-]
-
-
-# Rows that a pass over all of them takes at once, where each takes much memory.
+# Most rows evaluated at once in a pass over all of them, where each takes much memory.
 ROWS_AT_ONCE = 4096
 
 
@@ -39,6 +25,15 @@ def is_subsampled(plate: dict[str, Any]) -> bool:
     """Whether a plate of a trace draws only some of its elements."""
     size, subsample_size = plate["args"]
     return subsample_size is not None and subsample_size != size
+
+
+def subsampled_plates(trace: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The plates of a trace that draw only some of their elements, by name."""
+    return {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "plate" and is_subsampled(site)
+    }
 
 
 class _Rows(Messenger):
@@ -51,7 +46,6 @@ class _Rows(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Give a subsampled plate its indices."""
         if msg["type"] == "plate" and msg["value"] is None:
             size, drawn = msg["args"]
             rows = self.choose(msg["name"], size, drawn)
@@ -127,7 +121,6 @@ class _CountedOnce(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Note the size of a plate, or scale a site inside of one."""
         if msg["type"] == "plate":
             self._sizes[msg["name"]] = msg["args"][0]
         elif msg["type"] == "sample":
@@ -153,7 +146,7 @@ class FewRows(NamedTuple):
 def few_rows(
     model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], most: int
 ) -> FewRows | None:
-    """The model of at most ``most`` rows of each plate, always the same; None above half of all."""
+    """The model of at most ``most`` rows of each plate, always the same; None if over half."""
     sizes: dict[str, int] = {}
 
     def choose(name: str, size: int, drawn: int) -> jax.Array:

@@ -11,8 +11,6 @@ import numpyro
 
 from numpyro_kscore._model.target import Target
 
-__all__ = ["check_within_supports"]
-
 # Number of draws of a guide that are examined after a failure.
 SUPPORT_DRAWS = 100
 

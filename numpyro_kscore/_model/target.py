@@ -24,9 +24,7 @@ from numpyro_kscore._model.enumeration import enumerated_log_density
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["Target"]
-
-# Points that are evaluated at once.
+# Number of points that are evaluated at once.
 BATCH = 256
 
 
@@ -57,8 +55,7 @@ class Target(NamedTuple):
         model = self.placed(latents)
         value, trace = log_density(model, self.args, self.kwargs, {})
         if any(is_enumerated(site) for site in trace.values()):
-            # What was computed above at draws of the discrete latents is dead code, which XLA
-            # drops.
+            # The value above, at draws of the discrete latents, is dead code, which XLA drops.
             value = enumerated_log_density(model, self.args, self.kwargs, trace)
         return value + volume, trace
 
@@ -113,7 +110,7 @@ class Target(NamedTuple):
         names = [name for one in self.coordinates for name in one.transformed]
         if not names:
             return x
-        # Only those that differ: an unconstrained value may overflow on its way there and back.
+        # Only coordinates that differ are moved: others may overflow on their way there and back.
         moved = moved_coordinates(self.trace(x), names, {})
         return ravel(unravel(x, self.shapes) | moved, self.shapes)
 

@@ -14,11 +14,9 @@ from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_laten
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import Site, num_rows
 
-__all__ = ["check_draws", "check_sites", "check_transformed", "find_latents"]
-
 
 def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
-    """The continuous latents of a model; raises if there are none, or a mask hides a density."""
+    """The continuous latents of a model; raises if there are none, or one is under a mask."""
     latents = {name: site for name, site in model_trace.items() if is_latent(site)}
     if not latents:
         raise ValueError("model: expected at least one continuous latent sample site; got none")

@@ -24,8 +24,6 @@ from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore.estimators._base.coordinates import whiten_samples
 from numpyro_kscore.estimators._base.gaussian import moment_scores
 
-__all__ = ["BlockGradient", "block_gradient", "put_columns", "typical_length"]
-
 # The noise of the estimate: the residual's size at a converged fit, in units of the guide's own
 # spread, times d sqrt(n): 44 to 154 for d = 1 to 100 and n = 32 to 512
 # (benchmarks/results/2026-11-21-length-of-a-step.md).

@@ -44,8 +44,6 @@ from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
 from numpyro_kscore.solvers._solvers import ConjugateGradient
 
-__all__ = ["ImplicitELBO"]
-
 # Numbers, not "auto": the best choice for one set of particles is far too strong for the average
 # over the steps of a fit (benchmarks/results/2026-11-21-choice-inside-a-fit.md).
 OF_POSTERIORS = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full")

@@ -19,8 +19,6 @@ from numpyro_kscore.estimators._base.coordinates import (
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 
-__all__ = ["entropy"]
-
 # Number of simulated sets of draws that a bias is averaged over. Rows of a plate share one bias,
 # whose error adds up over them; where sets are cheap, this many give it to less than .01.
 CALIBRATION_SETS = 1024

@@ -16,8 +16,6 @@ from numpyro_kscore._objective.block_gradient import block_gradient, put_columns
 from numpyro_kscore._objective.options import ObjectiveOptions
 from numpyro_kscore._objective.stateful import STATE
 
-__all__ = ["kl_gradient", "loss_of", "nearest_valid"]
-
 
 class KLGradient(NamedTuple):
     """The gradient of KL(q || p) at the particles, without the guide's known densities.

@@ -12,13 +12,6 @@ from numpyro_kscore._util.checks import check_choice, check_positive
 from numpyro_kscore._util.sharding import check_sharding, divides, num_shards
 from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
-__all__ = [
-    "ObjectiveOptions",
-    "count_particles",
-    "pool",
-    "resolve_settings",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveOptions:

@@ -20,8 +20,6 @@ from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore._objective.options import ObjectiveOptions, pool
 from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
-__all__ = ["STATE", "check_place", "stateful_guide"]
-
 # The mutable site that holds one estimator's state for each block, by the block's first latent.
 STATE = "_numpyro_kscore_networks"
 

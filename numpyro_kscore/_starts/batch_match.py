@@ -17,8 +17,6 @@ import numpy as np
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Evaluate
 
-__all__ = ["Bound", "elbo", "match_far", "match_near", "match_scores", "matched"]
-
 # Draws of a step are twice the dimension, or these pairs.
 FEWEST_PAIRS = 16
 # Steps of a round near the best Gaussian, and the weight of the first of them.

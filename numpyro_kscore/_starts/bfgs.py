@@ -13,8 +13,6 @@ import numpy as np
 
 from numpyro_kscore._transports.transport import Evaluate
 
-__all__ = ["Iterate", "Path", "quasi_newton_paths"]
-
 # Constants of the weak Wolfe conditions, as usual for quasi-Newton methods.
 DECREASE, CURVATURE = 1e-4, 0.9
 # A path has arrived when a Newton step would lower the energy by less than this, in nats, after

@@ -13,18 +13,6 @@ from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 
-__all__ = [
-    "Candidate",
-    "Latents",
-    "bounded",
-    "highest",
-    "in_form",
-    "is_noncentered",
-    "lower_bound",
-    "preferred",
-    "widths_of",
-]
-
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where

@@ -22,8 +22,6 @@ from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Evaluate
 
-__all__ = ["LEAST_GAIN", "climb", "climb_in_forms", "climb_near", "match_mode"]
-
 # Gains in nats for which another round follows, and of a Gaussian that has far to go.
 LEAST_GAIN, FAR = 0.1, 1.0
 # Most rounds in all forms of coordinates together, and steps of one far from the best Gaussian.

@@ -21,8 +21,6 @@ from numpyro_kscore._starts.host_density import AtPoints, Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = ["TargetInForms", "batched_density", "differentiated"]
-
 # Rows of a compiled batch, and how many of them are evaluated at once. Few rows at once keep the
 # program and its memory small; a loop over as many as are asked for wastes little.
 MOST_ROWS, ROWS_AT_ONCE = 128, 4

@@ -8,8 +8,6 @@ import numpy as np
 
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
-__all__ = ["NUM_DRAWS", "ExactDraws", "divergence_of", "draw_exactly"]
-
 # Draws that are kept, and those that tell whether they are worth it.
 NUM_DRAWS, FEW_DRAWS = 1024, 64
 # Farther from the model, in nats, a start cannot be all that a fit asks for.

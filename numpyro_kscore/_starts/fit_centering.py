@@ -8,8 +8,6 @@ from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._transports.affine import Affine, antithetic, fitted
 from numpyro_kscore._transports.centering import Centering, of_degrees
 
-__all__ = ["fit_centering", "in_suited_form", "recentered"]
-
 # Draws that tell which coordinates suit a Gaussian.
 RECENTERING_DRAWS = 256
 # Degrees of centering below this are 0.

@@ -29,8 +29,6 @@ from numpyro_kscore._transports.affine import Affine, factor, standard
 from numpyro_kscore._transports.conditional import Conditional, exponents, features, skewed
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
 
-__all__ = ["fit_conditional"]
-
 # Latents that may be scales: so many numbers in all, of sites that have so many.
 MOST_SCALES, MOST_OF_LATENT = 6, 4
 # Most powers of scales times squares of the number of others: numbers that every draw takes.

@@ -21,8 +21,6 @@ from numpyro_kscore._transports.affine import antithetic, fitted
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
 
-__all__ = ["fit_sizes", "rates_by_regression"]
-
 # Draws for the regression, for each dimension and at least; most dimensions it is done in.
 DRAWS_PER_DIM, FEWEST_DRAWS, MOST_DIMS = 8, 256, 256
 # Rates count beyond four standard errors and where a standard deviation of the other latent changes

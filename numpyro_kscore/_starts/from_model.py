@@ -38,8 +38,6 @@ from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit, runs_in_double
 
-__all__ = ["find_start"]
-
 # Draws of the prior: paths start from some of them, and all tell how wide it is.
 PRIOR_DRAWS = 64
 

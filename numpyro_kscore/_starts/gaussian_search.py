@@ -35,8 +35,6 @@ from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 
-__all__ = ["find_gaussian"]
-
 # Draws for a bound in the end.
 LAST_DRAWS = 64
 # Bounds that are equal in the last choice, in nats. So many draws hardly see a tail of small

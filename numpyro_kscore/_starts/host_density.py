@@ -10,8 +10,6 @@ import numpy as np
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 
-__all__ = ["AtPoints", "CountedDensity", "Density"]
-
 
 class AtPoints(NamedTuple):
     """A model at points (m, d).

@@ -26,8 +26,6 @@ from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._starts.from_model import find_start
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["InitialGaussian", "initial_gaussian"]
-
 
 class InitialGaussian(NamedTuple):
     """A Gaussian near a posterior, in unconstrained coordinates.

@@ -13,8 +13,6 @@ from numpyro_kscore._starts.pathfinder import PathEnd
 from numpyro_kscore._transports.affine import Affine, with_moments
 from numpyro_kscore._transports.centering import is_same
 
-__all__ = ["LEAST_MASS", "StartModes", "distinct", "find_modes"]
-
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
 SAME_MODE, LEAST_MASS = 1.0, 0.02

@@ -13,8 +13,6 @@ import numpy as np
 from numpyro_kscore._starts.bfgs import Iterate
 from numpyro_kscore._transports.transport import Evaluate
 
-__all__ = ["newton"]
-
 MOST_STEPS = 10
 # A mode is found when a step would lower the energy by less than this, in nats.
 ARRIVED = 1e-2

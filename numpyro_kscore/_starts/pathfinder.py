@@ -21,8 +21,6 @@ from numpyro_kscore._starts.newton import newton
 from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
 
-__all__ = ["COLD_SCALE", "PathEnd", "all_paths", "given_scales"]
-
 # Gradients of the model for the paths.
 PATH_GRADIENTS = 1000
 NUM_PATHS = 4

@@ -15,8 +15,6 @@ from numpy.polynomial import Polynomial
 from numpyro_kscore._transports.affine import factor
 from numpyro_kscore._transports.conditional import skewed
 
-__all__ = ["NO_SKEW", "Change", "change_at_first", "change_nearby"]
-
 # How much the distribution may widen, narrow or, in standard deviations, move at once; and largest
 # correlation in a step.
 MOST_CHANGE, MOST_CORRELATION = 3.0, 0.9

@@ -12,8 +12,6 @@ from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain
 
-__all__ = ["GaussianStart"]
-
 
 class GaussianStart(NamedTuple):
     """A Gaussian near the posterior, and how it was found.

@@ -23,17 +23,6 @@ from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = [
-    "MOST_BLOCKS",
-    "MOST_ROWS",
-    "AllData",
-    "DataSubset",
-    "corrected",
-    "of_batches",
-    "of_rows",
-    "sample_density",
-]
-
 # Rows that a search looks at; fewer where each has latents of its own, which are integrated out.
 MOST_ROWS, MOST_BLOCKS = 8192, 2048
 

@@ -42,8 +42,6 @@ from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
-__all__ = ["moved_to_all_data"]
-
 # Most rounds with surrogates, or with scores of all data; steps of batch and match in each, and
 # draws for a bound after it.
 MOST_ROUNDS, MATCH_STEPS, BOUND_DRAWS = 8, 3, 32

@@ -13,16 +13,6 @@ from numpyro_kscore._util.linalg import invert_lower
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
-__all__ = [
-    "Affine",
-    "GaussianMixture",
-    "antithetic",
-    "factor",
-    "fitted",
-    "standard",
-    "with_moments",
-]
-
 
 @pytree
 class Affine:

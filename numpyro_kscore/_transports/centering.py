@@ -27,8 +27,6 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._util.pytree import pytree
 
-__all__ = ["Centered", "Centering", "centered", "is_same", "of_degrees"]
-
 
 class Centering(NamedTuple):
     """Degrees of centering of latents whose prior is set by others, in arrays of one shape.

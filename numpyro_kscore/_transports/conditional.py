@@ -19,8 +19,6 @@ from numpyro_kscore._transports.transport import solve_lower_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
 
-__all__ = ["Conditional", "exponents", "features", "skewed"]
-
 # Powers of a scale, and most of two together, that entries of the Gaussian are polynomials of, for
 # one, two or more scales.
 ALONE, TOGETHER = {1: 6, 2: 6, 3: 5}, {1: 0, 2: 6, 3: 3}

@@ -17,18 +17,6 @@ from numpyro_kscore._transports.transport import LocalDensity
 from numpyro_kscore._util.linalg import factorize, log_abs_det, slogdet_and_inverse
 from numpyro_kscore._util.pytree import pytree, static
 
-__all__ = [
-    "GAIN",
-    "GATE_RATE",
-    "Perceptron",
-    "ResidualNetwork",
-    "Volume",
-    "local_log_density",
-    "push_network",
-    "standard_normal",
-    "volume_of",
-]
-
 # Weights are stored at unit scale and divided by sqrt(fan-in) in use, so that a step of Adam moves
 # the function equally little at any width; otherwise the last iterate of a run at a constant step
 # size is visibly noisy. GAIN multiplies every layer's rate of learning. The gate learns at a

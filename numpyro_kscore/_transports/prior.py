@@ -7,8 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["LocationScale"]
-
 
 class LocationScale(NamedTuple):
     """Location and scale of a prior, as one of unconstrained values.

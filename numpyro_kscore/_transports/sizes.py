@@ -20,8 +20,6 @@ from typing import Any
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
-__all__ = ["Sizes"]
-
 # Bounds on r: at 1 there would be nothing but the exponential.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-3, 0.98
 

@@ -18,16 +18,6 @@ from numpyro_kscore._util.linalg import solve_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
-__all__ = [
-    "Chain",
-    "Evaluate",
-    "LocalDensity",
-    "Transport",
-    "pulled_back",
-    "push_density",
-    "solve_lower_transposed",
-]
-
 # Points (m, d) to energies (m,), minus log densities, and their gradients (m, d).
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 

@@ -19,8 +19,6 @@ import numpy as np
 
 from numpyro_kscore._util.loading import AGAIN, Form, as_batch, opener, restore_state, state_of
 
-__all__ = ["Batches", "Position", "ahead"]
-
 T = TypeVar("T")
 
 # Batches of a stack in a pass over all.

@@ -9,18 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-__all__ = [
-    "as_points",
-    "as_scored",
-    "check_choice",
-    "check_count",
-    "check_positive",
-    "check_svi",
-    "is_concrete",
-    "is_traced",
-    "with_jax_leaves",
-]
-
 T = TypeVar("T")
 
 

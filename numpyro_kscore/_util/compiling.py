@@ -24,8 +24,6 @@ import numpy as np
 from numpyro_kscore._util.checks import with_jax_leaves
 from numpyro_kscore._util.fingerprint import fingerprint
 
-__all__ = ["AS_IT_IS", "forget_programs", "quick_jit", "runs_in_double"]
-
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
 # (docs/performance).

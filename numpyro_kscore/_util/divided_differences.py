@@ -20,8 +20,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["Pairs", "Sloped", "divided_differences", "sum_of_functions", "with_slopes"]
-
 # A map from a vector v to the pairs of A that carry v.
 Decompose = Callable[[jax.Array], "Pairs"]
 

@@ -15,8 +15,6 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["fingerprint"]
-
 # Rules of derivatives and of batching, which a program that is compiled as it is does not use.
 RULES = {
     "custom_jvp_call": {"jvp_jaxpr_fun", "jvp_jaxpr_thunk"},

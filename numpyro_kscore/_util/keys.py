@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["FitKey", "as_numbers", "check_key", "is_typed_key", "key_apart"]
-
 LARGEST = 2**31 - 1
 
 

@@ -28,18 +28,6 @@ from jax.scipy.linalg import block_diag, solve_triangular
 from numpyro_kscore._util.platforms import on_cpu_or
 from numpyro_kscore._util.precision import full_precision
 
-__all__ = [
-    "cholesky",
-    "eigh",
-    "factorize",
-    "inverse_root",
-    "invert_lower",
-    "log_abs_det",
-    "qr",
-    "slogdet_and_inverse",
-    "solve_transposed",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 # Rows of a triangle that one LAPACK call inverts: 31² numbers are solved for by one thread.
 BLOCK = 31

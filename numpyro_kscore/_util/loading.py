@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["AGAIN", "Form", "as_batch", "opener", "restore_state", "state_of"]
-
 AGAIN = (
     "Give something that can be iterated over again, such as a list or a DataLoader, or a function "
     "that returns a new iterator"

@@ -8,8 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["namespace"]
-
 
 def namespace(*arrays: Any) -> ModuleType:
     """``numpy`` if all arrays are NumPy's, otherwise ``jax.numpy``."""

@@ -8,8 +8,6 @@ from typing import Any
 import jax
 from jax import lax
 
-__all__ = ["on_cpu_or"]
-
 
 def on_cpu_or(on_cpu: Callable[..., Any], elsewhere: Callable[..., Any], *args: Any) -> Any:
     """Call ``on_cpu(*args)`` in a program for a CPU, and ``elsewhere(*args)`` in any other.

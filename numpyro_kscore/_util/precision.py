@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 import jax
 
-__all__ = ["PRECISIONS", "full_precision", "products_in"]
-
 # JAX's names for mantissas of 23, 10 and 7 bits.
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 

@@ -9,9 +9,6 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import numpy as np
 
-__all__ = ["pytree", "static"]
-
-
 T = TypeVar("T")
 
 

@@ -18,18 +18,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = [
-    "by_rows",
-    "check_sharding",
-    "constrain_columns",
-    "constrain_rows",
-    "divides",
-    "mapped",
-    "num_shards",
-    "place",
-    "sharding_of",
-]
-
 EXAMPLE = "NamedSharding(jax.make_mesh((jax.device_count(),), ('samples',)), P('samples'))"
 
 

@@ -40,8 +40,6 @@ from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
-__all__ = ["to_arviz"]
-
 # Least number of draws for k̂ and an estimate of log q, however few are kept.
 ENERGY_DRAWS = 2_000
 # Largest difference of log densities of the same draws, as a fraction of their range: they are

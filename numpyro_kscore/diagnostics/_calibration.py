@@ -19,8 +19,6 @@ from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["vsbc"]
-
 
 def vsbc(svi: SVI, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
     """NumPyro's simulation-based calibration of a whole fit: ``numpyro.infer.vsbc_diagnostic``.

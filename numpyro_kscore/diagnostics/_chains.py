@@ -23,20 +23,6 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base.coordinates import whiten_samples
 
-__all__ = [
-    "DIAGNOSIS",
-    "REFINEMENT",
-    "WINDOW",
-    "ChainState",
-    "Density",
-    "Metric",
-    "Window",
-    "advance_chains",
-    "evaluate",
-    "fit_metric",
-    "start_chains",
-]
-
 # A point (d,) to the model's log density and its gradient (d,).
 Density = Callable[[Array], tuple[Array, Array]]
 

@@ -7,18 +7,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "MEAN_LIMIT",
-    "SD_LIMIT",
-    "Cause",
-    "Code",
-    "Doubt",
-    "Finding",
-    "KhatDoubt",
-    "Known",
-    "Verdict",
-]
-
 # A fit is right if no mean is off by more, in standard deviations, and no ratio of standard
 # deviations differs from 1 by more.
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1

@@ -12,8 +12,6 @@ import numpy as np
 
 from numpyro_kscore._model.program import Program
 
-__all__ = ["ConvertedFit", "add_log_likelihoods", "make_converter", "one_chain"]
-
 INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 
 

@@ -41,8 +41,6 @@ from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_mis
 from numpyro_kscore.diagnostics._movement import Movement, Walk
 from numpyro_kscore.diagnostics._tall import ModelDensity, model_density
 
-__all__ = ["Diagnosis", "decide", "diagnose", "examine", "judge"]
-
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
 # Missed modes are searched for if the guide is not far from all of them.

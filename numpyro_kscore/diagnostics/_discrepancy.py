@@ -30,15 +30,6 @@ from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ
 
-__all__ = [
-    "Discrepancy",
-    "SteinTest",
-    "ksd",
-    "masked_stein_discrepancy",
-    "spread_ratios",
-    "stein_discrepancy",
-]
-
 NUM_BOOTSTRAP = 1_000
 
 

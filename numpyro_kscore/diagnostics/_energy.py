@@ -31,18 +31,6 @@ from jax import Array, lax
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = [
-    "FAMILIES",
-    "FOLDS",
-    "CrossFit",
-    "Family",
-    "combine",
-    "cross_fit",
-    "energy_features",
-    "solve",
-    "take_rows",
-]
-
 # Every energy is fitted to three quarters of the draws: with fewer, the noise of the fit makes
 # weights vary more, and k̂ larger.
 FOLDS = 4

@@ -21,15 +21,6 @@ from numpyro_kscore._util.checks import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 
-__all__ = [
-    "BATCH",
-    "FittedGuide",
-    "check_mostly_finite",
-    "draw_fitted",
-    "fitted_guide",
-    "log_joint_and_score",
-]
-
 # Draws evaluated at once.
 BATCH = 256
 

@@ -28,8 +28,6 @@ from numpyro_kscore.diagnostics._fitted import (
 from numpyro_kscore.diagnostics._tall import model_density
 from numpyro_kscore.estimators._base.coordinates import whiten_samples
 
-__all__ = ["evaluate_fitted", "evaluate_guide"]
-
 # Most dimensions with an exact Laplacian; beyond, one random direction for each draw estimates it.
 EXACT_LAPLACIAN = 32
 

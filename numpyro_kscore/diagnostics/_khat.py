@@ -31,8 +31,6 @@ from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._iterations import NuMethod
 
-__all__ = ["KhatEstimate", "energy_estimator", "fisher_divergence", "khat", "whitened_draws"]
-
 NUM_REPEATS, NUM_BOOTSTRAP = 4, 100
 # Covariance and mean have d(d+3)/2 numbers; with fewer draws a dimension their noise alone makes
 # log weights vary by half a nat and more.

@@ -9,8 +9,6 @@ from typing import Any
 from numpyro_kscore.diagnostics._codes import Cause, Code, Doubt, Finding, KhatDoubt, Known
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
 
-__all__ = ["advise", "describe", "fit_reason", "khat_reason", "verdict_lines"]
-
 # Advice where a guide does not have the posterior's shape.
 MORE_OF_ALL: dict[Known, str] = {
     "density": (

@@ -32,8 +32,6 @@ from numpyro_kscore.diagnostics._chains import (
     start_chains,
 )
 
-__all__ = ["UNSEARCHED", "Modes", "far_points", "find_missed_modes"]
-
 # Paths from draws, from far points, and from the ends of chains from far points.
 HOME, AFAR, STRAYED = 8, 24, 16
 # Powers of the density that those chains have in their windows: flat enough at first to get from

@@ -26,8 +26,6 @@ from numpyro_kscore.diagnostics._chains import (
     start_chains,
 )
 
-__all__ = ["Movement", "Walk"]
-
 NUM_CHAINS = 512
 # Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
 FARTHEST = 10.0

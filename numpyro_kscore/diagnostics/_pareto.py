@@ -19,8 +19,6 @@ from jax import Array
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
 
-__all__ = ["GOOD_KHAT", "importance_resample", "pareto_smooth", "smoother", "weight_ess"]
-
 GOOD_KHAT = 0.7
 # Log weights with a smaller range count as equal: there is no tail to fit.
 CONSTANT = 1e-2

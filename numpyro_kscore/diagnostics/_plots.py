@@ -18,8 +18,6 @@ from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 
-__all__ = ["plot_convergence", "plot_pairs", "plot_score_field", "plot_vsbc", "plot_weights"]
-
 # Most draws for contours, and points of the grid on a side: enough for the eye.
 CONTOUR_DRAWS = 1_000
 GRID = 60

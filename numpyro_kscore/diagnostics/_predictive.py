@@ -22,16 +22,6 @@ from numpyro_kscore._model.enumeration import PREVIOUS, Factors, enumerated_fact
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.compiling import quick_jit
 
-__all__ = [
-    "at_first",
-    "draw_discrete",
-    "draw_posterior_predictive",
-    "draw_prior",
-    "find_constant_data",
-    "has_discrete",
-    "log_likelihoods",
-]
-
 # Draws evaluated at once.
 BATCH = 64
 

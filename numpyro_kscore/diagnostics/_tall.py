@@ -43,8 +43,6 @@ from numpyro_kscore.diagnostics._fitted import (
     log_joint_and_score,
 )
 
-__all__ = ["ModelDensity", "fit_weights", "model_density", "score_remainders"]
-
 # Numbers of rows that are tried, as few as are accurate.
 NUM_ROWS = (256, 1024, 4096, 16_384)
 # Weights of more rows are not fitted.

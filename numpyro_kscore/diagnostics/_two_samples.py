@@ -18,8 +18,6 @@ from jax.typing import ArrayLike
 from numpyro_kscore._util.checks import as_points, check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 
-__all__ = ["mmd_squared", "sliced_wasserstein"]
-
 ROWS_PER_BLOCK = 512  # 512 rows against a few thousand columns stay inside the last-level cache
 MEDIAN_DRAWS = 2_000  # 2e6 pairs: the median is then good to about one part in a thousand
 

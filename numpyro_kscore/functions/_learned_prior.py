@@ -26,8 +26,6 @@ from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.linalg import eigh
 from numpyro_kscore.sliced._network import Layers, init_layers, make_adam, network, take_step
 
-__all__ = ["LearnedPrior", "LearnedPriorInfo", "draw_functions", "learn_prior"]
-
 Sampler = Callable[[jax.Array, jax.Array], jax.Array]
 
 # Number of draws for the Gaussian that the network starts from, and for the held-out losses.

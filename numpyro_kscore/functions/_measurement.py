@@ -41,8 +41,6 @@ from numpyro_kscore.estimators._density.exponential_family import KernelExponent
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.functions._learned_prior import draw_functions
 
-__all__ = ["Measurement", "measure", "sampled_prior"]
-
 # Names of the plate that draws points of the pool.
 POOL = "{}_pool"
 

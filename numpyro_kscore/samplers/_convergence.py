@@ -18,19 +18,6 @@ import numpy as np
 from numpyro_kscore.diagnostics._codes import Code, Finding, Verdict
 from numpyro_kscore.diagnostics._missed_modes import Modes
 
-__all__ = [
-    "LARGEST_INFLUENCE",
-    "MOST_DIVERGENT",
-    "ChainMoments",
-    "Chains",
-    "Scale",
-    "are_at_rest",
-    "judge_chains",
-    "nested_rhat",
-    "scale_of",
-    "summarize",
-]
-
 # Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
 FARTHEST = 10.0
 TINY = 1e-30

@@ -23,8 +23,6 @@ from numpyro_kscore.diagnostics._fitted import (
     log_joint_and_score,
 )
 
-__all__ = ["Guide", "open_guide"]
-
 # Draws that a covariance is made of, and values that are computed at once.
 NUM_DRAWS, BATCH = 10_000, 256
 

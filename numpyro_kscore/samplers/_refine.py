@@ -26,8 +26,6 @@ from numpyro_kscore.samplers._convergence import ChainMoments, Chains, judge_cha
 from numpyro_kscore.samplers._guide import Guide, open_guide
 from numpyro_kscore.samplers._superchains import ChainSettings, run_chains
 
-__all__ = ["Refinement", "refine"]
-
 # Chains of the search for modes: enough for a covariance.
 SEARCH_CHAINS, SEARCH_CHAINS_A_DIMENSION, MOST_SEARCH_CHAINS = 64, 4, 512
 

@@ -31,8 +31,6 @@ from numpyro_kscore.samplers._convergence import (
 )
 from numpyro_kscore.samplers._guide import Guide
 
-__all__ = ["ChainSettings", "run_chains"]
-
 # Windows in which metric and step size are found, at most and at least.
 MOST_ADAPTING, LEAST_ADAPTING = 40, 2
 # A metric is kept if in its coordinates no mean of the chains is farther from zero, and no standard

@@ -16,8 +16,6 @@ from numpyro_kscore._util.checks import check_count
 from numpyro_kscore.estimators._base.coordinates import LARGEST_WHITENED, whiten_samples
 from numpyro_kscore.samplers._guide import open_guide
 
-__all__ = ["WarmStart", "warm_start"]
-
 
 class WarmStart(NamedTuple):
     """Initial positions and a metric for samplers, in unconstrained coordinates.
