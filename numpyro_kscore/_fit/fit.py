@@ -14,8 +14,8 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
+from numpyro_kscore._fit.fit_options import FitOptions
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
-from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.programs import look_at_exact_draws, make_chunk, make_look
 from numpyro_kscore._fit.progress import Rule, Seen
 from numpyro_kscore._fit.result import FitResult, finish

@@ -14,7 +14,7 @@ import numpy as np
 
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore._fit.expansion import Expander
-from numpyro_kscore._fit.options import FitOptions
+from numpyro_kscore._fit.fit_options import FitOptions
 from numpyro_kscore._fit.progress import (
     EVALUATION_DRAWS,
     LOOK_BATCHES,

@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.expansion import has_local_latents
-from numpyro_kscore._fit.options import LOSS_BLOCKS
+from numpyro_kscore._fit.fit_options import LOSS_BLOCKS
 from numpyro_kscore._fit.progress import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Chunk, Seen
 from numpyro_kscore._fit.svi import Arguments, program_of, with_parameters
 from numpyro_kscore._model.control_variate import ControlVariate

@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer.initialization import init_to_uniform
 
-from numpyro_kscore._guides.checks import (
+from numpyro_kscore._guides.guide_checks import (
     are_equal,
     check_amortized,
     check_latents,

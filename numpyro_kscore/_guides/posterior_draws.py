@@ -13,7 +13,7 @@ from jax import lax, random
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
-from numpyro_kscore._guides.checks import check_levels, check_set_up
+from numpyro_kscore._guides.guide_checks import check_levels, check_set_up
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden

@@ -20,9 +20,9 @@ from jax import lax
 
 from numpyro_kscore._model.layout import Part
 from numpyro_kscore._objective.entropy import entropy
-from numpyro_kscore._objective.options import ObjectiveOptions
-from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore._objective.objective_options import ObjectiveOptions
 from numpyro_kscore.estimators._base.gaussian import moment_scores
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 
 # The noise of the estimate: the residual's size at a converged fit, in units of the guide's own
 # spread, times d sqrt(n): 44 to 154 for d = 1 to 100 and n = 32 to 512

@@ -28,7 +28,7 @@ from numpyro_kscore._model.particles import (
 )
 from numpyro_kscore._model.program import Program, inspect_program, objective_program
 from numpyro_kscore._objective.kl_gradient import kl_gradient, loss_of, nearest_valid
-from numpyro_kscore._objective.options import (
+from numpyro_kscore._objective.objective_options import (
     count_particles,
     pool,
     resolve_settings,

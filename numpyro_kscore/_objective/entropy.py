@@ -10,13 +10,13 @@ import numpy as np
 from jax import lax
 
 from numpyro_kscore._util.compiling import AS_IT_IS
-from numpyro_kscore.estimators._base.affine import Coordinates
-from numpyro_kscore.estimators._base.coordinates import (
+from numpyro_kscore.estimators._base.gaussian import fit_gaussian
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import (
     WHITENING_CHOICES,
     regress_out,
     standardize_samples,
 )
-from numpyro_kscore.estimators._base.gaussian import fit_gaussian
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 
 # Number of simulated sets of draws that a bias is averaged over. Rows of a plate share one bias,

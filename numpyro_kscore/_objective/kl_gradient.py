@@ -13,7 +13,7 @@ from numpyro_kscore._model.joint import LogJoint
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._objective.block_gradient import block_gradient, put_columns
-from numpyro_kscore._objective.options import ObjectiveOptions
+from numpyro_kscore._objective.objective_options import ObjectiveOptions
 from numpyro_kscore._objective.stateful import STATE
 
 

@@ -17,7 +17,7 @@ from numpyro.primitives import mutable
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.layout import Part
 from numpyro_kscore._model.program import Program, inspect_program
-from numpyro_kscore._objective.options import ObjectiveOptions, pool
+from numpyro_kscore._objective.objective_options import ObjectiveOptions, pool
 from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
 
 # The mutable site that holds one estimator's state for each block, by the block's first latent.

@@ -34,7 +34,7 @@ from numpyro_kscore.diagnostics._predictive import (
     has_discrete,
     log_likelihoods,
 )
-from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.bandwidth import Median
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._median import median_distance

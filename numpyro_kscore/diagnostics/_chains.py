@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 
 # A point (d,) to the model's log density and its gradient (d,).
 Density = Callable[[Array], tuple[Array, Array]]

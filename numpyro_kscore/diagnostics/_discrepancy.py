@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 
 from numpyro_kscore._util.checks import as_scored, check_count
 from numpyro_kscore._util.keys import check_key
-from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 from numpyro_kscore.kernels._profiles import IMQ

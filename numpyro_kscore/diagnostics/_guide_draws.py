@@ -26,7 +26,7 @@ from numpyro_kscore.diagnostics._fitted import (
     fitted_guide,
 )
 from numpyro_kscore.diagnostics._tall import model_density
-from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 
 # Most dimensions with an exact Laplacian; beyond, one random direction for each draw estimates it.
 EXACT_LAPLACIAN = 32

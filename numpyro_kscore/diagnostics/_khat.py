@@ -26,7 +26,7 @@ from numpyro_kscore.diagnostics._energy import (
 )
 from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother, weight_ess
-from numpyro_kscore.estimators._base.coordinates import whiten_samples
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._iterations import NuMethod

@@ -29,7 +29,7 @@ from numpyro_kscore.estimators._fit.presets import (
 )
 from numpyro_kscore.estimators._fit.score import Score
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
-from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
+from numpyro_kscore.estimators._operators.operator_options import Landmarks, RandomFeatures, Subset
 
 __all__ = [
     "AtSamples",

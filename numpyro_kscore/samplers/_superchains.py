@@ -20,7 +20,7 @@ from numpyro_kscore.diagnostics._chains import (
     fit_metric,
     start_chains,
 )
-from numpyro_kscore.estimators._base.coordinates import LARGEST_WHITENED
+from numpyro_kscore.estimators._base.standardization import LARGEST_WHITENED
 from numpyro_kscore.samplers._convergence import (
     MOST_DIVERGENT,
     ChainMoments,

@@ -13,7 +13,7 @@ from numpyro import handlers
 from numpyro.infer import NUTS, SVI
 
 from numpyro_kscore._util.checks import check_count
-from numpyro_kscore.estimators._base.coordinates import LARGEST_WHITENED, whiten_samples
+from numpyro_kscore.estimators._base.standardization import LARGEST_WHITENED, whiten_samples
 from numpyro_kscore.samplers._guide import open_guide
 
 

@@ -17,8 +17,8 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
-from numpyro_kscore.estimators._base.coordinates import (
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates, Whitening
+from numpyro_kscore.estimators._base.standardization import (
     STANDARDIZE_CHOICES,
     WHITENING_CHOICES,
     standardize_samples,

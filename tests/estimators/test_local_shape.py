@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore.estimators._base import local_shape as local
-from numpyro_kscore.estimators._base.coordinates import standardize_samples
+from numpyro_kscore.estimators._base.standardization import standardize_samples
 from support import oracle
 from support.compiling import quick_jit
 from support.samples import make_scaled

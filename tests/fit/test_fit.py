@@ -17,8 +17,8 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
 from numpyro_kscore._fit import loop
 from numpyro_kscore._fit.checkpoint import save_checkpoint
+from numpyro_kscore._fit.fit_options import FitOptions
 from numpyro_kscore._fit.loop import Bar
-from numpyro_kscore._fit.options import FitOptions
 from numpyro_kscore._fit.progress import Look, Progress, Rule
 from numpyro_kscore._fit.svi import initial_state, parameter_slots
 from support.doubles import GaussianScore
@@ -209,7 +209,7 @@ def rule_of(monkeypatch, *args, **kwargs):
         raise SeenError(Rule(*settings))
 
     with monkeypatch.context() as patch:
-        patch.setattr("numpyro_kscore._fit.options.Rule", see)
+        patch.setattr("numpyro_kscore._fit.fit_options.Rule", see)
         with pytest.raises(SeenError) as caught:
             fit(*args, **kwargs)
     return caught.value.args[0]

@@ -18,7 +18,7 @@ from numpyro_kscore import Implicit, ImplicitELBO, ScoreEstimator
 from numpyro_kscore._model.particles import draw_particle, with_shared
 from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore.estimators import Median
-from numpyro_kscore.estimators._base.coordinates import regress_out, standardize_samples
+from numpyro_kscore.estimators._base.standardization import regress_out, standardize_samples
 from numpyro_kscore.kernels import CurlFree, Diagonal
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
 from support import oracle

@@ -9,7 +9,7 @@ import pytest
 
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore._objective.entropy import entropy
-from numpyro_kscore.estimators._base.coordinates import standardize_samples
+from numpyro_kscore.estimators._base.standardization import standardize_samples
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 from numpyro_kscore.regularizers import LandweberIteration, Tikhonov
 from numpyro_kscore.solvers import Krylov

@@ -7,7 +7,7 @@ from jax import lax
 
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import AtSamples
-from numpyro_kscore.estimators._base.coordinates import standardize_samples
+from numpyro_kscore.estimators._base.standardization import standardize_samples
 from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
 
 # Beyond, all pairs would cost more than the rest of a test, and only the reported loss needs them.

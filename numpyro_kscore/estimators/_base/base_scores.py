@@ -12,7 +12,7 @@ from jax.scipy.special import gammaln
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 
 UNKNOWN = (
     "{what}: expected a base score that is known away from the samples; got base_scores as "

@@ -22,8 +22,8 @@ from jax import lax
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower, qr
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
-from numpyro_kscore.estimators._base.coordinates import standardize_samples
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates, Whitening
+from numpyro_kscore.estimators._base.standardization import standardize_samples
 
 # Fractions τ that are tried, by which log variances move to their mean.
 EVENINGS = (0.0, 0.25, 0.5, 0.75, 1.0)

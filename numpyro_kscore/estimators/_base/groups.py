@@ -23,7 +23,7 @@ from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base.base_scores import log_normalizer, log_tail, tail_weights
-from numpyro_kscore.estimators._base.coordinates import localized, whiten_samples
+from numpyro_kscore.estimators._base.standardization import localized, whiten_samples
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 
 _T = TypeVar("_T")

@@ -21,8 +21,8 @@ from jax import random
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 from numpyro_kscore.estimators._base.local_shape import local_shape
 
 # Distance of neighboring groups over the root mean square radius of a group. The usual bandwidth is

@@ -19,9 +19,9 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.base_scores import log_normalizer, log_tail, tail_weights
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 
 # Inverse degrees of freedom that are tried; 0 is a Gaussian.
 INVERSE_DEGREES = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.25, 0.33, 0.5, 0.75, 1.0)

@@ -34,7 +34,7 @@ from numpyro_kscore._util.checks import as_points, check_choice, check_positive,
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.coordinates import STANDARDIZE_CHOICES, standardize_samples
+from numpyro_kscore.estimators._base.standardization import STANDARDIZE_CHOICES, standardize_samples
 from numpyro_kscore.estimators._density.kernel_density_score import (
     KernelDensityInfo,
     KernelDensityScore,

@@ -16,7 +16,7 @@ from jax import lax, random
 
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.coordinates import standardize_samples
+from numpyro_kscore.estimators._base.standardization import standardize_samples
 from numpyro_kscore.estimators._base.student import student_log_density
 from numpyro_kscore.estimators._density.kernel_density import KernelDensity, NormalReference
 from numpyro_kscore.estimators._density.normalization import (
@@ -25,7 +25,7 @@ from numpyro_kscore.estimators._density.normalization import (
     importance_sampled,
 )
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
-from numpyro_kscore.estimators._operators.options import Subset
+from numpyro_kscore.estimators._operators.operator_options import Subset
 
 # Samples beyond which the operator of the kernel exponential family is that of a subset.
 WHOLE_POINTS = 4096

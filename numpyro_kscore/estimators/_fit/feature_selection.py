@@ -28,7 +28,7 @@ from numpyro_kscore.estimators._fit.selection import HeldOutProblem
 from numpyro_kscore.estimators._fit.settings import FitSettings
 from numpyro_kscore.estimators._operators.feature_span import FeatureSpan, draw_features, make_span
 from numpyro_kscore.estimators._operators.features import FeatureMoments, FeatureRows, Features
-from numpyro_kscore.estimators._operators.options import RandomFeatures
+from numpyro_kscore.estimators._operators.operator_options import RandomFeatures
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, Solver, spectral_scale
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.affine import Coordinates
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 from numpyro_kscore.estimators._base.mixture import (
     GroupLayout,
     MixtureBase,

@@ -15,15 +15,15 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
-from numpyro_kscore.estimators._base.affine import Coordinates
 from numpyro_kscore.estimators._base.base_scores import Base
-from numpyro_kscore.estimators._base.coordinates import (
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
+from numpyro_kscore.estimators._base.standardization import (
     WHITENING_CHOICES,
     localized,
     regress_out,
     standardize_samples,
 )
-from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._fit.feature_selection import span_features
 from numpyro_kscore.estimators._fit.info import Selection

@@ -18,10 +18,9 @@ from numpyro_kscore._util.precision import PRECISIONS
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._base.base_scores import Base
-from numpyro_kscore.estimators._base.coordinates import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._base.fitted_base import make_base
+from numpyro_kscore.estimators._base.standardization import STANDARDIZE_CHOICES
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
-from numpyro_kscore.estimators._fit.checks import check_context, check_settings
 from numpyro_kscore.estimators._fit.fitting import (
     StreamState,
     add_batch,
@@ -31,9 +30,10 @@ from numpyro_kscore.estimators._fit.fitting import (
     start_stream,
 )
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
+from numpyro_kscore.estimators._fit.input_checks import check_context, check_settings
 from numpyro_kscore.estimators._fit.score import Score
 from numpyro_kscore.estimators._fit.settings import FitSettings
-from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
+from numpyro_kscore.estimators._operators.operator_options import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree
 from numpyro_kscore.regularizers._filters import Regularizer

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth
-from numpyro_kscore.estimators._operators.options import Landmarks, RandomFeatures, Subset
+from numpyro_kscore.estimators._operators.operator_options import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Solver

@@ -26,7 +26,7 @@ from numpyro_kscore.estimators._operators.features import (
     in_tiles,
     no_moments,
 )
-from numpyro_kscore.estimators._operators.options import RandomFeatures
+from numpyro_kscore.estimators._operators.operator_options import RandomFeatures
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._spectral import draw_frequencies

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._util.linalg import cholesky, invert_lower
-from numpyro_kscore.estimators._base.affine import Coordinates, Whitening
+from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates, Whitening
 from numpyro_kscore.estimators._base.local_shape import local_shape
 
 STANDARDIZE_CHOICES = ("local", "full", "diagonal", "none")
