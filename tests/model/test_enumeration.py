@@ -97,8 +97,10 @@ def guide(*args, **kwargs):
     numpyro.sample("spread", Implicit(jnp.exp(x[2])))
     centering = jnp.array([0.2, 0.5, 1.0])
     means = x[3:] / jnp.sqrt(centering + (1 - centering) * jnp.exp(-2 * x[2]))
-    form = {"unconstrained": x[3:], "centering": centering}
-    numpyro.sample("means", Implicit(means, 1, **form))
+    numpyro.sample("means", Implicit(means, 1, unconstrained=x[3:]))
+    degrees = {"means": Centering(centering, jnp.zeros(3), jnp.zeros(3))}
+    coordinates = coordinates_of({"weights": x[:2], "spread": x[2], "means": x[3:]}, degrees)
+    coordinates.announce("_coordinates")
 
 
 @pytest.mark.thorough
