@@ -58,7 +58,7 @@ def _stay(evaluate: Any, start: Any, rng: Any, weights: Sequence[float], num_dra
     return [start] * len(weights)
 
 
-# What is replaced to switch a form off: a module, a name in it, and what takes its place.
+# Replacements that switch a form off: a module, a name in it, and its replacement.
 FORMS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "hierarchical coordinates": [],  # no latent counts as hierarchical, see _latents
     "partial centering": [(climb, "recentered", _nothing)],
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fitted(bench: Bench, target: str, form: str) -> Row:
-    """What ``fit`` makes of a start without a form."""
+    """The figures of ``fit`` from a start without a form."""
     posterior, reference = bench.posterior(target), bench.reference(target)
     with without(form):
         found = METHODS["AutoImplicit"](posterior, 0, NUM_STEPS, len(reference.truth))

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_kscore._util.namespace import namespace
+
 # Most dimensions of an expansion to second order.
 MOST_CURVED = 128
 
@@ -31,6 +33,14 @@ class Taylor(NamedTuple):
     slope: Any
     curvature: Any = None
     params: dict[str, Any] = {}  # noqa: RUF012
+
+    def at(self, moves: Any) -> tuple[Any, Any]:
+        """Values (n,) and slopes (n, d) of the expansion at moves from its point, (n, d)."""
+        xp = namespace(moves)
+        curved = self.curvature is not None
+        bends = moves @ self.curvature if curved else xp.zeros_like(moves)
+        values = self.value + xp.sum(moves * (self.slope + 0.5 * bends), axis=1)
+        return values, self.slope + bends
 
 
 def taylor(
@@ -101,21 +111,18 @@ def controlled(found: Taylor, moves: jax.Array, of_rows: Taylor, of_all: Taylor)
     ``moves`` are the particles less the point, (n, d). Where an expansion is not finite, ``found``,
     the densities at the particles, is returned as it is.
     """
-    slope = of_all.slope - of_rows.slope
-    level = of_all.value - of_rows.value
-    good = jnp.isfinite(level) & jnp.all(jnp.isfinite(slope))
-    if of_all.curvature is None or of_rows.curvature is None:
-        bends = jnp.zeros_like(moves)
-    else:
-        bends = moves @ (of_all.curvature - of_rows.curvature)
-        good = good & jnp.all(jnp.isfinite(bends))
+    known = of_all.curvature is not None and of_rows.curvature is not None
+    curvature = of_all.curvature - of_rows.curvature if known else None
+    difference = Taylor(of_all.value - of_rows.value, of_all.slope - of_rows.slope, curvature)
+    values, slopes = difference.at(moves)
+    good = jnp.isfinite(difference.value) & jnp.all(jnp.isfinite(slopes))
 
     def corrected(value: jax.Array, change: jax.Array) -> jax.Array:
         return jnp.where(good, value + change, value)
 
     return Taylor(
-        corrected(found.value, level + jnp.sum(moves * (slope + 0.5 * bends), axis=1)),
-        corrected(found.slope, slope + bends),
+        corrected(found.value, values),
+        corrected(found.slope, slopes),
         None,
         jax.tree.map(
             lambda a, b, c: corrected(a, len(moves) * (c - b)),

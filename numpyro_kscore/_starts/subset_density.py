@@ -63,11 +63,8 @@ def corrected(evaluate: Evaluate, point: np.ndarray, difference: Taylor) -> Eval
 
     def inside(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         energies, gradients = evaluate(points)
-        moves = points - point
-        curvature = difference.curvature
-        bends = np.zeros_like(moves) if curvature is None else moves @ curvature
-        changes = difference.value + np.sum(moves * (difference.slope + 0.5 * bends), axis=1)
-        return energies + changes, gradients + difference.slope + bends
+        values, slopes = difference.at(points - point)
+        return energies + values, gradients + slopes
 
     return inside
 

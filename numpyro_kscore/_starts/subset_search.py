@@ -54,7 +54,7 @@ DRAWS_EACH = 64
 MOST_NEAR = 10
 # Rounds end when the mean moves by less than this, in root mean square standard deviations.
 NEAR = 0.1
-# By how much the bound of a surrogate may differ from that of all data, in nats.
+# Largest difference between the bounds of a surrogate and of all data, in nats.
 LARGEST_ERROR = 1.0
 
 

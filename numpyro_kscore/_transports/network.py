@@ -251,6 +251,6 @@ def local_log_density(push: Callable[[jax.Array], jax.Array], noise: jax.Array) 
 
 def standard_normal(dim: int) -> dist.Distribution:
     """The standard normal distribution of vectors (dim,)."""
-    # By NumPy and unchecked: operations outside a compiled step are compiled one by one.
+    # NumPy makes it, unchecked: operations outside a compiled step are compiled one by one.
     zeros = jnp.asarray(np.zeros(dim))
     return dist.Normal(zeros, 1.0, validate_args=False).to_event(1)

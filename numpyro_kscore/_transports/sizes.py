@@ -73,7 +73,7 @@ class Sizes:
         return xp.clip(xp.max(xp.abs(self.rates), axis=1), SMALLEST_SHARE, LARGEST_SHARE)
 
     def slopes(self, x: Any) -> Any:
-        """By what factors the rates at coordinates (..., d) are those at the center, (..., d)."""
+        """The rates at coordinates (..., d) relative to those at the center, (..., d)."""
         xp, share = namespace(x), self.shares
         rest = xp.log1p(-share) - xp.log(share) - self._moves(x)
         return 1 / (share * (1 + xp.exp(xp.minimum(rest, 80.0))))
