@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._fit.svi import Given, program_of
+from numpyro_kscore._fit.svi import Inference
 from numpyro_kscore._model.all_rows import expand_at, kept_plate, mean_draw, row_sizes
 from numpyro_kscore._model.control_variate import ControlVariate, KeptRows, Taylor
 from numpyro_kscore._model.layout import Layout
@@ -48,17 +47,20 @@ def has_local_latents(layout: Layout) -> bool:
     )
 
 
-def make_expander(svi: SVI, layout: Layout | None, given: Given, num_steps: int) -> Expander:
-    """Expand the densities of subsampled plates whose rows are all in memory.
+def make_expander(inference: Inference, num_steps: int) -> Expander:
+    """Expand the densities of subsampled plates, or of the batches of a loader.
 
-    An expansion serves at least ``num_steps`` steps. The layout is None if it is not known.
+    An expansion of rows that are all in memory serves at least ``num_steps`` steps.
     """
+    if inference.batches is not None:
+        return _make_loader_expander(inference, inference.batches)
+    svi, layout = inference.svi, inference.layout
     expand = getattr(svi.loss, "expand", None)  # other objectives have none
     if layout is None or not layout.row_counts or expand is None:
         return Expander(_never, _never)
 
     def expansion(state: SVIState) -> ControlVariate | None:
-        key, program = key_apart(state.rng_key, FitKey.EXPANSION), program_of(svi, state, given)
+        key, program = key_apart(state.rng_key, FitKey.EXPANSION), inference.program_at(state)
         args, kwargs = program.args, {**program.kwargs, "num_steps": num_steps}
         return expand(key, program.params, svi.model, svi.guide, *args, **kwargs)
 
@@ -66,7 +68,7 @@ def make_expander(svi: SVI, layout: Layout | None, given: Given, num_steps: int)
     return Expander(compiled, compiled)
 
 
-def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> Expander:
+def _make_loader_expander(inference: Inference, batches: Batches) -> Expander:
     """Expand the mean density of the batches, by a pass over all of them for each expansion.
 
     The mean over the batches of an epoch of the densities that the model scales to all data is the
@@ -74,24 +76,23 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
 
     Cost: a pass over all batches, and two more for each latent dimension up to 128.
     """
-    loss = svi.loss
+    loss, layout = inference.svi.loss, inference.layout
     if layout is None or layout.model_params or has_local_latents(layout):
         return Expander(_never, _never)
     is_ours = hasattr(loss, "expanded") and loss.vectorize_particles is True
     if not is_ours or loss.forward_mode_differentiation:
         return Expander(_never, _never)
 
-    def program_at(state: SVIState, batch: Any) -> Program:
-        return program_of(svi, state, batches.arguments(batch))
+    def place(state: SVIState, batch: Any) -> tuple[jax.Array, Program]:
+        return key_apart(state.rng_key, FitKey.EXPANSION), inference.program_at(state, batch)
 
     def draw(state: SVIState) -> Any:
-        return mean_draw(
-            key_apart(state.rng_key, FitKey.EXPANSION), program_at(state, batches.first), layout
-        )
+        key, program = place(state, batches.first)
+        return mean_draw(key, program, layout)
 
     def of_batch(state: SVIState, draws: Any, batch: Any) -> Taylor:
-        key = key_apart(state.rng_key, FitKey.EXPANSION)
-        return expand_at(key, program_at(state, batch), layout, draws[0])
+        key, program = place(state, batch)
+        return expand_at(key, program, layout, draws[0])
 
     def of_each(state: SVIState, draws: Any, stack: Any) -> Taylor:
         return jax.lax.map(lambda batch: of_batch(state, draws, batch), stack)
@@ -125,25 +126,25 @@ def make_loader_expander(svi: SVI, layout: Layout | None, batches: Batches) -> E
         kept = None if collector is None else collector.kept()
         return ControlVariate(at[0].flat, found, kept=kept)
 
-    keeper = _Keeper(program_at, batches.first, layout, draw)
+    keeper = _Keeper(place, batches.first, layout, draw)
     return Expander(expand, like)
 
 
 class _Keeper:
     """A finder of the rows that every step keeps, if a model takes more rows than a batch has.
 
-    ``program_at`` gives guide and model at a state and a batch; ``draw`` gives, at a state, the
-    point at which the density is expanded and draws near it.
+    ``place`` gives the key of a state, and guide and model there with a batch; ``draw`` gives, at a
+    state, the point at which the density is expanded and draws near it.
     """
 
     def __init__(
         self,
-        program_at: Callable[[SVIState, Any], Program],
+        place: Callable[[SVIState, Any], tuple[jax.Array, Program]],
         first: Any,
         layout: Layout,
         draw: Callable[[SVIState], Any],
     ) -> None:
-        self._program_at, self._layout, self._draw, self._first = program_at, layout, draw, first
+        self._place, self._layout, self._draw, self._first = place, layout, draw, first
         lengths = {leaf.shape[0] if leaf.ndim else 0 for leaf in jax.tree.leaves(first)}
         # Leaves of another length than the rows would say nothing about the rows that are kept.
         self._count = int(lengths.pop() * PART_KEPT) if len(lengths) == 1 else 0
@@ -158,8 +159,7 @@ class _Keeper:
         rows = no_rows(self._first, self._count)
 
         def find(state: SVIState) -> None:
-            key, (draw, _) = key_apart(state.rng_key, FitKey.EXPANSION), self._draw(state)
-            program = self._program_at(state, self._first)
+            (draw, _), (key, program) = self._draw(state), self._place(state, self._first)
             self._found = [kept_plate(key, program, self._layout, draw, rows)]
 
         if not self._found:
@@ -171,12 +171,11 @@ class _Keeper:
         return None if self.none(state) is None else RowCollector(self._first, self._count)
 
     def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
-        key, name = key_apart(state.rng_key, FitKey.EXPANSION), self._found[0]
+        name = str(self._found[0])
 
         def of_batch(batch: Any) -> jax.Array:
-            return row_sizes(
-                key, self._program_at(state, batch), self._layout, draws[0], draws[1], str(name)
-            )
+            key, program = self._place(state, batch)
+            return row_sizes(key, program, self._layout, draws[0], draws[1], name)
 
         return jax.lax.map(of_batch, stack)
 

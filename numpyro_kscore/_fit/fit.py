@@ -9,29 +9,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 from numpyro.infer import SVI
-from numpyro.infer.svi import SVIState
 
-from numpyro_kscore._fit.expansion import make_expander, make_loader_expander
+from numpyro_kscore._fit.expansion import make_expander
 from numpyro_kscore._fit.fit_options import FitOptions
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
-from numpyro_kscore._fit.programs import look_at_exact_draws, make_chunk, make_look
-from numpyro_kscore._fit.progress import Rule, Seen
+from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
-from numpyro_kscore._fit.svi import (
-    check_batch,
-    exact_draws,
-    initial_state,
-    inspect_svi,
-    latent_size,
-    parameter_slots,
-    strongly_typed,
-)
+from numpyro_kscore._fit.svi import Inference, open_svi
 from numpyro_kscore._model.supports import check_within_supports
-from numpyro_kscore._starts.exact_draws import ExactDraws, divergence_of
+from numpyro_kscore._model.validation import check_batch, check_svi
 from numpyro_kscore._util.batches import Batches
-from numpyro_kscore._util.checks import check_svi, is_concrete
+from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.keys import FitKey, check_key, key_apart
 
 
@@ -134,62 +123,6 @@ def fit(
         result = fit(svi, random.key(1), y, checkpoint="fit.checkpoint", progress_bar=False)
         result.info.converged  # True
     """
-    _check_call(svi, rng_key)
-    path = None if checkpoint is None else Path(checkpoint)
-    settings = FitOptions(
-        max_steps, tol, patience, chunk_size, criterion, path, progress_bar, callback
-    )
-    _check_criterion(svi, criterion)
-    batches = None if loader is None else Batches(loader, args, kwargs)
-    arguments = (lambda batch: (args, kwargs)) if batches is None else batches.arguments
-    given = arguments(None if batches is None else batches.first)
-    explained = contextlib.nullcontext() if batches is None else batches.explained()
-    with explained, Bar(settings) as bar:
-        if batches is not None:
-            check_batch(svi, given)
-        # SVI.init also tells the SVI what constraints its parameters have.
-        state = initial_state(svi, rng_key, *given, init_params, batches, init_state is not None)
-        state = strongly_typed(state if init_state is None else init_state)
-        slots = parameter_slots(svi, state.optim_state)
-        layout = None if criterion == "loss" else inspect_svi(svi, state, given)
-        dim = latent_size(svi, state, given) if layout is None else layout.size
-        _check_parameters(svi, state)
-        is_quiet = layout is not None and layout.is_quiet and batches is None
-        can_be_exact = layout is not None and not layout.model_params
-        rule = settings.rule(dim, can_be_exact)
-        noise_key = key_apart(rng_key, FitKey.LOOK) if is_quiet else None
-        forward_mode = forward_mode_differentiation
-        look = layout and make_look(svi, layout, arguments, forward_mode, noise_key)
-        take_chunk = make_chunk(svi, slots, arguments, forward_mode, look)
-        expander = (
-            make_expander(svi, layout, given, chunk_size)
-            if batches is None
-            else make_loader_expander(svi, layout, batches)
-        )
-        first_looks: list[Callable[[Any], Seen]] = []
-        if look is not None and is_quiet:
-            is_start = can_be_exact and init_state is None and init_params is None
-            first_looks = _first_looks(look, exact_draws(svi, given) if is_start else None, rule)
-        run, stopped = run_chunks(
-            take_chunk, first_looks, expander, batches, state, rule, settings, rng_key, bar
-        )
-    if run.progress.cause == "nan" and not run.progress.looks:
-        _explain_failure(svi, state, *given)
-    return finish(svi, run, rule, stopped)
-
-
-def _first_looks(
-    look: Callable[..., Seen], draws: ExactDraws | None, rule: Rule
-) -> list[Callable[[Any], Seen]]:
-    """Looks at the start: at exact draws, which needs no program of the model, and at the guide."""
-    looks: list[Callable[[Any], Seen]] = []
-    # Nothing is compiled for draws that are known not to be near enough.
-    if draws is not None and divergence_of(draws.gaps) <= rule.near_at_start:
-        looks.append(lambda state: look_at_exact_draws(draws))
-    return [*looks, lambda state: look(state, jnp.array(True), None, None)]
-
-
-def _check_call(svi: SVI, rng_key: jax.Array) -> None:
     check_svi(svi)
     check_key("rng_key", rng_key, "the data")
     if not is_concrete(rng_key):
@@ -197,27 +130,42 @@ def _check_call(svi: SVI, rng_key: jax.Array) -> None:
             "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
             "got a traced rng_key. Use svi.run there"
         )
-
-
-def _check_parameters(svi: SVI, state: SVIState) -> None:
-    if not jax.tree.leaves(svi.optim.get_params(state.optim_state)):
-        raise ValueError(
-            "svi: expected parameters to fit, in guide or model; got none. Make what shapes the "
-            "draws a numpyro.param, or a network's by flax_module"
-        )
-
-
-def _check_criterion(svi: SVI, criterion: str) -> None:
+    path = None if checkpoint is None else Path(checkpoint)
+    settings = FitOptions(
+        max_steps, tol, patience, chunk_size, criterion, path, progress_bar, callback
+    )
     if criterion == "stein" and getattr(svi.loss, "aggregate", None) is not None:
         raise ValueError(
             "criterion: expected 'loss' for an objective with aggregate, whose target is not the "
             "posterior that the discrepancy refers to; got 'stein'"
         )
+    batches = None if loader is None else Batches(loader, args, kwargs)
+    given = (args, kwargs) if batches is None else batches.arguments(batches.first)
+    explained = contextlib.nullcontext() if batches is None else batches.explained()
+    with explained, Bar(settings) as bar:
+        if batches is not None:
+            check_batch(svi.model, given[0], {**given[1], **svi.static_kwargs})
+        inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
+        rule = settings.rule(inference.dim, inference.can_be_exact)
+        noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
+        look = make_look(inference, forward_mode_differentiation, noise_key)
+        run, stopped = run_chunks(
+            make_chunk(inference, forward_mode_differentiation, look),
+            make_first_looks(inference, look, rule),
+            make_expander(inference, chunk_size),
+            batches,
+            inference.state,
+            rule,
+            settings,
+            rng_key,
+            bar,
+        )
+    if run.progress.cause == "nan" and not run.progress.looks:
+        _explain_failure(inference)
+    return finish(svi, run, rule, stopped)
 
 
-def _explain_failure(
-    svi: SVI, state: SVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> NoReturn:
+def _explain_failure(inference: Inference) -> NoReturn:
     """Raise an error that explains why no step gave finite numbers."""
     error = FloatingPointError(
         f"fit: expected finite losses and gradients; got none in {MOST_RECOVERIES + 1} attempts "
@@ -225,6 +173,7 @@ def _explain_failure(
         "ends where no support does, as Uniform(0, b) of data with a latent b: write the end as a "
         "support. Or try another init_loc_fn, init_params or a smaller init_scale"
     )
-    params, kwargs = svi.get_params(state), {**kwargs, **svi.static_kwargs}
+    svi, (args, kwargs) = inference.svi, inference.given
+    params, kwargs = svi.get_params(inference.state), {**kwargs, **svi.static_kwargs}
     check_within_supports(svi.model, svi.guide, args, kwargs, params, error)
     raise error

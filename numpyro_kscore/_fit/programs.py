@@ -17,12 +17,18 @@ from numpyro.infer.svi import SVIState
 
 from numpyro_kscore._fit.expansion import has_local_latents
 from numpyro_kscore._fit.fit_options import LOSS_BLOCKS
-from numpyro_kscore._fit.progress import EVALUATION_DRAWS, LOOK_BATCHES, SMALLEST_BATCH, Chunk, Seen
-from numpyro_kscore._fit.svi import Arguments, program_of, with_parameters
+from numpyro_kscore._fit.progress import (
+    EVALUATION_DRAWS,
+    LOOK_BATCHES,
+    SMALLEST_BATCH,
+    Chunk,
+    Rule,
+    Seen,
+)
+from numpyro_kscore._fit.svi import Given, Inference, with_parameters
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._model.joint import evaluate_particles
-from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._starts.exact_draws import ExactDraws
 from numpyro_kscore._util.compiling import quick_jit
@@ -34,24 +40,22 @@ MOST_CORRELATED = 256
 
 
 def make_chunk(
-    svi: SVI,
-    slots: tuple[int, ...],
-    arguments: Arguments,
+    inference: Inference,
     forward_mode: bool,
     look: Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None,
 ) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any], Chunk]:
     """Compile ``(state, step sizes, expansion of all rows, batches) -> Chunk``.
 
     Each step has a batch of its own, and those that follow are for the look; without a loader
-    batches are None. ``slots`` come from :func:`parameter_slots` and ``look`` from
-    :func:`make_look`; without it nothing but losses is seen.
+    batches are None. ``look`` comes from :func:`make_look`; without it nothing but losses is seen.
     """
+    svi, slots = inference.svi, inference.slots
 
     def step(
         here: SVI, start: list[jax.Array], carry: Any, given: tuple[jax.Array, Any]
     ) -> tuple[Any, jax.Array]:
         (state, moved), (size, batch) = carry, given
-        args, kwargs = arguments(batch)
+        args, kwargs = inference.arguments(batch)
         old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
         state, loss = here.stable_update(
             state, *args, forward_mode_differentiation=forward_mode, **kwargs
@@ -76,9 +80,7 @@ def make_chunk(
         (state, moved), losses = lax.scan(partial(step, here, start), carry, (sizes, of_steps))
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
-        averaged = state._replace(
-            optim_state=with_parameters(state.optim_state, slots, mean),
-        )
+        averaged = state._replace(optim_state=with_parameters(state.optim_state, slots, mean))
         numbers = _look_at_losses(losses)
         carried = [*mean, *jax.tree.leaves(state.mutable_state)]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in carried]))
@@ -114,13 +116,9 @@ def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
 
 
 def make_look(
-    svi: SVI,
-    layout: Layout,
-    arguments: Arguments,
-    forward_mode: bool,
-    noise_key: jax.Array | None,
-) -> Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen]:
-    """Compile ``(state, finite, expansion of all rows, batches) -> Seen``.
+    inference: Inference, forward_mode: bool, noise_key: jax.Array | None
+) -> Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None:
+    """Compile ``(state, finite, expansion of all rows, batches) -> Seen``; None without a layout.
 
     Each group of draws has a batch of its own, the last ones of those given: their noise is not
     that of the batches that the guide has been fitted to.
@@ -129,14 +127,18 @@ def make_look(
     where the noise is the same, so is most of the error of a bound, which then drops out of its
     changes. Without it every look has noise of its own.
     """
+    svi, layout = inference.svi, inference.layout
+    if layout is None:
+        return None
 
     def look(
         state: SVIState, finite: jax.Array, control_variate: ControlVariate | None, batches: Any
     ) -> Seen:
         of_look = jax.tree.map(itemgetter(slice(-LOOK_BATCHES, None)), batches)
-        program = program_of(svi, state, arguments(_first(of_look)))
+        program = inference.program_at(state, _first(of_look))
         program = program._replace(control_variate=control_variate)
-        data = None if of_look is None else partial(_data, arguments, of_look, layout)
+        is_one = has_local_latents(layout)
+        data = None if of_look is None else partial(_data, inference, of_look, is_one)
         key = key_apart(state.rng_key, FitKey.LOOK) if noise_key is None else noise_key
         particles = svi.loss.num_particles or layout.default_num_particles
         batch = min(max(particles, SMALLEST_BATCH), EVALUATION_DRAWS)
@@ -168,12 +170,26 @@ def make_look(
     return quick_jit(look)
 
 
+def make_first_looks(
+    inference: Inference, look: Callable[..., Seen] | None, rule: Rule
+) -> list[Callable[[SVIState], Seen]]:
+    """Looks at the start: at exact draws, which needs no program of the model, and at the guide."""
+    if look is None or not inference.is_quiet:
+        return []
+    looks: list[Callable[[SVIState], Seen]] = []
+    draws = inference.exact_draws if inference.can_be_exact else None
+    # Nothing is compiled for draws that are known not to be near enough.
+    if draws is not None and draws.divergence <= rule.near_at_start:
+        looks.append(lambda state: look_at_exact_draws(draws))
+    return [*looks, lambda state: look(state, jnp.array(True), None, None)]
+
+
 def look_at_exact_draws(draws: ExactDraws) -> Seen:
     """Look at draws of a start, at which its density and the model's are known already.
 
     The look is in the coordinates in which the start is a standard normal.
     """
-    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in draws)
+    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in draws[:4])
     points, scores, log_density, gaps = arrays
     return _seen(GuideDraws(points, log_density, scores), gaps)
 
@@ -188,11 +204,11 @@ def _first(batches: Any) -> Any:
     return jax.tree.map(itemgetter(0), batches)
 
 
-def _data(arguments: Arguments, batches: Any, layout: Layout, number: jax.Array) -> Any:
-    """Arguments for a group of draws; rows with latents of their own are the same for all."""
-    if has_local_latents(layout):
-        return arguments(_first(batches))
-    return arguments(jax.tree.map(lambda a: a[number % LOOK_BATCHES], batches))
+def _data(inference: Inference, batches: Any, is_one: bool, number: jax.Array) -> Given:
+    """Arguments for a group of draws, by its number; ``is_one`` says that one batch is for all."""
+    chosen = 0 if is_one else number % LOOK_BATCHES
+    args, kwargs = inference.arguments(jax.tree.map(itemgetter(chosen), batches))
+    return args, {**kwargs, **inference.svi.static_kwargs}
 
 
 def _bound(gaps: jax.Array) -> dict[str, jax.Array]:

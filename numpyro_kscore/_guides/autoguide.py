@@ -175,10 +175,6 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         self.start = self._find_start() if self.warm_start else None
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
 
-    @property
-    def is_set_up(self) -> bool:
-        return self.prototype_trace is not None
-
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
         """See the model and its data, and look for a start, as the first ``svi.init`` does.
 
@@ -194,42 +190,47 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         check_key("rng_key", rng_key, "the data")
         seeded(self._setup_prototype, rng_key, {})(*args, **kwargs)
 
-    def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
-        """See a model that is given one batch at a time, whose posterior is that of all.
+    def prepare(
+        self,
+        rng_key: jax.Array,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batches: Batches | None = None,
+        is_start: bool = True,
+    ) -> ExactDraws | None:
+        """See the model and its data before a fit, or warn if they are not those seen before.
 
         Args:
             rng_key: random key.
-            batches: what a loader gives.
+            args: arguments of the model, those of the first batch with a loader.
+            kwargs: keyword arguments of the model.
+            batches: all that a loader gives, whose posterior is that of the model.
+            is_start: whether the fit starts where the guide does, and not at a state of the user,
+                to which other data may belong.
+
+        Returns:
+            Draws of the guide as it starts, if it is known to be close to the model of these data.
         """
-        args, kwargs = batches.arguments(batches.first)
-        self._batches = batches
-        try:
-            self.set_up(rng_key, *args, **kwargs)
-        finally:
-            self._batches = None
-
-    def expect_data(self, *args: Any, **kwargs: Any) -> None:
-        """Warn if a fit starts to other data than the guide was set up on."""
-        if self.start is not None and not self._is_in_batches:
-            warn_of_other_data(type(self).__name__, self._arguments, (args, kwargs))
-
-    def exact_draws(self, *args: Any, **kwargs: Any) -> ExactDraws | None:
-        """Draws of the guide as it starts, if it is close to the model of these data.
-
-        Args:
-            *args: arguments of the model.
-            **kwargs: keyword arguments of the model.
-        """
-        if self.start is None or self._is_in_batches:
+        is_same = True
+        if self.prototype_trace is not None:
+            is_same = are_equal(self._arguments, (args, kwargs))
+            is_new = is_start and batches is None and not is_same
+            if is_new and self.start is not None and not self._is_in_batches:
+                warn_of_other_data(type(self).__name__)
+        else:
+            self._batches = batches
+            try:
+                self.set_up(rng_key, *args, **kwargs)
+            finally:
+                self._batches = None
+        if not (is_same and is_start) or self.start is None or self._is_in_batches:
             return None
-        # Another class may push noise elsewhere.
+        # Another class, or a network, may push noise elsewhere.
         own = type(self)
-        if (own._draw, own._push) != (AutoImplicit._draw, AutoImplicit._push):
-            return None
-        is_start = self.network is None and self.init_scale is None and not self.amortize
-        if not is_start or self.noise_dim != self.latent_dim:
-            return None
-        return self.start.exact_draws if are_equal(self._arguments, (args, kwargs)) else None
+        is_own = (own._draw, own._push) == (AutoImplicit._draw, AutoImplicit._push)
+        is_found = self.network is None and self.init_scale is None and not self.amortize
+        has_noise = self.noise_dim == self.latent_dim
+        return self.start.exact_draws if is_own and is_found and has_noise else None
 
     def forget(self) -> None:
         """Forget the data, and the start that was found: the next data set the guide up anew."""

@@ -148,10 +148,8 @@ def is_concrete_call(asker: str, given: Any) -> bool:
     return False
 
 
-def warn_of_other_data(asker: str, known: Any, given: Any) -> None:
-    """Warn if a guide that was set up on known data starts a fit to others; traced ones pass."""
-    if is_traced((known, given)) or are_equal(known, given):
-        return
+def warn_of_other_data(asker: str) -> None:
+    """Warn that a guide that was set up on some data starts a fit to others."""
     warnings.warn(
         f"{asker}: expected the data that the guide was set up on; got others. The fit starts near "
         "the posterior of the former, in its coordinates, and may not arrive. For other data use a "

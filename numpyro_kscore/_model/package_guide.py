@@ -31,21 +31,20 @@ class PackageGuide:
 
     model: Any
 
-    @property
-    def is_set_up(self) -> bool:
-        """Whether it has seen the model."""
-        raise NotImplementedError
-
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
         """See the model and its data."""
         raise NotImplementedError
 
-    def set_up_in_batches(self, rng_key: jax.Array, batches: Batches) -> None:
-        """See a model that is given one batch at a time."""
+    def prepare(
+        self,
+        rng_key: jax.Array,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batches: Batches | None = None,
+        is_start: bool = True,
+    ) -> Any:
+        """Get ready for a fit, and return exact draws of the guide if there are any."""
         raise NotImplementedError
-
-    def expect_data(self, *args: Any, **kwargs: Any) -> None:
-        """Warn if a fit starts to other data than the guide was set up on."""
 
     def forget(self) -> None:
         """Forget the data: the next data set the guide up anew."""
@@ -55,9 +54,6 @@ class PackageGuide:
         """The model and the guide of the global latents alone; None if these are all."""
         del model
         return None
-
-    def exact_draws(self, *args: Any, **kwargs: Any) -> Any:
-        """Draws of the guide as it starts, if it is known to be close to the model."""
 
 
 def package_guide(guide: Any) -> PackageGuide | None:

@@ -19,6 +19,7 @@ from numpyro_kscore._model.dependencies import (
     KEY,
     GuideSite,
     abstract,
+    is_drawn,
     is_latent,
     seeded,
     sources_of,
@@ -162,6 +163,18 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
 
     jax.eval_shape(run, key)
     return layouts[0]
+
+
+def latent_size(program: Program) -> int:
+    """Number of elements of all latent sites of the model, discrete ones included."""
+    sizes: list[int] = []
+
+    def run(key: jax.Array) -> None:
+        trace = trace_both(key, program).model
+        sizes.append(sum(jnp.size(site["value"]) for site in trace.values() if is_drawn(site)))
+
+    jax.eval_shape(run, jax.random.key(0))
+    return sizes[0]
 
 
 def _sites(traces: Traces) -> dict[str, Site]:

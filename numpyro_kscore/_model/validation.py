@@ -1,18 +1,45 @@
-"""Checks that a guide and a model agree, and that their latents have an entropy."""
+"""Checks that a guide and a model agree, with each other and with a batch of data."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from numpyro import handlers
 from numpyro.distributions import Distribution, MaskedDistribution
+from numpyro.infer import SVI
 from numpyro.infer.util import is_identically_one
 
-from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent, layers
+from numpyro_kscore._model.dependencies import (
+    is_drawn,
+    is_enumerated,
+    is_latent,
+    layers,
+    seeded,
+    sources_of,
+)
+from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import Site, num_rows
+from numpyro_kscore._model.subsampling import subsampled_plates, with_rows
+
+
+def check_svi(svi: Any) -> None:
+    """Raise ``TypeError`` unless ``svi`` is NumPyro's ``SVI``, of instances and not classes."""
+    if not isinstance(svi, SVI):
+        raise TypeError(
+            f"svi: expected SVI(model, guide, optim, loss) of numpyro.infer; got a "
+            f"{type(svi).__name__}"
+        )
+    for name, given, call in (("guide", svi.guide, "(model)"), ("loss", svi.loss, "()")):
+        if isinstance(given, type):
+            raise TypeError(
+                f"{name}: expected an instance, {given.__name__}{call}; got the class itself"
+            )
 
 
 def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
@@ -157,3 +184,60 @@ def check_transformed(names: Collection[str], sites: Collection[str]) -> None:
             f"guide: expected its automatic guides to draw latents of the model, {sorted(sites)}, "
             f"under their own names; got {unknown}. Rename sites in the model and the guide alike"
         )
+
+
+def check_batch(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise unless a batch of a loader is, with the other arguments, all data of the model.
+
+    ``TypeError`` says that they are no call of the model, and ``ValueError`` that the model looks
+    up rows of the batch by the indices of a plate.
+    """
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):
+        signature = None
+    try:
+        if signature is not None:
+            signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"loader: expected items that are arguments of the model, with those of fit after "
+            f"them; got {len(args)} arguments and the keywords {sorted(kwargs)} for "
+            f"{signature}: {error}. An item is a tuple of arguments, a dict of keyword arguments, "
+            "or one argument"
+        ) from None
+    plates = _plates_looked_up(model, args, kwargs)
+    if plates:
+        raise ValueError(
+            f"loader: expected a model that takes a batch as it is; got one whose observations "
+            f"depend on the indices of the plate {sorted(plates)}, which are rows of all data and "
+            "not of the batch. Leave the indices out: numpyro.plate(name, num_rows, "
+            "subsample_size=len(batch)), and obs=batch"
+        )
+
+
+def _plates_looked_up(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> frozenset[str]:
+    """Names of the subsampled plates whose indices observations are computed from."""
+
+    def trace_of(program: Callable[..., Any], key: jax.Array) -> dict[str, Any]:
+        return handlers.trace(seeded(program, key, {})).get_trace(*args, **kwargs)
+
+    def rows(key: jax.Array) -> dict[str, jax.Array]:
+        plates = subsampled_plates(trace_of(model, key))
+        return {name: site["value"] for name, site in plates.items()}
+
+    def observations(given: dict[str, jax.Array]) -> list[Any]:
+        trace = trace_of(with_rows(model, given), jax.random.key(0))
+        observed = [site for site in trace.values() if site.get("is_observed")]
+        return [[site["value"], *jax.tree.leaves(site["fn"])] for site in observed]
+
+    with Hidden():
+        shapes = jax.eval_shape(rows, jax.random.key(0))
+        if not shapes:
+            return frozenset()
+        found = jax.tree.leaves(
+            sources_of(observations, shapes), is_leaf=lambda x: isinstance(x, frozenset)
+        )
+    return frozenset[str]().union(*found) & shapes.keys()

@@ -22,12 +22,14 @@ class ExactDraws(NamedTuple):
         scores: the model's score in the coordinates of the points, (n, d).
         log_density: log density of the model, in the coordinates of the guide, (n,).
         gaps: log density of the model less the start's, (n,).
+        divergence: that of the start from the model by these gaps, in nats.
     """
 
     points: np.ndarray
     scores: np.ndarray
     log_density: np.ndarray
     gaps: np.ndarray
+    divergence: float
 
 
 def draw_exactly(
@@ -48,9 +50,11 @@ def draw_exactly(
         points = rng.standard_normal((count, dim))
         energies, gradients = inside(points)
         gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
-        if not divergence_of(gaps) <= FARTHEST:
+        divergence = divergence_of(gaps)
+        if not divergence <= FARTHEST:
             return None
-    return ExactDraws(points, -gradients, -energies - transport.log_volume(points), gaps)
+    log_density = -energies - transport.log_volume(points)
+    return ExactDraws(points, -gradients, log_density, gaps, divergence)
 
 
 def divergence_of(gaps: np.ndarray) -> float:

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.infer import SVI
 
 T = TypeVar("T")
 
@@ -51,20 +50,6 @@ def check_choice(name: str, x: Any, choices: tuple[Any, ...], or_else: str = "")
         words = ", ".join(map(repr, choices))
         expected = f"{words} or {or_else}" if or_else else f"one of {words}"
         raise ValueError(f"{name}: expected {expected}; got {x!r}")
-
-
-def check_svi(svi: Any) -> None:
-    """Raise ``TypeError`` unless ``svi`` is NumPyro's ``SVI``, of instances and not classes."""
-    if not isinstance(svi, SVI):
-        raise TypeError(
-            f"svi: expected SVI(model, guide, optim, loss) of numpyro.infer; got a "
-            f"{type(svi).__name__}"
-        )
-    for name, given, call in (("guide", svi.guide, "(model)"), ("loss", svi.loss, "()")):
-        if isinstance(given, type):
-            raise TypeError(
-                f"{name}: expected an instance, {given.__name__}{call}; got the class itself"
-            )
 
 
 def as_points(name: str, x: Any, dim: int | None = None, minimum: int = 1) -> jax.Array:

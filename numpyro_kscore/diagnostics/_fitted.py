@@ -17,7 +17,7 @@ from numpyro_kscore._model.particles import at_source, draw_particle, draw_sourc
 from numpyro_kscore._model.program import Program, inspect_program, trace_both
 from numpyro_kscore._model.subsampling import is_subsampled, whole_plates, with_all_rows
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._util.checks import check_svi
+from numpyro_kscore._model.validation import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 

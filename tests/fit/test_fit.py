@@ -327,7 +327,7 @@ def test_the_start_is_that_of_svi_init():
         return SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO(8))
 
     ours, theirs = made(), made()
-    compiled = initial_state(ours, KEY, (DATA,), {}, None)
+    compiled, _ = initial_state(ours, KEY, ((DATA,), {}))
     plain = theirs.init(KEY, DATA)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),

@@ -12,8 +12,8 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from numpyro_kscore import ImplicitELBO
-from numpyro_kscore._fit.expansion import RowCollector, make_loader_expander
-from numpyro_kscore._fit.svi import inspect_svi, program_of
+from numpyro_kscore._fit.expansion import RowCollector, make_expander
+from numpyro_kscore._fit.svi import inspect_svi
 from numpyro_kscore._model.control_variate import with_kept_rows
 from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._util.batches import Batches
@@ -124,15 +124,14 @@ def expanded(model):
     batches = Batches(LOADER, (), {})
     given = batches.arguments(batches.first)
     state = svi.init(KEY, *given[0], **given[1])
-    layout = inspect_svi(svi, state, given)
-    expander = make_loader_expander(svi, layout, batches)
-    return svi, state, layout, expander
+    inference = inspect_svi(svi, state, given, batches)
+    return inference, state, make_expander(inference, 1)
 
 
 @pytest.mark.thorough
 def test_a_group_of_three_rows_is_in_every_step():
     """Third orders of its likelihood matter, and one batch in 67 has one of its rows."""
-    svi, state, layout, expander = expanded(model)
+    inference, state, expander = expanded(model)
     control_variate = expander.expand(state)
     shapes = [jax.tree.map(jnp.shape, one) for one in (control_variate, expander.like(state))]
     assert shapes[0] == shapes[1]
@@ -148,8 +147,8 @@ def test_a_group_of_three_rows_is_in_every_step():
             key, batch = given
             found = []
             for one in (control_variate, control_variate._replace(kept=None)):
-                program = program_of(svi, state, ((), batch))._replace(control_variate=one)
-                found.append(evaluate_particles(key, program, layout, 32, 32)[0])
+                program = inference.program_at(state, ((), batch))._replace(control_variate=one)
+                found.append(evaluate_particles(key, program, inference.layout, 32, 32)[0])
             return found
 
         return jax.lax.map(each, (keys, stack))
@@ -190,6 +189,6 @@ def with_a_latent_of_each_row(groups, counts):
 @pytest.mark.parametrize("other", [scaled_by_hand, of_one_size, with_a_latent_of_each_row])
 @pytest.mark.thorough
 def test_models_whose_rows_cannot_be_more_keep_none(other):
-    _, state, _, expander = expanded(other)
+    _, state, expander = expanded(other)
     assert expander.expand(state).kept is None
     assert expander.like(state).kept is None

@@ -13,8 +13,8 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
-from numpyro_kscore._fit.expansion import make_loader_expander
-from numpyro_kscore._fit.svi import inspect_svi, program_of
+from numpyro_kscore._fit.expansion import make_expander
+from numpyro_kscore._fit.svi import inspect_svi
 from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._util import batches as batches_module
 from numpyro_kscore._util.batches import Batches
@@ -108,9 +108,8 @@ def test_expansions_are_of_all_data(of):
     svi, batches = plain_svi(of), Batches(LOADER, (), {})
     given = batches.arguments(batches.first)
     state = svi.init(KEY, *given[0])
-    control_variate = make_loader_expander(svi, inspect_svi(svi, state, given), batches).expand(
-        state
-    )
+    inference = inspect_svi(svi, state, given, batches)
+    control_variate = make_expander(inference, 1).expand(state)
     slope, bend = derivatives(np.asarray(control_variate.point, float))
     np.testing.assert_allclose(control_variate.of_all.slope, slope, rtol=1e-3, atol=1e-2)
     np.testing.assert_allclose(control_variate.of_all.curvature, bend, rtol=1e-4, atol=1e-2)
@@ -119,8 +118,8 @@ def test_expansions_are_of_all_data(of):
 def test_groups_of_draws_have_batches_of_their_own():
     svi = plain_svi()
     state = svi.init(KEY, *LOADER[0])
-    program = program_of(svi, state, (LOADER[0], {}))
-    layout = inspect_svi(svi, state, (LOADER[0], {}))._replace(row_counts=())
+    inference = inspect_svi(svi, state, (LOADER[0], {}))
+    program, layout = inference.program, inference.layout._replace(row_counts=())
     stack = [jnp.stack(leaves) for leaves in zip(*LOADER[:2], strict=True)]
 
     def data(number):

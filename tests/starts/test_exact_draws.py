@@ -16,6 +16,7 @@ from numpyro_kscore._starts.exact_draws import FARTHEST, NUM_DRAWS, divergence_o
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Chain
 
+KEY = random.key(0)
 MEAN, FACTOR = np.array([1.0, -2.0, 0.5]), np.array([[2.0, 0, 0], [1.0, 0.5, 0], [0, 0.3, 0.1]])
 EXACT = Affine(MEAN, FACTOR)
 
@@ -82,12 +83,11 @@ def test_a_look_at_them_sees_what_one_at_the_guide_sees():
     y = jnp.asarray(np.random.default_rng(3).normal(size=8) * 2)
     guide = AutoImplicit(groups)
     svi = SVI(groups, guide, optax.adam(1e-2), ImplicitELBO())
-    state = svi.init(random.key(0), y)
-    draws = guide.exact_draws(y)
-    assert divergence_of(draws.gaps) < FARTHEST
+    state = svi.init(KEY, y)
+    draws = guide.prepare(KEY, (y,), {})
+    assert draws.divergence == divergence_of(draws.gaps) < FARTHEST
     near = look_at_exact_draws(draws)
-    layout, given = inspect_svi(svi, state, ((y,), {})), (lambda batch: ((y,), {}))
-    look = make_look(svi, layout, given, False, random.key(1))
+    look = make_look(inspect_svi(svi, state, ((y,), {})), False, random.key(1))
     seen = look(state, jnp.array(True), None, None)
     assert seen.gaps.shape == near.gaps.shape
     ours, theirs = near.numbers, seen.numbers
@@ -99,5 +99,7 @@ def test_a_look_at_them_sees_what_one_at_the_guide_sees():
     assert ours["divergence"] == pytest.approx(float(theirs["divergence"]), rel=0.5)
     assert max(float(ours[name]) for name in ("shift", "width")) < 0.1
     # Of other data, or another start, nothing is known.
-    assert guide.exact_draws(y + 1) is None
-    assert AutoImplicit(groups, warm_start=False).exact_draws(y) is None
+    assert guide.prepare(KEY, (y,), {}, is_start=False) is None
+    with pytest.warns(UserWarning, match="expected the data that the guide was set up on"):
+        assert guide.prepare(KEY, (y + 1,), {}) is None
+    assert AutoImplicit(groups, warm_start=False).prepare(KEY, (y,), {}) is None

@@ -397,7 +397,7 @@ def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
     svi = SVI(model, guide, optax.adam(1e-2), CHEAP)
 
     def state_of(*args):
-        return svi.get_params(initial_state(svi, KEY, args, {}, None))
+        return svi.get_params(initial_state(svi, KEY, (args, {}))[0])
 
     guide.set_up(KEY, YEARS, data, "normal")
     # Equal numbers in other arrays, what is missing included: warnings are errors here.
@@ -414,7 +414,7 @@ def test_a_fit_to_other_data_than_the_guide_has_seen_says_so():
     with pytest.warns(UserWarning, match="not converged") as caught:
         fit(svi, KEY, YEARS, data + 1, "normal", init_state=state, **options)
     assert len(caught) == 1
-    initial_state(svi, KEY, (YEARS, data + 1, "normal"), {}, params)
+    initial_state(svi, KEY, ((YEARS, data + 1, "normal"), {}), init_params=params)
 
 
 def test_models_in_single_precision_are_searched_in_it():

@@ -184,7 +184,8 @@ def test_groups_of_a_row_or_two_have_a_start(kind):
     else:
         parts = np.array_split(np.arange(len(y)), 10)
         batches = Batches(lambda: ((GROUPS[rows], y[rows]) for rows in parts), (), {})
-        guide.set_up_in_batches(random.key(0), batches)
+        args, kwargs = batches.arguments(batches.first)
+        guide.prepare(random.key(0), args, kwargs, batches)
     gap = evidence_by_group(y) - guide.start.elbo
     # A Gaussian loses about a nat for each small group; errors of bounds are a tenth.
     assert -0.5 < gap < 1.5 * 3
