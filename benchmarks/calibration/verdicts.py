@@ -35,8 +35,8 @@ from benchmarks.calibration.fits import (
     load_fits,
     perturbed,
 )
+from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore.diagnostics._diagnose import examine
-from numpyro_kscore.diagnostics._tall import ModelDensity
 
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
 CHOSEN_ON = (

@@ -19,14 +19,10 @@ import jax.numpy as jnp
 from jax import Array, export
 from numpyro.infer import SVI
 
+from numpyro_kscore._model.particles import DRAWS_AT_ONCE, draw_many
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
-from numpyro_kscore.diagnostics._fitted import (
-    BATCH,
-    FittedGuide,
-    draw_fitted,
-    fitted_guide,
-)
+from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
 
 # The version of files, which grows when code of one version cannot read those of another.
 FORMAT = 1
@@ -150,7 +146,7 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
     header = {
         "format": FORMAT,
         "jax": jax.__version__,
-        "batch": BATCH,
+        "batch": DRAWS_AT_ONCE,
         "sites": {name: [site.shape[1:], site.dtype.name] for name, site in drawn.items()},
     }
     # The file is written under another name and renamed, so that no half of one is left.
@@ -173,7 +169,8 @@ def _check_target(target: Path) -> None:
 
 def _draw(fitted: FittedGuide, words: Array) -> dict[str, Array]:
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    return fitted.target.constrain(draw_fitted(fitted, BATCH, key))
+    draws = draw_many(key, fitted.program, fitted.layout, DRAWS_AT_ONCE)
+    return fitted.target.constrain(draws)
 
 
 def load_guide(path: str | Path) -> PortableGuide:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coordinates
@@ -25,7 +26,11 @@ from numpyro_kscore._model.program import (
 )
 from numpyro_kscore._model.site_density import site_log_density
 from numpyro_kscore._model.subsampling import subsampled_plates
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
+
+# Draws of a guide alone that are made at once.
+DRAWS_AT_ONCE = 256
 
 
 def with_shared(
@@ -109,6 +114,41 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     drawn = subsampled_plates(traces.guide)
     plates = {n: site["value"] for n, site in drawn.items() if n not in program.plates}
     return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
+
+
+def draw_many(key: jax.Array, program: Program, layout: Layout, count: int) -> jax.Array:
+    """Draws of a guide alone, (count, d), finite or not, by one compiled program."""
+
+    @quick_jit
+    def run(key: jax.Array) -> jax.Array:
+        # Whole batches: a rest would be compiled as a program of its own.
+        shape = (-(-count // DRAWS_AT_ONCE), DRAWS_AT_ONCE)
+        sources = draw_sources(key, program, layout, shape)
+        draw = at_source(draw_particle, key, program, layout)
+        return lax.map(jax.vmap(lambda source: draw(source).flat), sources)
+
+    return run(key).reshape(-1, layout.size)[:count]
+
+
+def draw_finite(
+    key: jax.Array, program: Program, layout: Layout, count: int
+) -> tuple[np.ndarray, int]:
+    """The finite ones of some draws, (n, d), and the number of the others, at most half."""
+    draws = np.asarray(draw_many(key, program, layout, count))
+    finite = np.isfinite(draws).all(axis=1)
+    check_mostly_finite(finite)
+    return draws[finite], int(count - finite.sum())
+
+
+def check_mostly_finite(finite: Any) -> None:
+    """Raise ``FloatingPointError`` if fewer than half of some draws are finite."""
+    finite = np.asarray(finite)
+    if 2 * finite.sum() < len(finite):
+        raise FloatingPointError(
+            f"guide: expected finite draws, densities and scores; got them at {finite.sum()} of "
+            f"{len(finite)} draws. Look for parameters that are not finite, or a model whose "
+            "density vanishes where the guide is"
+        )
 
 
 class LocalDraw(NamedTuple):

@@ -24,6 +24,9 @@ from numpyro_kscore._model.enumeration import enumerated_log_density
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._util.compiling import quick_jit
 
+# A point (d,) to a log density and its gradient (d,).
+Density = Callable[[Array], tuple[Array, Array]]
+
 # Number of points that are evaluated at once.
 BATCH = 256
 
@@ -69,6 +72,10 @@ class Target(NamedTuple):
             return jax.value_and_grad(self.log_density)(x)
         gradient, value = jax.jacfwd(lambda x: (self.log_density(x),) * 2, has_aux=True)(x)
         return value, gradient
+
+    def scored_density(self, forward_mode: bool = False) -> Density:
+        """:meth:`value_and_score` as a function that programs can be kept for."""
+        return lambda x: self.value_and_score(x, forward_mode)
 
     def trace(self, x: Any) -> dict[str, Any]:
         """The trace of the model."""

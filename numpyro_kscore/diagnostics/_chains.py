@@ -19,12 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from numpyro_kscore._model.target import Density
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base.standardization import whiten_samples
-
-# A point (d,) to the model's log density and its gradient (d,).
-Density = Callable[[Array], tuple[Array, Array]]
 
 # Transitions in a window.
 WINDOW = 10
@@ -152,53 +150,48 @@ def fit_metric(samples: Array) -> Metric:
     return Metric(coordinates.mean, coordinates.root(), coordinates.scale)
 
 
-def start_chains(
-    density: Density, metric: Metric, z: np.ndarray, log_step: Any = None
-) -> ChainState:
-    """Chains at whitened points (n, d).
+class ChainProgram(NamedTuple):
+    """The transitions of chains that leave a density invariant, in coordinates of a metric.
 
-    Args:
+    Attributes:
         density: the model.
         metric: the coordinates.
-        z: the points.
-        log_step: logarithm of the longest step; by default the step has the same acceptance in all
-            dimensions.
     """
-    if log_step is None:
-        log_step = -0.25 * np.log(z.shape[1])
-    point, log_step = (jnp.asarray(a, metric.mean.dtype) for a in (z, log_step))
-    return ChainState(point, *evaluate(density, metric, point), log_step)
 
+    density: Density
+    metric: Metric
 
-def evaluate(density: Density, metric: Metric, z: Array) -> tuple[Array, Array]:
-    """Log density (n,) and its gradient (n, d) at whitened points (n, d)."""
-    return _compiled(_evaluate, density)(metric, z)
+    def start(self, z: np.ndarray, log_step: Any = None) -> ChainState:
+        """Chains at whitened points (n, d).
 
+        The logarithm of the longest step is by default that with the same acceptance in all
+        dimensions.
+        """
+        if log_step is None:
+            log_step = -0.25 * np.log(z.shape[1])
+        point, log_step = (jnp.asarray(a, self.metric.mean.dtype) for a in (z, log_step))
+        return ChainState(point, *self.evaluate(point), log_step)
 
-def advance_chains(
-    density: Density,
-    metric: Metric,
-    state: ChainState,
-    key: Array,
-    schedule: Schedule,
-    adapts: bool,
-    coldness: float = 1.0,
-) -> tuple[ChainState, Window]:
-    """A window of transitions.
+    def evaluate(self, z: Array) -> tuple[Array, Array]:
+        """Log density (n,) and its gradient (n, d) at whitened points (n, d)."""
+        return _compiled(_evaluate, self.density)(self.metric, z)
 
-    Args:
-        density: the model.
-        metric: the coordinates.
-        state: where the chains are.
-        key: random key.
-        schedule: lengths of steps and trajectories; one program serves all schedules.
-        adapts: whether the step size follows the acceptance.
-        coldness: the power of the density that is left invariant; below 1 it is flatter.
+    def advance(
+        self, state: ChainState, key: Array, schedule: Schedule, adapts: bool, coldness: float = 1.0
+    ) -> tuple[ChainState, Window]:
+        """A window of transitions.
 
-    Cost: up to ``WINDOW * schedule.most_steps`` gradients of each chain.
-    """
-    numbers = jnp.asarray([adapts, coldness, *schedule], state.point.dtype)
-    return _compiled(_advance, density)(metric, state, key, numbers)
+        Args:
+            state: where the chains are.
+            key: random key.
+            schedule: lengths of steps and trajectories; one program serves all schedules.
+            adapts: whether the step size follows the acceptance.
+            coldness: the power of the density that is left invariant; below 1 it is flatter.
+
+        Cost: up to ``WINDOW * schedule.most_steps`` gradients of each chain.
+        """
+        numbers = jnp.asarray([adapts, coldness, *schedule], state.point.dtype)
+        return _compiled(_advance, self.density)(self.metric, state, key, numbers)
 
 
 @lru_cache(maxsize=4)

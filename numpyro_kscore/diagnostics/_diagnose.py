@@ -24,9 +24,11 @@ from jax import Array
 from numpyro.infer import SVI
 
 from numpyro_kscore._model.layout import Layout, Site, coordinate_names
+from numpyro_kscore._model.particles import check_mostly_finite, draw_finite
+from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import fit_metric
+from numpyro_kscore.diagnostics._chains import ChainProgram, fit_metric
 from numpyro_kscore.diagnostics._codes import (
     MEAN_LIMIT,
     SD_LIMIT,
@@ -35,11 +37,10 @@ from numpyro_kscore.diagnostics._codes import (
     Known,
     Verdict,
 )
-from numpyro_kscore.diagnostics._fitted import check_mostly_finite, draw_fitted, fitted_guide
+from numpyro_kscore.diagnostics._fitted import fitted_guide, model_density
 from numpyro_kscore.diagnostics._messages import advise, describe, verdict_lines
 from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_missed_modes
 from numpyro_kscore.diagnostics._movement import Movement, Walk
-from numpyro_kscore.diagnostics._tall import ModelDensity, model_density
 
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
@@ -156,13 +157,10 @@ def diagnose(
     check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
-    samples = np.asarray(draw_fitted(fitted, num_samples, key_apart(key, 1)))
-    finite = np.isfinite(samples).all(axis=1)
-    check_mostly_finite(int(finite.sum()), num_samples)
-    density = model_density(fitted, key)
-    num_lost = int(num_samples - finite.sum())
     layout = fitted.layout
-    diagnosis = examine(samples[finite], density, layout.sites, key, num_lost, _known(layout))
+    samples, num_lost = draw_finite(key_apart(key, 1), fitted.program, layout, num_samples)
+    density = model_density(fitted, key)
+    diagnosis = examine(samples, density, layout.sites, key, num_lost, _known(layout))
     if verbose:
         print(diagnosis)
     return diagnosis
@@ -186,21 +184,19 @@ def examine(
         num_lost: draws that were left out.
         known: the known part of the guide's density, on which the advice depends.
     """
-    points = jnp.asarray(samples)
-    metric = fit_metric(points)
-    walk = Walk(density.evaluate, metric, points, key_apart(key, 2))
+    points, names = jnp.asarray(samples), coordinate_names(sites)
+    program = ChainProgram(density.evaluate, fit_metric(points))
+    walk, modes = Walk(program, points, key_apart(key, 2)), UNSEARCHED
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
-    check_mostly_finite(int(finite.sum()), len(values))
-    modes, names = UNSEARCHED, coordinate_names(sites)
+    check_mostly_finite(finite)
     for num_windows in LOOKS:
         walk.prolong(num_windows)
         movement = _widened(walk.movement(), density)
         if modes == UNSEARCHED and _is_near(movement):
-            mode_key = key_apart(key, 3)
-            home = values[finite]
+            home, mode_key = values[finite], key_apart(key, 3)
             modes = find_missed_modes(
-                density.evaluate, metric, samples, home, walk.state, sites, mode_key, density.exact
+                program, samples, home, walk.state, sites, mode_key, density.exact
             )
         if modes.num_missed or judge(movement, names)[0] != "cannot tell":
             break

@@ -1,28 +1,34 @@
-"""A fitted guide with its model: checks, draws, log density and constrained values."""
+"""A fitted guide with its model, checked, and the model's log density."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax import Array, lax
+import jax.numpy as jnp
+from jax import Array
 from numpyro.infer import SVI
 
+from numpyro_kscore._model.control_variate import center
 from numpyro_kscore._model.coreset import TallPlate, tall_plate
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
 from numpyro_kscore._model.layout import Layout
-from numpyro_kscore._model.particles import at_source, draw_particle, draw_sources, with_shared
+from numpyro_kscore._model.particles import (
+    are_finite,
+    check_mostly_finite,
+    draw_many,
+    with_shared,
+)
 from numpyro_kscore._model.program import Program, inspect_program, trace_both
 from numpyro_kscore._model.subsampling import is_subsampled, whole_plates, with_all_rows
+from numpyro_kscore._model.tall_density import FITTED, NUM_DRAWS, ModelDensity, tall_density
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import check_svi
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import check_key
-
-# Draws evaluated at once.
-BATCH = 256
+from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore.diagnostics._chains import fit_metric
+from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
 
 
 class FittedGuide(NamedTuple):
@@ -125,34 +131,21 @@ def _of_all_rows(program: Program, trace: dict[str, Any]) -> Program:
     return program._replace(model=model, guide=with_all_rows(program.guide))
 
 
-def check_mostly_finite(num_finite: int, num_samples: int) -> None:
-    """Raise ``FloatingPointError`` if fewer than half of some draws are finite."""
-    if 2 * num_finite < num_samples:
-        raise FloatingPointError(
-            f"guide: expected finite draws, densities and scores; got them at {num_finite} of "
-            f"{num_samples} draws. Look for parameters that are not finite, or a model whose "
-            "density vanishes where the guide is"
-        )
+def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
+    """The model's log density, with all rows or with some that stand for them.
 
+    Raises:
+        FloatingPointError: if fewer than half of the draws are finite.
 
-def draw_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> Array:
-    """Draws of a guide alone, in unconstrained coordinates, (num_samples, d), finite or not."""
-
-    @quick_jit
-    def run(key: Array) -> Array:
-        # Whole batches: a rest would be compiled as a program of its own.
-        shape = (-(-num_samples // BATCH), BATCH)
-        sources = draw_sources(key, fitted.program, fitted.layout, shape)
-        draw = at_source(draw_particle, key, fitted.program, fitted.layout)
-        return lax.map(jax.vmap(lambda source: draw(source).flat), sources)
-
-    return run(key).reshape(-1, fitted.layout.size)[:num_samples]
-
-
-def log_joint_and_score(fitted: FittedGuide, key: Array) -> Callable[[Array], tuple[Array, Array]]:
-    """The model's log density at unconstrained latents (d,), with the log-Jacobian, and its score.
-
-    The score is differentiated in the mode that the loss uses.
+    Cost: if rows stand for others, 300 gradients of all rows and two for each dimension up to 128.
     """
     target = fitted.target._replace(key=key)
-    return lambda x: target.value_and_score(x, fitted.forward_mode)
+    if fitted.tall is None:
+        return ModelDensity(target.scored_density(fitted.forward_mode))
+    draws = draw_many(key_apart(key, 5), fitted.program, fitted.layout, NUM_DRAWS)
+    finite = are_finite(draws)
+    check_mostly_finite(finite)
+    draws = jnp.where(finite[:, None], draws, center(draws))
+    root = fit_metric(draws[FITTED]).root
+    limits = (MEAN_LIMIT, SD_LIMIT)
+    return tall_density(target, fitted.tall, draws, root, limits, fitted.forward_mode)

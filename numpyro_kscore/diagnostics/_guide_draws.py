@@ -13,19 +13,20 @@ from jax import Array, lax
 from numpyro.infer import SVI
 
 from numpyro_kscore._model.draws import GuideDraws
-from numpyro_kscore._model.particles import are_finite, at_source, draw_particle, draw_sources
+from numpyro_kscore._model.particles import (
+    DRAWS_AT_ONCE,
+    are_finite,
+    at_source,
+    check_mostly_finite,
+    draw_particle,
+    draw_sources,
+)
+from numpyro_kscore._model.target import Density
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import Density
 from numpyro_kscore.diagnostics._energy import take_rows
-from numpyro_kscore.diagnostics._fitted import (
-    BATCH,
-    FittedGuide,
-    check_mostly_finite,
-    fitted_guide,
-)
-from numpyro_kscore.diagnostics._tall import model_density
+from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide, model_density
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 
 # Most dimensions with an exact Laplacian; beyond, one random direction for each draw estimates it.
@@ -88,7 +89,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
 
     @quick_jit
     def run(key: Array) -> tuple[GuideDraws, Array]:
-        size = min(BATCH, num_samples)
+        size = min(DRAWS_AT_ONCE, num_samples)
         count = -(-num_samples // size)
         sources = draw_sources(key, fitted.program, layout, (count, size))
         batches = lax.map(jax.vmap(evaluate), sources)
@@ -104,7 +105,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         return draws._replace(laplacian=laplacian), valid
 
     draws, valid = jax.device_get(run(key))
-    check_mostly_finite(int(np.sum(valid)), num_samples)
+    check_mostly_finite(valid)
     draws = jax.tree.map(jnp.asarray, take_rows(draws, valid))
     second_known = draws.laplacian is not None and np.all(np.isfinite(draws.laplacian))
     return draws._replace(

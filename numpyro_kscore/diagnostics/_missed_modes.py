@@ -20,17 +20,10 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._model.layout import Site
+from numpyro_kscore._model.target import Density
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import (
-    DIAGNOSIS,
-    ChainState,
-    Density,
-    Metric,
-    advance_chains,
-    evaluate,
-    start_chains,
-)
+from numpyro_kscore.diagnostics._chains import DIAGNOSIS, ChainProgram, ChainState, fit_metric
 
 # Paths from draws, from far points, and from the ends of chains from far points.
 HOME, AFAR, STRAYED = 8, 24, 16
@@ -55,6 +48,8 @@ NEGLIGIBLE = 0.05
 SEPARATE = 4.0
 # Powers for chains that start in a suspected mode, and the largest number of such modes.
 STAYING, MOST_SUSPECTS = (1.0,) * 6, 4
+# Chains where those that draws are of are at rest: enough for a covariance.
+SEARCH_CHAINS, SEARCH_CHAINS_A_DIMENSION, MOST_SEARCH_CHAINS = 64, 4, 512
 # Uniform far points lie within this distance of zero, as NumPyro's initial values do.
 RADIUS = 2.0
 
@@ -153,8 +148,7 @@ def _relabel(row: np.ndarray, sites: Sequence[Site], length: int, rng: np.random
 
 
 def find_missed_modes(
-    density: Density,
-    metric: Metric,
+    program: ChainProgram,
     samples: np.ndarray,
     values: np.ndarray,
     home: ChainState,
@@ -165,20 +159,19 @@ def find_missed_modes(
     """Ascend from draws and from afar, and compare where the paths end.
 
     Args:
-        density: the model.
-        metric: coordinates whitened by the draws.
+        program: chains in coordinates whitened by the draws.
         samples: the draws, (n, d).
         values: log density at some of them.
         home: chains that started from draws, when they have walked.
         sites: the latents that the coordinates belong to.
         key: random key.
-        exact: if ``density`` is an approximation near the draws, the log density itself, (n, d) to
-            (n,).
+        exact: if the chains are those of an approximation near the draws, the log density itself,
+            (n, d) to (n,).
     """
     if samples.shape[1] > MOST_DIMENSIONS:
         return UNSEARCHED
-    num_chains = home.point.shape[0]
-    host = _Host(density, metric, num_chains)
+    num_chains, metric = home.point.shape[0], program.metric
+    host = _Host(program, num_chains)
     rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
     z = metric.whiten(samples)
     far = metric.whiten(far_points(sites, samples, num_chains, rng))
@@ -200,11 +193,26 @@ def find_missed_modes(
     return Modes(len(missed), float(-np.expm1(-total)), len(ends), num_arrived)
 
 
+def find_modes_without_draws(
+    density: Density, samples: np.ndarray, sites: Sequence[Site], key: Array
+) -> Modes:
+    """:func:`find_missed_modes` for draws (n, d) of chains, which are at rest."""
+    count = max(
+        SEARCH_CHAINS, min(SEARCH_CHAINS_A_DIMENSION * samples.shape[1], MOST_SEARCH_CHAINS)
+    )
+    chosen = jax.random.permutation(key_apart(key, 4), len(samples))[:count]
+    points = jnp.asarray(samples)
+    program = ChainProgram(density, fit_metric(points))
+    home = program.start(program.metric.whiten(points[chosen]))
+    values = np.asarray(home.value)
+    return find_missed_modes(program, samples, values[np.isfinite(values)], home, sites, key)
+
+
 class _Host:
     """The model as a function of whitened points in double precision on the host."""
 
-    def __init__(self, density: Density, metric: Metric, num_chains: int) -> None:
-        self.density, self.metric, self.num_chains = density, metric, num_chains
+    def __init__(self, program: ChainProgram, num_chains: int) -> None:
+        self.program, self.metric, self.num_chains = program, program.metric, num_chains
 
     def energies(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Minus log density (n,) and its gradient (n, d), by the program of the chains."""
@@ -213,7 +221,7 @@ class _Host:
         for rows in np.split(z, range(size, len(z), size)):
             padded = np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
             points = jnp.asarray(padded, self.metric.mean.dtype)
-            value, gradient = jax.device_get(evaluate(self.density, self.metric, points))
+            value, gradient = jax.device_get(self.program.evaluate(points))
             values.append(np.asarray(value[: len(rows)], np.float64))
             gradients.append(np.asarray(gradient[: len(rows)], np.float64))
         return -np.concatenate(values), -np.concatenate(gradients)
@@ -234,12 +242,10 @@ class _Host:
         self, z: np.ndarray, log_step: Array, coldness: Sequence[float], key: Array
     ) -> ChainState:
         """Chains from some points (n, d), after a window at each of some powers of the density."""
-        state = start_chains(self.density, self.metric, z, log_step)
+        state = self.program.start(z, log_step)
         for index, power in enumerate(coldness):
             step_key = jax.random.fold_in(key, index)
-            state, _ = advance_chains(
-                self.density, self.metric, state, step_key, DIAGNOSIS, True, power
-            )
+            state, _ = self.program.advance(state, step_key, DIAGNOSIS, True, power)
         return state
 
     def ascend(self, starts: np.ndarray) -> list[_Mode | None]:

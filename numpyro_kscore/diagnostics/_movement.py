@@ -19,11 +19,9 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.diagnostics._chains import (
     DIAGNOSIS,
     WINDOW,
-    Density,
+    ChainProgram,
     Metric,
     Window,
-    advance_chains,
-    start_chains,
 )
 
 NUM_CHAINS = 512
@@ -83,18 +81,17 @@ class Walk:
     """Chains from some of the draws, prolonged as long as their answer is not clear.
 
     Args:
-        density: the model.
-        metric: coordinates whitened by all draws.
+        program: the chains, in coordinates whitened by all draws.
         samples: all draws, (N, d); chains start from the first 512.
         key: random key.
     """
 
-    def __init__(self, density: Density, metric: Metric, samples: Array, key: Array) -> None:
-        self.density, self.metric, self.key = density, metric, key
+    def __init__(self, program: ChainProgram, samples: Array, key: Array) -> None:
+        self.program, self.key, metric = program, key, program.metric
         u = np.asarray((samples - metric.mean) / metric.sd, np.float64)
         self._guide = np.clip(u, -FARTHEST, FARTHEST)
         self._start = self._guide[:NUM_CHAINS]
-        self.state = start_chains(density, metric, metric.whiten(samples[:NUM_CHAINS]))
+        self.state = program.start(metric.whiten(samples[:NUM_CHAINS]))
         # Averages over each window, and the acceptance of all chains in it.
         self._averages: list[tuple[np.ndarray, ...]] = []
         self._acceptance: list[float] = []
@@ -105,10 +102,8 @@ class Walk:
             # Steps that suit the guide may be far too long where it is far from the model.
             is_poor = index == 0 or self._acceptance[-1] < POOR
             key = jax.random.fold_in(self.key, index)
-            self.state, window = advance_chains(
-                self.density, self.metric, self.state, key, DIAGNOSIS, is_poor
-            )
-            self._averages.append(jax.device_get(_average(self.metric, window)))
+            self.state, window = self.program.advance(self.state, key, DIAGNOSIS, is_poor)
+            self._averages.append(jax.device_get(_average(self.program.metric, window)))
             self._acceptance.append(float(np.mean(window.acceptance)))
 
     def movement(self) -> Movement:

@@ -12,16 +12,13 @@ import numpy as np
 from jax import Array, lax
 from numpyro.infer import SVI
 
+from numpyro_kscore._model.layout import Layout, coordinate_names
+from numpyro_kscore._model.particles import are_finite, check_mostly_finite, draw_finite
+from numpyro_kscore._model.program import Program
+from numpyro_kscore._model.target import Density, Target
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import Density
-from numpyro_kscore.diagnostics._fitted import (
-    FittedGuide,
-    check_mostly_finite,
-    draw_fitted,
-    fitted_guide,
-    log_joint_and_score,
-)
+from numpyro_kscore.diagnostics._fitted import fitted_guide
 
 # Draws that a covariance is made of, and values that are computed at once.
 NUM_DRAWS, BATCH = 10_000, 256
@@ -31,17 +28,25 @@ class Guide(NamedTuple):
     """A fitted guide with its draws.
 
     Attributes:
-        fitted: guide and model at the fitted parameters.
+        program: guide and model at the fitted parameters.
+        layout: the layout of their latents.
+        names: names of the coordinates.
+        target: the model alone.
         density: a point (d,) to the model's log density and its gradient, in the guide's
             coordinates.
         draws: finite draws in the guide's coordinates, (n, d).
         num_lost: draws that were left out.
+        valid: the first of the draws at which the density and its gradient are finite.
     """
 
-    fitted: FittedGuide
+    program: Program
+    layout: Layout
+    names: tuple[str, ...]
+    target: Target
     density: Density
     draws: np.ndarray
     num_lost: int
+    valid: np.ndarray
 
     @property
     def unconstrained(self) -> Callable[[Array], Array]:
@@ -49,41 +54,34 @@ class Guide(NamedTuple):
 
         They differ where a latent is partially non-centered, or of a size that varies with others.
         """
-        return _unconstrained(self.fitted)
-
-    def valid(self, count: int) -> np.ndarray:
-        """Draws at which the density and its gradient are finite, (count, d).
-
-        Raises:
-            FloatingPointError: if fewer than half of the draws that are tried are.
-        """
-        tried = jnp.asarray(self.draws[: max(2 * count, BATCH)])
-        value, gradient = quick_jit(partial(lax.map, self.density, batch_size=BATCH))(tried)
-        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient), axis=1)
-        check_mostly_finite(int(jnp.sum(finite)), len(tried))
-        return np.asarray(tried)[np.asarray(finite)][:count]
+        if not self.layout.transformed:
+            return lambda x: x
+        return quick_jit(partial(lax.map, self.target.unconstrained, batch_size=BATCH))
 
 
 def open_guide(
-    svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rng_key: Array | None
+    svi: SVI,
+    result: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rng_key: Array | None,
+    num_valid: int,
 ) -> Guide:
-    """Draw from a fitted guide.
+    """Draw from a fitted guide; ``num_valid`` draws have a finite density, as far as there are.
 
     Raises:
         TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
         ValueError: see there.
-        FloatingPointError: if fewer than half of the draws are finite.
+        FloatingPointError: if fewer than half of the draws are finite, or of the densities.
     """
     key = jax.random.key(0) if rng_key is None else rng_key
-    fitted = fitted_guide(svi, result, args, kwargs, key)
-    draws = np.asarray(draw_fitted(fitted, NUM_DRAWS, key_apart(key, 1)))
-    finite = np.isfinite(draws).all(axis=1)
-    check_mostly_finite(int(finite.sum()), NUM_DRAWS)
-    density = log_joint_and_score(fitted, key)
-    return Guide(fitted, density, draws[finite], int(NUM_DRAWS - finite.sum()))
-
-
-def _unconstrained(fitted: FittedGuide) -> Callable[[Array], Array]:
-    if not fitted.layout.transformed:
-        return lambda x: x
-    return quick_jit(partial(lax.map, fitted.target.unconstrained, batch_size=BATCH))
+    program, layout, forward_mode, _ = fitted_guide(svi, result, args, kwargs, key)
+    draws, num_lost = draw_finite(key_apart(key, 1), program, layout, NUM_DRAWS)
+    target = program.target(layout)
+    density = target._replace(key=key).scored_density(forward_mode)
+    tried = draws[: max(2 * num_valid, BATCH)]
+    values = quick_jit(partial(lax.map, density, batch_size=BATCH))(jnp.asarray(tried))
+    finite = np.asarray(are_finite(*values))
+    check_mostly_finite(finite)
+    names, valid = coordinate_names(layout.sites), tried[finite][:num_valid]
+    return Guide(program, layout, names, target, density, draws, num_lost, valid)

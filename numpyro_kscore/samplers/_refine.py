@@ -13,21 +13,17 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_kscore._model.layout import coordinate_names
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import WINDOW, fit_metric, start_chains
+from numpyro_kscore.diagnostics._chains import WINDOW
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter
 from numpyro_kscore.diagnostics._messages import advise, describe, verdict_lines
-from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_missed_modes
+from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_modes_without_draws
 from numpyro_kscore.samplers._convergence import ChainMoments, Chains, judge_chains, scale_of
 from numpyro_kscore.samplers._guide import Guide, open_guide
 from numpyro_kscore.samplers._superchains import ChainSettings, run_chains
-
-# Chains of the search for modes: enough for a covariance.
-SEARCH_CHAINS, SEARCH_CHAINS_A_DIMENSION, MOST_SEARCH_CHAINS = 64, 4, 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,10 +210,13 @@ def refine(
     """
     _check_numbers(num_chains, num_superchains, max_gradients, tol)
     key = jax.random.key(0) if rng_key is None else rng_key
-    guide = open_guide(svi, result, args, kwargs, key)
+    guide = open_guide(svi, result, args, kwargs, key, num_chains)
     settings = ChainSettings(num_chains, num_superchains, max_gradients, tol)
     chains = run_chains(guide, settings, key_apart(key, 2))
-    modes = _search(guide, chains, key_apart(key, 3)) if search_modes else UNSEARCHED
+    modes = UNSEARCHED
+    if search_modes:
+        flat, sites = chains.draws.reshape(-1, chains.draws.shape[-1]), guide.layout.sites
+        modes = find_modes_without_draws(guide.density, flat, sites, key_apart(key, 3))
     refined = _refinement(guide, chains, modes, settings)
     if verbose:
         print(refined)
@@ -236,30 +235,11 @@ def _check_numbers(num_chains: int, num_superchains: int, max_gradients: int, to
         )
 
 
-def _search(guide: Guide, chains: Chains, key: Array) -> Modes:
-    """Modes that the chains have no draws in."""
-    *_, dim = chains.draws.shape
-    flat = chains.draws.reshape(-1, dim)
-    count = max(SEARCH_CHAINS, min(SEARCH_CHAINS_A_DIMENSION * dim, MOST_SEARCH_CHAINS))
-    chosen = jax.random.permutation(key_apart(key, 4), len(flat))[:count]
-    points = jnp.asarray(flat)
-    metric = fit_metric(points)
-    home = start_chains(guide.density, metric, metric.whiten(points[chosen]))
-    values = np.asarray(home.value)
-    sites = guide.fitted.layout.sites
-    finite = np.isfinite(values)
-    return find_missed_modes(guide.density, metric, flat, values[finite], home, sites, key)
-
-
 def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSettings) -> Refinement:
-    program, layout, *_ = guide.fitted
-    names = coordinate_names(layout.sites)
-    verdict, findings = judge_chains(chains, modes, guide.num_lost, names, settings.tol)
+    verdict, findings = judge_chains(chains, modes, guide.num_lost, guide.names, settings.tol)
     mean_change, sd_change = _changes(guide, chains.moments)
     count, length, dim = chains.draws.shape
-    sites = jax.device_get(
-        program.target(layout).constrain(jnp.asarray(chains.draws.reshape(-1, dim)))
-    )
+    sites = jax.device_get(guide.target.constrain(jnp.asarray(chains.draws.reshape(-1, dim))))
     moments = chains.moments
     return Refinement(
         verdict,
@@ -268,7 +248,7 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSetti
         advise(findings),
         chains.has_settled,
         {name: value.reshape(count, length, *value.shape[1:]) for name, value in sites.items()},
-        names,
+        guide.names,
         moments.rhat,
         moments.mean,
         moments.sd,
@@ -281,7 +261,7 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSetti
         chains.num_gradients,
         chains.num_windows * WINDOW,
         modes,
-        program,
+        guide.program,
     )
 
 

@@ -12,13 +12,11 @@ from jax import Array
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._chains import (
     REFINEMENT,
+    ChainProgram,
     ChainState,
     Metric,
     Window,
-    advance_chains,
-    evaluate,
     fit_metric,
-    start_chains,
 )
 from numpyro_kscore.estimators._base.standardization import LARGEST_WHITENED
 from numpyro_kscore.samplers._convergence import (
@@ -96,9 +94,8 @@ class _Run:
 
     def __init__(self, guide: Guide, settings: ChainSettings, key: Array) -> None:
         self.guide, self.settings, self.key = guide, settings, key
-        self.metric = fit_metric(jnp.asarray(guide.draws))
-        starts = guide.valid(settings.num_chains)
-        starts = starts[np.arange(settings.num_chains) % len(starts)]
+        self.program = ChainProgram(guide.density, fit_metric(jnp.asarray(guide.draws)))
+        starts = guide.valid[np.arange(settings.num_chains) % len(guide.valid)]
         # The windows since the metric was found, how many of them adapted the step size, and the
         # unconstrained values of the others, (WINDOW, chains, d) each.
         self.windows: list[Window] = []
@@ -107,7 +104,7 @@ class _Run:
         self.unconstrained = guide.unconstrained
         self.num_gradients, self.num_windows = 0, 0
         self.state: ChainState
-        self._start(self.metric.whiten(starts))
+        self._start(self.program.metric.whiten(starts))
 
     @property
     def kept(self) -> list[Window]:
@@ -173,9 +170,7 @@ class _Run:
 
     def _advance(self, adapts: bool) -> Window:
         key = jax.random.fold_in(self.key, self.num_windows)
-        self.state, found = advance_chains(
-            self.guide.density, self.metric, self.state, key, REFINEMENT, adapts
-        )
+        self.state, found = self.program.advance(self.state, key, REFINEMENT, adapts)
         window = Window(*jax.device_get(found))
         self.num_gradients += self.settings.num_chains * int(window.num_steps)
         self.num_windows += 1
@@ -183,12 +178,12 @@ class _Run:
 
     def _start(self, z: np.ndarray, log_step: Any = None) -> None:
         """Chains at whitened points (n, d)."""
-        self.state = start_chains(self.guide.density, self.metric, z, log_step)
+        self.state = self.program.start(z, log_step)
         self.num_gradients += len(z)
 
     def _flat(self, z: np.ndarray) -> np.ndarray:
         """Whitened draws (..., d) in the guide's coordinates."""
-        return self.metric.unwhiten(z).astype(self.guide.draws.dtype)
+        return self.program.metric.unwhiten(z).astype(self.guide.draws.dtype)
 
     @staticmethod
     def _is_near(windows: list[Window], factor: float) -> bool:
@@ -198,11 +193,12 @@ class _Run:
         return bool(is_centered and np.all(np.abs(np.log(sd)) < np.log(factor)))
 
     def _adapt_metric(self) -> None:
-        z, old = _later_half(self.windows[-1:]), self.metric
+        z, old = _later_half(self.windows[-1:]), self.program.metric
         root = np.asarray(old.root, np.float64) @ _shrunk_factor(z, self.settings.num_chains)
         arrays = old.unwhiten(_mean_and_sd(z)[0]), root, np.linalg.norm(root, axis=1)
-        self.metric = Metric(*(jnp.asarray(a, self.guide.draws.dtype) for a in arrays))
-        self._start(self.metric.whiten(old.unwhiten(self.state.point)), self.state.log_step)
+        metric = Metric(*(jnp.asarray(a, self.guide.draws.dtype) for a in arrays))
+        self.program = self.program._replace(metric=metric)
+        self._start(metric.whiten(old.unwhiten(self.state.point)), self.state.log_step)
 
     def _start_superchains(self) -> None:
         """Move all chains of a superchain to one place: that of a chain, moved away from the mean.
@@ -216,7 +212,7 @@ class _Run:
         z = points[np.asarray(jax.random.permutation(key, len(points)))[:count]]
         center = np.median(points, axis=0)
         far = center + SPREAD * (z - center)
-        value, _ = evaluate(self.guide.density, self.metric, jnp.asarray(far, dtype))
+        value, _ = self.program.evaluate(jnp.asarray(far, dtype))
         starts = np.where(np.isfinite(value)[:, None], far, z)
         self._start(np.repeat(starts, len(points) // count, axis=0), self.state.log_step)
 

@@ -113,11 +113,11 @@ def warm_start(
         mcmc.get_samples()["scale"]  # (500,)
     """
     check_count("num_chains", num_chains)
-    guide = open_guide(svi, result, args, kwargs, rng_key)
-    program, layout, *_ = guide.fitted
+    guide = open_guide(svi, result, args, kwargs, rng_key, num_chains)
+    program, layout = guide.program, guide.layout
     model = handlers.substitute(program.model, data=dict(program.params))
-    log_density = program.target(layout)._replace(coordinates=()).log_density
-    positions = guide.unconstrained(jnp.asarray(guide.valid(num_chains)))
+    log_density = guide.target._replace(coordinates=()).log_density
+    positions = guide.unconstrained(jnp.asarray(guide.valid))
     if len(positions) < num_chains:
         raise ValueError(
             f"num_chains: expected at most {len(positions)}, the valid draws; got {num_chains}"

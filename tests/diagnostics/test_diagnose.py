@@ -13,9 +13,9 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide
 from numpyro_kscore._model.layout import Site
+from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore.diagnostics._diagnose import examine
 from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, far_points
-from numpyro_kscore.diagnostics._tall import ModelDensity
 
 KEY = random.key(0)
 SITES = (Site("z", (2,), 0, ()),)

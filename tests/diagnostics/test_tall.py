@@ -13,12 +13,9 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_kscore import Implicit, ImplicitELBO, evaluate_guide
 from numpyro_kscore._model.coreset import choose_rows
-from numpyro_kscore.diagnostics._fitted import fitted_guide, log_joint_and_score
-from numpyro_kscore.diagnostics._tall import (
-    ACCURATE,
-    _errors_of_moments,
-    model_density,
-)
+from numpyro_kscore._model.tall_density import ACCURATE, errors_of_moments
+from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
+from numpyro_kscore.diagnostics._fitted import fitted_guide, model_density
 from support.compiling import quick_jit
 
 KEY = random.key(0)
@@ -66,10 +63,10 @@ def test_rows_of_a_minibatch_stand_for_all():
     assert whole.tall is None
     part = fitted_guide(svi, result, (*data, 100), {}, KEY)
     found = model_density(part, KEY)
-    assert found.error <= ACCURATE
+    assert found.error((MEAN_LIMIT, SD_LIMIT)) <= ACCURATE
     sd = result.params["sd"]
     points = result.params["loc"] + sd * random.normal(random.key(1), (64, NUM_GROUPS))
-    exact, scores = quick_jit(jax.vmap(log_joint_and_score(whole, KEY)))(points)
+    exact, scores = quick_jit(jax.vmap(model_density(whole, KEY).evaluate))(points)
     values, few_scores = quick_jit(jax.vmap(found.evaluate))(points)
     # The five rows are taken for certain; the terms of third order of the others are those of a
     # twentieth of the rows, and about sd/6 each where all rows count, a hundredth.
@@ -122,7 +119,7 @@ def test_errors_of_moments_are_those_of_a_gaussian():
     slope, bend = np.array([0.1, -0.02]), np.array([[0.05, 0.01], [0.01, -0.02]])
     # The density exp(slope x + x bend x / 2) times that of the draws is Gaussian, too.
     centered = draws - draws.mean(0)
-    shift, width = _errors_of_moments(jnp.asarray(draws), jnp.asarray(slope + centered @ bend))
+    shift, width = errors_of_moments(jnp.asarray(draws), jnp.asarray(slope + centered @ bend))
     np.testing.assert_allclose(shift, covariance @ slope / sd, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         width, 0.5 * np.diag(covariance @ bend @ covariance) / sd**2, rtol=1e-4

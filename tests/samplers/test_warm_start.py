@@ -134,11 +134,11 @@ def non_centered():
 def test_coordinates_of_hierarchical_guides_are_left_behind():
     """Effects are non-centered in the guide, and unconstrained values of the model here."""
     svi, result = fitted(schools, non_centered, {}, ImplicitELBO())
-    opened = open_guide(svi, result, (), {}, KEY)
-    layout = opened.fitted.layout
+    opened = open_guide(svi, result, (), {}, KEY, 1)
+    layout = opened.layout
     assert layout.transformed == ("effect",)
     x = jnp.asarray(opened.draws[:64])
-    sites = opened.fitted.target.constrain(x)
+    sites = opened.target.constrain(x)
     u = jax.vmap(layout.unravel)(opened.unconstrained(x))
     np.testing.assert_allclose(u["effect"], sites["effect"], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(u["spread"], np.log(sites["spread"]), rtol=1e-4, atol=1e-4)

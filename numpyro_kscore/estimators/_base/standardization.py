@@ -33,14 +33,19 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     more samples nothing is shrunk, which would leave stiff directions unresolved. Coordinates
     that do not vary keep scale 1. Cost: O(n d² + d³) for ``"full"``.
     """
-    if how == "local":
-        return localized(standardize_samples(x, "full"), x)
+    if how == "none":
+        mean = jnp.mean(x, axis=0)
+        return Coordinates(mean, jnp.ones_like(mean), None, jnp.ones((), x.dtype))
+    coordinates = _scaled(x, how in WHITENING_CHOICES)
+    return localized(coordinates, x) if how == "local" else coordinates
+
+
+def _scaled(x: jax.Array, is_whitened: bool) -> Coordinates:
+    """Coordinates in which samples (n, d) have variances of 1, and perhaps no correlations."""
     n, dim = x.shape
     eps = jnp.finfo(x.dtype).eps
     mean = jnp.mean(x, axis=0)
     centered = x - mean
-    if how == "none":
-        return Coordinates(mean, jnp.ones_like(mean), None, jnp.ones((), x.dtype))
     # Scaling by the largest deviation first keeps squares of 1e-30 or 1e30 finite in float32. The
     # result does not depend on it, and neither does its derivative.
     largest = lax.stop_gradient(jnp.max(jnp.abs(centered), axis=0))
@@ -51,7 +56,7 @@ def standardize_samples(x: jax.Array, how: str) -> Coordinates:
     # Spread at the level of rounding of the mean is noise, not scale.
     varies = scale > 4 * eps * jnp.abs(mean)
     scale = jnp.where(varies & (variance > 0), scale, 1.0)
-    if how == "diagonal" or dim == 1:
+    if not is_whitened or dim == 1:
         return Coordinates(mean, scale, None, jnp.ones((), x.dtype))
 
     z = centered / scale
@@ -89,7 +94,7 @@ def localized(coordinates: Coordinates, x: jax.Array) -> Coordinates:
 
 def whiten_samples(x: jax.Array) -> Coordinates:
     """:func:`standardize_samples`, (n, d): ``"full"`` up to 256 dimensions, else ``"diagonal"``."""
-    return standardize_samples(x, "full" if x.shape[1] <= LARGEST_WHITENED else "diagonal")
+    return _scaled(x, x.shape[1] <= LARGEST_WHITENED)
 
 
 def regress_out(x: jax.Array, context: jax.Array) -> jax.Array:

@@ -30,24 +30,15 @@ from numpyro_kscore._model.coreset import (
     row_remainders,
     weighted_rows,
 )
-from numpyro_kscore._model.particles import are_finite
 from numpyro_kscore._model.subsampling import with_rows
+from numpyro_kscore._model.target import Density, Target
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore.diagnostics._chains import Density, fit_metric
-from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
-from numpyro_kscore.diagnostics._fitted import (
-    FittedGuide,
-    check_mostly_finite,
-    draw_fitted,
-    log_joint_and_score,
-)
 
 # Numbers of rows that are tried, as few as are accurate.
 NUM_ROWS = (256, 1024, 4096, 16_384)
 # Weights of more rows are not fitted.
 MOST_FITTED = 1024
-# Part of a verdict's limits that the error may be.
+# Part of the limits that the error may be.
 ACCURATE = 0.2
 # Draws at which the score of all rows is computed, and that of every single row.
 NUM_DRAWS, NUM_ROW_DRAWS = 256, 16
@@ -76,60 +67,70 @@ class ModelDensity(NamedTuple):
     width: np.ndarray | float = 0.0
     exact: Callable[[Array], Array] | None = None
 
-    @property
-    def error(self) -> float:
-        """The largest of both, as a part of the limits of a verdict."""
-        shift, width = np.max(np.abs(self.shift)), np.max(np.abs(self.width))
-        return float(max(shift / MEAN_LIMIT, width / SD_LIMIT))
+    def error(self, limits: tuple[float, float]) -> float:
+        """The largest error of a mean or a standard deviation, as a part of its limit."""
+        errors = zip((self.shift, self.width), limits, strict=True)
+        return max(float(np.max(np.abs(error))) / limit for error, limit in errors)
 
 
-def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
-    """The model's log density, with all rows or with some that stand for them.
+def tall_density(
+    target: Target,
+    tall: TallPlate,
+    draws: Array,
+    root: Array,
+    limits: tuple[float, float],
+    forward_mode: bool = False,
+) -> ModelDensity:
+    """The density of a model near its posterior, by a few rows that stand for all.
 
     Args:
-        fitted: the model, and a guide near its posterior.
-        key: random key.
+        target: the model.
+        tall: its plate of many rows.
+        draws: finite draws near the posterior, (n, d).
+        root: a factor of the covariance of the draws ``FITTED``, (d, d).
+        limits: limits of errors of means and of standard deviations, in standard deviations; rows
+            are enough if the errors are a fifth of these.
+        forward_mode: whether the model is differentiated in forward mode.
 
-    Raises:
-        FloatingPointError: if fewer than half of the draws are finite.
-
-    Cost: if rows stand for others, 300 gradients of all rows and two for each dimension up to 128.
+    Cost: n gradients of all rows, 65 values, and two gradients for each dimension up to 128.
     """
-    exact = log_joint_and_score(fitted, key)
-    tall = fitted.tall
-    if tall is None:
-        return ModelDensity(exact)
-    draws = draw_fitted(fitted, NUM_DRAWS, key_apart(key, 5))
-    is_finite = are_finite(draws)
-    check_mostly_finite(int(jnp.sum(is_finite)), NUM_DRAWS)
-    draws = jnp.where(is_finite[:, None], draws, center(draws))
-    point = center(draws)
+    exact, point = target.scored_density(forward_mode), center(draws)
     is_curved = len(point) <= MOST_CURVED
-    of_all = quick_jit(lambda x: taylor(exact, x, is_curved))(point)
-    # One point after another: a pass over all rows takes memory.
-    scores = quick_jit(lambda draws: lax.map(lambda x: exact(x)[1], draws))(draws)
-    values = quick_jit(lambda points: lax.map(lambda x: exact(x)[0], points))
-    whole = partial(_rows_at, fitted, tall.name, key, fitted.program.model)
-    sizes = np.asarray(quick_jit(partial(row_remainders, whole))(point, draws[:NUM_ROW_DRAWS]))
+    some = draws[FITTED][: max(LEAST_FITTED, MOST_SCORES // len(point))]
+
+    def rows_at(model: Callable[..., Any], x: Array) -> Array:
+        return row_log_likelihoods(target._replace(model=model).trace(x), tall.name)
+
+    def controlled_density(chosen: RowWeights, of_few: Taylor | None) -> tuple[Density, Taylor]:
+        few = target._replace(model=weighted_rows(tall, chosen)).scored_density(forward_mode)
+        known = taylor(few, point, is_curved) if of_few is None else of_few
+
+        def density(x: Array) -> tuple[Array, Array]:
+            value, score = few(x)
+            found = Taylor(value[None], score[None])
+            corrected = controlled(found, (x - point)[None], known, of_all)
+            return corrected.value[0], corrected.slope[0]
+
+        return density, known
 
     @quick_jit
     def expand_and_miss(chosen: RowWeights) -> tuple[Taylor, Array]:
-        few = _of_rows(fitted, tall, chosen, key)
-        of_few = taylor(few, point, is_curved)
-        density = _with_expansion(few, point, of_few, of_all)
+        density, of_few = controlled_density(chosen, None)
         return of_few, lax.map(lambda x: density(x)[1], draws) - scores
-
-    some = draws[FITTED][: max(LEAST_FITTED, MOST_SCORES // len(point))]
-    root = fit_metric(draws[FITTED]).root
 
     @quick_jit
     def effects(rows: Array) -> Array:
         # The plate scales each row by the number of all over that of these.
         model = with_rows(tall.model, {tall.name: rows})
-        rows_at = partial(_rows_at, fitted, tall.name, key, model)
         share = len(rows) / tall.size
-        return share * score_remainders(rows_at, point, some, root, is_curved)
+        return share * score_remainders(partial(rows_at, model), point, some, root, is_curved)
 
+    of_all = quick_jit(lambda x: taylor(exact, x, is_curved))(point)
+    # One point after another: a pass over all rows takes memory.
+    scores = quick_jit(lambda draws: lax.map(lambda x: exact(x)[1], draws))(draws)
+    values = quick_jit(lambda points: lax.map(lambda x: exact(x)[0], points))
+    remainders = quick_jit(partial(row_remainders, partial(rows_at, target.model)))
+    sizes = np.asarray(remainders(point, draws[:NUM_ROW_DRAWS]))
     tried = []
     for count in NUM_ROWS:
         chosen = choose_rows(sizes, count)
@@ -138,17 +139,15 @@ def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
             whitened = np.asarray(missed[FITTED][: len(some)] @ root)
             chosen = fit_weights(chosen, np.asarray(effects(jnp.asarray(chosen.rows))), whitened)
             of_few, missed = expand_and_miss(chosen)
-        few = _of_rows(fitted, tall, chosen, key)
-        density = _with_expansion(few, point, of_few, of_all)
+        density, _ = controlled_density(chosen, of_few)
         # The weights are fitted to others of the draws.
-        errors = _errors_of_moments(draws[TOLD], missed[TOLD])
-        tried.append(ModelDensity(density, *errors, values))
-        if tried[-1].error <= ACCURATE:
+        tried.append(ModelDensity(density, *errors_of_moments(draws[TOLD], missed[TOLD]), values))
+        if tried[-1].error(limits) <= ACCURATE:
             break
-    return min(tried, key=lambda one: one.error)
+    return min(tried, key=lambda one: one.error(limits))
 
 
-def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndarray]:
+def errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndarray]:
     """Errors of means and standard deviations by errors of the score, (n, d), to first order.
 
     An error e of the log density changes the mean of f by ``cov(e, f)``, which is the mean of
@@ -159,30 +158,6 @@ def _errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndar
     moved = e @ (centered.T @ centered / len(x))
     variance = np.maximum(centered.var(0), np.finfo(float).tiny)
     return moved.mean(0) / variance**0.5, 0.5 * (moved * centered).mean(0) / variance
-
-
-def _with_expansion(few: Density, point: Array, of_rows: Taylor, of_all: Taylor) -> Density:
-    def density(x: Array) -> tuple[Array, Array]:
-        value, score = few(x)
-        found = Taylor(value[None], score[None])
-        corrected = controlled(found, (x - point)[None], of_rows, of_all)
-        return corrected.value[0], corrected.slope[0]
-
-    return density
-
-
-def _of_rows(fitted: FittedGuide, tall: TallPlate, chosen: RowWeights, key: Array) -> Density:
-    model = weighted_rows(tall, chosen)
-    program = fitted.program._replace(model=model)
-    return log_joint_and_score(fitted._replace(program=program), key)
-
-
-def _rows_at(
-    fitted: FittedGuide, plate: str, key: Array, model: Callable[..., Any], x: Array
-) -> Array:
-    """Log likelihoods of the rows of a plate that a model has, (rows,), at latents (d,)."""
-    target = fitted.target._replace(key=key)
-    return row_log_likelihoods(target._replace(model=model).trace(x), plate)
 
 
 def score_remainders(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._model.coreset import choose_rows
-from numpyro_kscore.diagnostics._tall import NUM_ROWS, fit_weights, score_remainders
+from numpyro_kscore._model.tall_density import NUM_ROWS, fit_weights, score_remainders
 
 ROWS, DIM = 3_000, 3
 
