@@ -47,7 +47,7 @@ class ExplicitTwin(AutoImplicit):
         scale = numpyro.param(
             "normal_scale", jnp.full(self.latent_dim, 0.1), constraint=constraints.softplus_positive
         )
-        (name,) = self._init_locs
+        ((name, _),) = self._shapes
         return {name: numpyro.sample(name, dist.Normal(loc, scale).to_event(1))}
 
 

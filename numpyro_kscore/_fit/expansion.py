@@ -36,8 +36,7 @@ class Expander(NamedTuple):
     like: Callable[[SVIState], ControlVariate | None]
 
 
-def _never(state: SVIState) -> None:
-    return None
+NO_EXPANSION = Expander(lambda state: None, lambda state: None)
 
 
 def has_local_latents(layout: Layout) -> bool:
@@ -57,7 +56,7 @@ def make_expander(inference: Inference, num_steps: int) -> Expander:
     svi, layout = inference.svi, inference.layout
     expand = getattr(svi.loss, "expand", None)  # other objectives have none
     if layout is None or not layout.row_counts or expand is None:
-        return Expander(_never, _never)
+        return NO_EXPANSION
 
     def expansion(state: SVIState) -> ControlVariate | None:
         key, program = key_apart(state.rng_key, FitKey.EXPANSION), inference.program_at(state)
@@ -77,11 +76,11 @@ def _make_loader_expander(inference: Inference, batches: Batches) -> Expander:
     Cost: a pass over all batches, and two more for each latent dimension up to 128.
     """
     loss, layout = inference.svi.loss, inference.layout
-    if layout is None or layout.model_params or has_local_latents(layout):
-        return Expander(_never, _never)
     is_ours = hasattr(loss, "expanded") and loss.vectorize_particles is True
-    if not is_ours or loss.forward_mode_differentiation:
-        return Expander(_never, _never)
+    if layout is None or layout.model_params or has_local_latents(layout) or not is_ours:
+        return NO_EXPANSION
+    if loss.forward_mode_differentiation:
+        return NO_EXPANSION
 
     def place(state: SVIState, batch: Any) -> tuple[jax.Array, Program]:
         return key_apart(state.rng_key, FitKey.EXPANSION), inference.program_at(state, batch)
@@ -111,7 +110,10 @@ def _make_loader_expander(inference: Inference, batches: Batches) -> Expander:
         kind = like(state)
         if batches.count is None:
             return kind
-        at, seen, collector = compiled_draw(state), 0, keeper.collector(state)
+        at, seen = compiled_draw(state), 0
+        collector = (
+            None if kind.kept is None else RowCollector(batches.first, len(kind.kept.shares))
+        )
 
         def see(stack: Any, found: Taylor, count: int) -> None:
             nonlocal seen
@@ -165,10 +167,6 @@ class _Keeper:
         if not self._found:
             jax.eval_shape(find, state)
         return None if self._found[0] is None else rows
-
-    def collector(self, state: SVIState) -> RowCollector | None:
-        """Return the collector of rows for a pass, if any are kept."""
-        return None if self.none(state) is None else RowCollector(self._first, self._count)
 
     def _sizes(self, state: SVIState, draws: Any, stack: Any) -> jax.Array:
         name = str(self._found[0])

@@ -78,7 +78,6 @@ class PortableGuide(NamedTuple):
 
 
 def _check_shape(sample_shape: Any) -> None:
-    """Raise unless ``sample_shape`` is a tuple of counts."""
     if isinstance(sample_shape, dict):
         raise TypeError(
             "sample_shape: expected a tuple of counts; got a dict. A loaded guide has its "
@@ -134,7 +133,13 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
         sorted(load_guide(path).sites)  # ["loc", "scale"]
     """
     target = Path(path)
-    _check_target(target)
+    if target.is_dir():
+        raise ValueError(f"path: expected a file; got {target}, a folder. Add a name to it")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"path: expected a file in a folder that exists; got {target}, and no folder "
+            f"{target.parent}. Make it first"
+        )
     fitted = fitted_guide(svi, result, args, kwargs, jax.random.key(0))
     words = jax.ShapeDtypeStruct((2,), jnp.uint32)
     exported = export.export(jax.jit(partial(_draw, fitted)), platforms=PLATFORMS)(words)
@@ -155,16 +160,6 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
         archive.writestr(HEADER, json.dumps(header, indent=1))
         archive.writestr(PROGRAM, program)
     return part.replace(target)
-
-
-def _check_target(target: Path) -> None:
-    if target.is_dir():
-        raise ValueError(f"path: expected a file; got {target}, a folder. Add a name to it")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"path: expected a file in a folder that exists; got {target}, and no folder "
-            f"{target.parent}. Make it first"
-        )
 
 
 def _draw(fitted: FittedGuide, words: Array) -> dict[str, Array]:

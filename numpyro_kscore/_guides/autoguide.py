@@ -163,7 +163,6 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         check_plates(found.trace, asker)
         if self.amortize:
             self._amortized().check(found.trace, args, kwargs)
-        self._init_locs = found.latents
         self._init_latent = jnp.concatenate([jnp.ravel(u) for u in found.latents.values()])
         self._shapes = tuple((name, jnp.shape(u)) for name, u in found.latents.items())
         self.latent_dim = self._init_latent.size
@@ -172,7 +171,14 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         self._check_noise()
         self.prototype_trace = found.trace
         self._arguments, self._is_in_batches = (args, kwargs), self._batches is not None
-        self.start = self._find_start() if self.warm_start else None
+        self.start = None
+        is_small = self.warm_start and self.latent_dim <= LARGEST_START
+        if is_small and is_concrete_call(asker, (args, kwargs, self._init_latent)):
+            given = (args, kwargs, found.latents, forward)
+            in_blocks = bool(self.amortize)
+            self.start = find_start(
+                self._global_model(), *given, batches=self._batches, in_blocks=in_blocks
+            )
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
@@ -235,17 +241,6 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
     def forget(self) -> None:
         """Forget the data, and the start that was found: the next data set the guide up anew."""
         self.prototype_trace, self.start, self._programs = None, None, {}
-
-    def _find_start(self) -> GaussianStart | None:
-        """A Gaussian near the posterior; None where the search cannot run."""
-        if self.latent_dim > LARGEST_START:
-            return None
-        args, kwargs = self._arguments
-        if not is_concrete_call(type(self).__name__, (args, kwargs, self._init_latent)):
-            return None
-        given = (args, kwargs, self._init_locs, self._forward_mode_differentiation)
-        in_blocks = bool(self.amortize)
-        return find_start(self._global_model(), *given, batches=self._batches, in_blocks=in_blocks)
 
     def _amortized(self, model: Callable[..., Any] | None = None) -> Amortized:
         return Amortized(model or self.model, self.amortize, self.prefix)

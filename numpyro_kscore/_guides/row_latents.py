@@ -17,18 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from numpyro_kscore._guides.row_blocks import (
-    RowBlock,
-    RowTarget,
-    start_of,
-)
+from numpyro_kscore._guides.row_blocks import RowBlock, RowTarget, start_of
 from numpyro_kscore._guides.row_modes import (
     RowGaussians,
     find_row_modes,
     gaussians_at,
     hessian_blocks,
 )
-from numpyro_kscore._guides.row_quadrature import integrate_rows, is_integrable
+from numpyro_kscore._guides.row_quadrature import FINE, integrate_rows
 from numpyro_kscore._transports.network import GATE_RATE, local_log_density
 
 # Distances from the mean at which a network sees gradients, in standard deviations.
@@ -88,7 +84,8 @@ def draw_rows(
         gaussians = _laplace(here if sites is None else there, there, modes)
         eps = noise[number]
         if maps is None:
-            x, log_density = jnp.zeros_like(eps), _log_normal(jnp.zeros_like(eps))
+            x = jnp.zeros_like(eps)
+            log_density = jnp.sum(-0.5 * x**2 - 0.5 * np.log(2 * np.pi), axis=1)
         else:
             # With the right network the bound is flat in the Gaussians: no derivative is needed.
             fixed_gaussians = jax.tree.map(lax.stop_gradient, gaussians)
@@ -119,7 +116,7 @@ def _integrable_sites(
     conditional: RowTarget, block: RowBlock, others: dict[str, jax.Array]
 ) -> tuple[str, ...] | None:
     """The sites whose densities are integrated over rows; None where quadrature cannot do that."""
-    if not is_integrable(block.columns.shape[1]):
+    if block.columns.shape[1] not in FINE:
         return None
     sites = conditional.row_sites(block, others)
     return None if sites.outside else sites.inside
@@ -163,10 +160,6 @@ def _features(here: Callable[[jax.Array], jax.Array], gaussians: RowGaussians) -
 
     found = jax.vmap(departure, out_axes=1)(points)
     return found.reshape(found.shape[0], -1)
-
-
-def _log_normal(x: jax.Array) -> jax.Array:
-    return jnp.sum(-0.5 * x**2 - 0.5 * np.log(2 * np.pi), axis=1)
 
 
 def row_couplings(conditional: RowTarget, blocks: tuple[RowBlock, ...]) -> list[jax.Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.subsampling import whole_plates
 from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.validation import call_error
 from numpyro_kscore._util.compiling import quick_jit
 
 Params = dict[str, Any]
@@ -58,7 +58,7 @@ class RowPosterior(NamedTuple):
             raise ValueError(
                 f"args: expected data of at least one row; got arrays of shapes {shapes}"
             ) from error
-        if not _is_call(self.amortized.model, self.args, self.kwargs):
+        if call_error(self.amortized.model, self.args, self.kwargs) is not None:
             error.add_note(
                 "sample_posterior: the arguments after params are those of the model, all of "
                 "them, for new data; without any it draws for the data of the fit"
@@ -132,16 +132,3 @@ class RowPosterior(NamedTuple):
             name: jnp.arange(plate.size if is_whole else plate.drawn)
             for name, plate in outline.subsampled.items()
         }
-
-
-def _is_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function has these arguments, as far as its signature is known."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return True
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True

@@ -25,11 +25,6 @@ FINE = {1: 15, 2: 7, 3: 5}
 COARSE = {1: 5, 2: 4, 3: 3}
 
 
-def is_integrable(dim: int) -> bool:
-    """Whether quadrature over ``dim`` latents of a row is affordable."""
-    return dim in FINE
-
-
 def _rule(dim: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes (m, dim), ``count`` along an axis, and log weights over the normal density, (m,)."""
     x, w = np.polynomial.hermite_e.hermegauss(count)

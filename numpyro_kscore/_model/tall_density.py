@@ -163,14 +163,10 @@ def errors_of_moments(draws: Array, missed: Array) -> tuple[np.ndarray, np.ndarr
 def score_remainders(
     rows_at: Callable[[Array], Array], point: Array, draws: Array, root: Array, is_curved: bool
 ) -> Array:
-    """Score of every row less its expansion at a point, (draws, rows, d).
+    """Score of every row less its expansion at a point (d,), whitened, (draws, rows, d).
 
-    Args:
-        rows_at: log likelihoods of the rows, (rows,), at coordinates (d,).
-        point: where the expansion is made, (d,).
-        draws: (draws, d).
-        root: a factor of the covariance of the draws, (d, d), which whitens the scores.
-        is_curved: whether the expansion is of second order; of first otherwise.
+    ``rows_at`` goes from coordinates (d,) to log likelihoods of the rows, (rows,); ``root`` is a
+    factor of the covariance of the draws. The expansion is of second order if ``is_curved``.
 
     Cost: a pass over the rows and a derivative of it, both forward, for each draw and dimension.
     """
@@ -187,10 +183,8 @@ def score_remainders(
 def fit_weights(chosen: RowWeights, of_rows: np.ndarray, missed: np.ndarray) -> RowWeights:
     """The choice with weights that are fitted to the score of all rows.
 
-    Args:
-        chosen: some rows, with weights that are right on average.
-        of_rows: see :func:`score_remainders`, (draws, rows, d).
-        missed: errors of the score with these weights at the draws, whitened, (draws, d).
+    ``of_rows`` are :func:`score_remainders`, and ``missed`` the errors of the score with the
+    weights of the choice, which are right on average, at the same draws, whitened, (draws, d).
 
     Cost: O(draws d rows²).
     """

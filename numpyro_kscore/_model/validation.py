@@ -186,26 +186,35 @@ def check_transformed(names: Collection[str], sites: Collection[str]) -> None:
         )
 
 
+def call_error(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TypeError | None:
+    """The error of a call with these arguments, as far as the signature of a function is known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return error
+    return None
+
+
 def check_batch(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise unless a batch of a loader is, with the other arguments, all data of the model.
 
     ``TypeError`` says that they are no call of the model, and ``ValueError`` that the model looks
     up rows of the batch by the indices of a plate.
     """
-    try:
-        signature = inspect.signature(model)
-    except (TypeError, ValueError):
-        signature = None
-    try:
-        if signature is not None:
-            signature.bind(*args, **kwargs)
-    except TypeError as error:
+    error = call_error(model, args, kwargs)
+    if error is not None:
         raise TypeError(
             f"loader: expected items that are arguments of the model, with those of fit after "
             f"them; got {len(args)} arguments and the keywords {sorted(kwargs)} for "
-            f"{signature}: {error}. An item is a tuple of arguments, a dict of keyword arguments, "
-            "or one argument"
-        ) from None
+            f"{inspect.signature(model)}: {error}. An item is a tuple of arguments, a dict of "
+            "keyword arguments, or one argument"
+        )
     plates = _plates_looked_up(model, args, kwargs)
     if plates:
         raise ValueError(

@@ -28,11 +28,7 @@ from numpyro_kscore._model.particles import (
 )
 from numpyro_kscore._model.program import Program, inspect_program, objective_program
 from numpyro_kscore._objective.kl_gradient import kl_gradient, loss_of, nearest_valid
-from numpyro_kscore._objective.objective_options import (
-    count_particles,
-    pool,
-    resolve_settings,
-)
+from numpyro_kscore._objective.objective_options import count_particles, pool, resolve_settings
 from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guide
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
@@ -285,7 +281,10 @@ class ImplicitELBO(ELBO):
             self.forward_mode_differentiation,
         )
         kl = kl_gradient(settings, layout, drawn, lax.stop_gradient(draws), joint, local.scores)
-        mutable = jax.tree.map(_reduce_particles, draws.mutable)
+        mutable = jax.tree.map(
+            lambda a: jnp.mean(a, axis=0) if jnp.issubdtype(a.dtype, jnp.floating) else a[0],
+            draws.mutable,
+        )
         if kl.states:
             mutable = {**mutable, STATE: kl.states}
         return {
@@ -322,10 +321,3 @@ class ImplicitELBO(ELBO):
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local
-
-
-def _reduce_particles(values: jax.Array) -> jax.Array:
-    """One value of a mutable site from those of all particles."""
-    if jnp.issubdtype(values.dtype, jnp.floating):
-        return jnp.mean(values, axis=0)
-    return values[0]

@@ -15,7 +15,6 @@ import numpyro
 from numpyro.primitives import mutable
 
 from numpyro_kscore._model.handlers import Hidden
-from numpyro_kscore._model.layout import Part
 from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore._objective.objective_options import ObjectiveOptions, pool
 from numpyro_kscore.estimators._fit.guide_estimator import GuideEstimator
@@ -40,7 +39,13 @@ def stateful_guide(
         parts = layout.implicit_parts
         states = {}
         for part, one_key in zip(parts, jax.random.split(key, len(parts) or 1), strict=False):
-            _check_part(part, settings.estimator)
+            if part.context is not None or (part.columns.shape[0] > 1 and not part.is_pooled):
+                raise ValueError(
+                    f"estimator: expected a ScoreEstimator for {list(part.sites)}, which depend on "
+                    "other latents or are estimated row by row in a plate; got "
+                    f"{type(settings.estimator).__name__}(), which serves blocks of one row, and "
+                    "aggregated ones"
+                )
             states[part.sites[0]] = settings.estimator.init(one_key, part.columns.shape[1])
         # Once the site has a value it keeps it, and these states are dead code.
         mutable(STATE, states)
@@ -55,14 +60,4 @@ def check_place(estimator: GuideEstimator, params: dict[str, Any]) -> None:
         raise ValueError(
             f"guide: expected a place for the network of {type(estimator).__name__}(); got a guide "
             "without one. Use SVI(model, elbo.stateful(model, guide), optimizer, elbo)"
-        )
-
-
-def _check_part(part: Part, estimator: GuideEstimator) -> None:
-    """Raise unless one state serves the block."""
-    if part.context is not None or (part.columns.shape[0] > 1 and not part.is_pooled):
-        raise ValueError(
-            f"estimator: expected a ScoreEstimator for {list(part.sites)}, which depend on other "
-            "latents or are estimated row by row in a plate; got "
-            f"{type(estimator).__name__}(), which serves blocks of one row, and aggregated ones"
         )

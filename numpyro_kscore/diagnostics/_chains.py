@@ -35,10 +35,7 @@ RATE = 0.5
 class Metric(NamedTuple):
     """Coordinates of the chains: ``x = mean + root z``.
 
-    Attributes:
-        mean: mean of draws, (d,).
-        root: a factor of their covariance, (d, d).
-        sd: their standard deviations, (d,).
+    Of draws they are the mean, (d,), a factor of the covariance, (d, d), and deviations, (d,).
     """
 
     mean: Array
@@ -151,12 +148,7 @@ def fit_metric(samples: Array) -> Metric:
 
 
 class ChainProgram(NamedTuple):
-    """The transitions of chains that leave a density invariant, in coordinates of a metric.
-
-    Attributes:
-        density: the model.
-        metric: the coordinates.
-    """
+    """The transitions of chains that leave a density invariant, in coordinates of a metric."""
 
     density: Density
     metric: Metric
@@ -179,16 +171,11 @@ class ChainProgram(NamedTuple):
     def advance(
         self, state: ChainState, key: Array, schedule: Schedule, adapts: bool, coldness: float = 1.0
     ) -> tuple[ChainState, Window]:
-        """A window of transitions.
+        """A window of transitions, in which the step size follows the acceptance if it ``adapts``.
 
-        Args:
-            state: where the chains are.
-            key: random key.
-            schedule: lengths of steps and trajectories; one program serves all schedules.
-            adapts: whether the step size follows the acceptance.
-            coldness: the power of the density that is left invariant; below 1 it is flatter.
-
-        Cost: up to ``WINDOW * schedule.most_steps`` gradients of each chain.
+        One program serves all schedules. ``coldness`` is the power of the density that is left
+        invariant; below 1 it is flatter. Cost: up to ``WINDOW * schedule.most_steps`` gradients of
+        each chain.
         """
         numbers = jnp.asarray([adapts, coldness, *schedule], state.point.dtype)
         return _compiled(_advance, self.density)(self.metric, state, key, numbers)

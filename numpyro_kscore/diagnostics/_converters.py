@@ -18,10 +18,8 @@ INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 class ConvertedFit(NamedTuple):
     """A fit in the form that a converter reads.
 
-    Attributes:
-        program: the model, with its parameters substituted, and its arguments.
-        samples: sites by name, leading axes (chain, draw).
-        stats: statistics of draws by name, the same.
+    The model has its parameters substituted. Sites and statistics of draws are by name, with
+    leading axes (chain, draw).
     """
 
     program: Program
@@ -30,11 +28,7 @@ class ConvertedFit(NamedTuple):
 
 
 def make_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
-    """``(fit, groups) -> tree`` by the ArviZ that is installed.
-
-    Raises:
-        ImportError: without ArviZ.
-    """
+    """``(fit, groups) -> tree`` by the ArviZ that is installed."""
     try:
         from arviz_base.io_numpyro import NumPyroConverter, NumPyroInferenceAdapter
     except ImportError:
@@ -101,12 +95,7 @@ def _old_converter() -> Callable[[ConvertedFit, dict[str, Any]], Any]:
 
 
 def add_log_likelihoods(tree: Any, values: dict[str, np.ndarray]) -> None:
-    """Add the group of log likelihoods, with the dimensions and labels of the observed data.
-
-    Args:
-        tree: the result of a converter.
-        values: log likelihoods by observed site, leading axis of draws and then those of the batch.
-    """
+    """Add the group of log likelihoods, with the dimensions and labels of the observed data."""
     if not values:
         return
     import xarray

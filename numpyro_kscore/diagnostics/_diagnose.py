@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import SVI
 
-from numpyro_kscore._model.layout import Layout, Site, coordinate_names
+from numpyro_kscore._model.layout import Site, coordinate_names
 from numpyro_kscore._model.particles import check_mostly_finite, draw_finite
 from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore._util.checks import check_count
@@ -160,7 +160,10 @@ def diagnose(
     layout = fitted.layout
     samples, num_lost = draw_finite(key_apart(key, 1), fitted.program, layout, num_samples)
     density = model_density(fitted, key)
-    diagnosis = examine(samples, density, layout.sites, key, num_lost, _known(layout))
+    known: Known = "local density" if layout.implicit_parts == layout.local_parts else "draws"
+    if not layout.implicit_parts:
+        known = "density"
+    diagnosis = examine(samples, density, layout.sites, key, num_lost, known)
     if verbose:
         print(diagnosis)
     return diagnosis
@@ -174,15 +177,9 @@ def examine(
     num_lost: int = 0,
     known: Known = "draws",
 ) -> Diagnosis:
-    """:func:`diagnose` of draws (n, d).
+    """:func:`diagnose` of independent, finite draws (n, d) in unconstrained coordinates.
 
-    Args:
-        samples: independent draws of a guide in unconstrained coordinates, finite.
-        density: the model's log density.
-        sites: the latents that the coordinates belong to.
-        key: random key.
-        num_lost: draws that were left out.
-        known: the known part of the guide's density, on which the advice depends.
+    ``num_lost`` draws were left out; the advice depends on the known part of the guide's density.
     """
     points, names = jnp.asarray(samples), coordinate_names(sites)
     program = ChainProgram(density.evaluate, fit_metric(points))
@@ -192,7 +189,12 @@ def examine(
     check_mostly_finite(finite)
     for num_windows in LOOKS:
         walk.prolong(num_windows)
-        movement = _widened(walk.movement(), density)
+        movement = walk.movement()
+        # The errors of an approximate density count, too.
+        movement = movement._replace(
+            shift_error=np.hypot(movement.shift_error, density.shift),
+            ratio_error=np.hypot(movement.ratio_error, density.width),
+        )
         if modes == UNSEARCHED and _is_near(movement):
             home, mode_key = values[finite], key_apart(key, 3)
             modes = find_missed_modes(
@@ -214,20 +216,6 @@ def examine(
     )
 
 
-def _known(layout: Layout) -> Known:
-    if not layout.implicit_parts:
-        return "density"
-    return "local density" if layout.implicit_parts == layout.local_parts else "draws"
-
-
-def _widened(movement: Movement, density: ModelDensity) -> Movement:
-    """A movement whose errors include those of an approximate density."""
-    return movement._replace(
-        shift_error=np.hypot(movement.shift_error, density.shift),
-        ratio_error=np.hypot(movement.ratio_error, density.width),
-    )
-
-
 def _is_near(movement: Movement) -> bool:
     """Whether a guide is near enough to a mode to ask for others."""
     ratio, (low, high) = movement.ratio, NEAR_RATIOS
@@ -239,14 +227,7 @@ def _is_near(movement: Movement) -> bool:
 def decide(
     movement: Movement, modes: Modes, num_lost: int, names: Sequence[str]
 ) -> tuple[Verdict, tuple[Finding, ...]]:
-    """The verdict on a guide, and what it rests on.
-
-    Args:
-        movement: changes of means and standard deviations along chains.
-        modes: result of the search for modes.
-        num_lost: draws that were not finite.
-        names: names of the coordinates.
-    """
+    """The verdict on a guide, and what it rests on; ``num_lost`` draws were not finite."""
     verdict, moved = judge(movement, names)
     findings = [Finding("draws lost", num_lost)] if num_lost else []
     if modes.num_missed:

@@ -91,12 +91,7 @@ def stein_discrepancy(samples: ArrayLike, scores: ArrayLike) -> Discrepancy:
 def masked_stein_discrepancy(x: Array, s: Array, valid: Array) -> Discrepancy:
     """:func:`stein_discrepancy` of the valid draws only; NaN if there are fewer than three.
 
-    Other draws must be finite, such as copies of valid ones; they count in no pair.
-
-    Args:
-        x: draws, (n, d).
-        s: the model's score at them, (n, d).
-        valid: which draws count, (n,).
+    Other draws, (n, d), must be finite, such as copies of valid ones; they count in no pair.
     """
     return _stein_kernel(x, s, valid)[2]
 
@@ -104,14 +99,8 @@ def masked_stein_discrepancy(x: Array, s: Array, valid: Array) -> Discrepancy:
 def _stein_kernel(x: Array, s: Array, valid: Array) -> tuple[Array, Array, Discrepancy]:
     """The Stein kernel of all pairs of draws, the unit of the discrepancy, and the discrepancy.
 
-    Args:
-        x: draws, (n, d).
-        s: the model's score at them, (n, d).
-        valid: which draws count, (n,).
-
-    Returns:
-        u in whitened coordinates, (n, n); the unit, d times the mean of φ over pairs of different
-        draws; the U-statistic of u in that unit.
+    The kernel u is in whitened coordinates, (n, n), and the unit d times the mean of φ over pairs
+    of different draws; the discrepancy is the U-statistic of u in that unit.
     """
     dim = x.shape[1]
     n = jnp.sum(valid).astype(x.dtype)
@@ -220,20 +209,12 @@ def _ksd(x: Array, s: Array, key: Array, num_bootstrap: int = NUM_BOOTSTRAP) -> 
     n = x.shape[0]
     kernel, unit, discrepancy = _stein_kernel(x, s, jnp.ones(n, bool))
     apart = kernel * (1.0 - jnp.eye(n, dtype=x.dtype))
-    return SteinTest(
-        discrepancy.value,
-        jnp.mean(kernel) / unit,
-        discrepancy.standard_error,
-        _wild_bootstrap(key, apart, num_bootstrap),
-    )
-
-
-def _wild_bootstrap(key: Array, pairs: Array, num_bootstrap: int) -> Array:
-    """P-value of the sum of a matrix (n, n) with zero diagonal, by random signs of its rows."""
-    signs = jax.random.rademacher(key, (num_bootstrap, pairs.shape[0]), pairs.dtype)
-    replicates = jnp.sum((signs @ pairs) * signs, axis=1)
-    exceeding = jnp.sum(replicates >= jnp.sum(pairs))
-    return (1 + exceeding) / (1 + num_bootstrap)
+    # The wild bootstrap: random signs of the rows.
+    signs = jax.random.rademacher(key, (num_bootstrap, n), x.dtype)
+    exceeding = jnp.sum(jnp.sum((signs @ apart) * signs, axis=1) >= jnp.sum(apart))
+    p_value = (1 + exceeding) / (1 + num_bootstrap)
+    value, error = discrepancy
+    return SteinTest(value, jnp.mean(kernel) / unit, error, p_value)
 
 
 def spread_ratios(samples: ArrayLike, scores: ArrayLike) -> Array:

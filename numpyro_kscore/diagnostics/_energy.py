@@ -113,12 +113,9 @@ def energy_features(target: GuideDraws) -> Fields:
 
 
 def solve(target: GuideDraws, known: Fields, switches: Switches) -> Weights:
-    """Minimize the score-matching loss, which is quadratic in all weights.
+    """Minimize the score-matching loss of centered draws, which is quadratic in all weights.
 
-    Args:
-        target: draws, centered.
-        known: their :func:`energy_features`.
-        switches: the terms that are used. α is shrunk toward 1, others toward 0, by ``RIDGE``.
+    Of the weights in use α is shrunk toward 1, others toward 0, by ``RIDGE``.
 
     Cost: O(n d³) with weights for single coordinates.
     """
@@ -265,12 +262,8 @@ class _Fold(NamedTuple):
 def cross_fit(target: GuideDraws, order: Array, family: Family, estimator: Any = None) -> CrossFit:
     """Evaluate energies at all draws, each fitted to the draws of the other folds.
 
-    Args:
-        target: the draws in whitened coordinates; their number n is a multiple of ``FOLDS``.
-        order: a permutation of the draws, (n,), whose consecutive quarters are the folds.
-        family: the features to use.
-        estimator: the :class:`~numpyro_kscore.ScoreEstimator` of the rest, of points that are
-            whitened already; only for a family with a kernel.
+    The draws are whitened, a multiple of ``FOLDS``; consecutive quarters of ``order``, a
+    permutation, are the folds. A family with a kernel needs an estimator of the rest.
 
     Cost: O(n d³); with a kernel O(n d) more for each of at most 1024 draws.
     """

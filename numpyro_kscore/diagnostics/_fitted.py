@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ from numpyro_kscore._model.program import Program, inspect_program, trace_both
 from numpyro_kscore._model.subsampling import is_subsampled, whole_plates, with_all_rows
 from numpyro_kscore._model.tall_density import FITTED, NUM_DRAWS, ModelDensity, tall_density
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.validation import check_svi
+from numpyro_kscore._model.validation import call_error, check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._chains import fit_metric
@@ -55,14 +54,7 @@ class FittedGuide(NamedTuple):
 def fitted_guide(
     svi: SVI, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Array
 ) -> FittedGuide:
-    """Guide and model at the fitted parameters, checked.
-
-    Raises:
-        TypeError: for anything but an ``SVI``, its result and a random key, and arguments the
-            model cannot take.
-        ValueError: if the model has latents that the guide does not draw, or is handed some rows of
-            a plate, and for guides that :class:`~numpyro_kscore.ImplicitELBO` does not accept.
-    """
+    """Guide and model at the fitted parameters, checked as for :func:`evaluate_guide`."""
     check_svi(svi)
     check_key("rng_key", key)
     if not hasattr(result, "params") or not hasattr(result, "state"):
@@ -72,9 +64,8 @@ def fitted_guide(
             "losses)"
         )
     kwargs = {**kwargs, **svi.static_kwargs}
-    try:
-        inspect.signature(svi.model).bind(*args, **kwargs)
-    except TypeError as error:
+    error = call_error(svi.model, args, kwargs)
+    if error is not None:
         raise TypeError(
             f"args: expected the arguments the guide was fitted with; got {len(args)} positional "
             f"and {sorted(kwargs)} ({error}). Pass the data as to svi.run"
@@ -133,9 +124,6 @@ def _of_all_rows(program: Program, trace: dict[str, Any]) -> Program:
 
 def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
     """The model's log density, with all rows or with some that stand for them.
-
-    Raises:
-        FloatingPointError: if fewer than half of the draws are finite.
 
     Cost: if rows stand for others, 300 gradients of all rows and two for each dimension up to 128.
     """

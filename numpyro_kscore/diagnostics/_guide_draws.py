@@ -99,9 +99,16 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         if along is None:
             return draws, valid
         factor = whiten_samples(finite).root()
+
+        def trace(pair: tuple[Array, Array]) -> Array:
+            # The trace of LᵀHL: a sum over columns of L, or one random combination of them.
+            flat, probe = pair
+            if layout.size <= EXACT_LAPLACIAN:
+                return jnp.sum(jax.vmap(partial(along, flat))(factor.T))
+            return along(flat, factor @ jax.random.rademacher(probe, flat.shape, flat.dtype))
+
         keys = jax.random.split(key_apart(key, 1), num_samples)
-        second = partial(_laplacian, along, factor)
-        laplacian = lax.map(second, (finite, keys), batch_size=size)
+        laplacian = lax.map(trace, (finite, keys), batch_size=size)
         return draws._replace(laplacian=laplacian), valid
 
     draws, valid = jax.device_get(run(key))
@@ -136,14 +143,3 @@ def _second_derivative(density: Density, point: Any) -> Callable[[Array, Array],
             continue
         return attempt
     return None
-
-
-def _laplacian(
-    along: Callable[[Array, Array], Array], factor: Array, pair: tuple[Array, Array]
-) -> Array:
-    """Trace of ``Lᵀ H L``: a sum over columns of L, or one random combination of them."""
-    flat, probe = pair
-    dim = flat.shape[0]
-    if dim <= EXACT_LAPLACIAN:
-        return jnp.sum(jax.vmap(partial(along, flat))(factor.T))
-    return along(flat, factor @ jax.random.rademacher(probe, (dim,), flat.dtype))

@@ -17,13 +17,7 @@ from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
 from numpyro_kscore.diagnostics._codes import KhatDoubt, Verdict
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
-from numpyro_kscore.diagnostics._energy import (
-    FAMILIES,
-    FOLDS,
-    Family,
-    cross_fit,
-    take_rows,
-)
+from numpyro_kscore.diagnostics._energy import FAMILIES, FOLDS, Family, cross_fit, take_rows
 from numpyro_kscore.diagnostics._messages import khat_reason
 from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother, weight_ess
 from numpyro_kscore.estimators._base.standardization import whiten_samples
@@ -172,7 +166,9 @@ def khat(
     smoother()
     rng = np.random.default_rng(seed)
     if draws.log_q is not None and exact is not False:
-        return _exact_khat(draws, num_bootstrap, rng)
+        weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
+        unknown = (float("nan"), float("nan"))
+        return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
     return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
 
 
@@ -225,12 +221,6 @@ def _check_is_draws(draws: Any) -> None:
         raise TypeError(
             f"draws: expected GuideDraws, as evaluate_guide returns them; got {draws!r}"
         )
-
-
-def _exact_khat(draws: GuideDraws, num_bootstrap: int, rng: np.random.Generator) -> KhatEstimate:
-    weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
-    unknown = (float("nan"), float("nan"))
-    return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
 
 
 def _energy_khat(
@@ -289,16 +279,21 @@ def _estimate(
     weights = np.mean(rows, axis=0)
     value = pareto_smooth(weights)[1]
     shapes = {name: _rival_shape(other, value) for name, other in rivals.items()}
-    tails = np.quantile(
-        _bootstrap(rows, weights, num_bootstrap, rng), [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]
-    )
+    n, dim = draws.samples.shape
+    replicates = []
+    for _ in range(num_bootstrap):
+        deviations = FOLD_SCALE * (rows[rng.integers(len(rows))] - weights)
+        replicates.append(pareto_smooth((weights + deviations)[rng.integers(n, size=n)])[1])
+    # Replicates of equal weights have no tail.
+    finite = np.array(replicates)[np.isfinite(replicates)]
+    spread = finite - np.mean(finite) if finite.size else np.zeros(1)
+    tails = np.quantile(spread, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     ends = [value + tails[0], value + tails[1], *shapes.values()]
     low, high = float(min(ends)), float(max(ends))
     if not doubt and low <= GOOD_KHAT <= high:
         doubt = "interval"
     verdict: Verdict = "cannot tell" if doubt else "good" if high < GOOD_KHAT else "bad"
     log_q = np.asarray(draws.log_density, np.float64) - weights
-    n, dim = draws.samples.shape
     reason = khat_reason(doubt, energy, n, dim, error)
     return KhatEstimate(
         value, low, high, verdict, reason, weights, log_q, energy, error, shapes, fisher, doubt
@@ -349,27 +344,8 @@ def _choose(losses: dict[Family, np.ndarray]) -> tuple[Family, list[Family]]:
     return best, rivals
 
 
-def _bootstrap(
-    rows: list[np.ndarray], center: np.ndarray, num_bootstrap: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Deviations of bootstrap k̂ from their mean."""
-    n = center.shape[0]
-    replicates = []
-    for _ in range(num_bootstrap):
-        row = rows[rng.integers(len(rows))]
-        values = center + FOLD_SCALE * (row - center)
-        replicates.append(pareto_smooth(values[rng.integers(n, size=n)])[1])
-    # Replicates of equal weights have no tail.
-    finite = np.array(replicates)[np.isfinite(replicates)]
-    return finite - np.mean(finite) if finite.size else np.zeros(1)
-
-
 def energy_estimator(estimator: Any = None) -> ScoreEstimator:
-    """The estimator of the kernel part of an energy, checked.
-
-    Raises:
-        TypeError: for anything but a ``ScoreEstimator`` with a curl-free kernel.
-    """
+    """The estimator of the kernel part of an energy, checked."""
     if estimator is None:
         estimator = ScoreEstimator(regularizer=NuMethod("auto"))
     if not isinstance(estimator, ScoreEstimator):

@@ -141,13 +141,15 @@ CAUSES: dict[Cause, tuple[str, str]] = {
     ),
     "plateau": ("no improvement any more, settled after {steps} steps", ""),
     "tol": (
-        "discrepancy and moments within {tol:g} sd where the guide's draws are, settled after "
-        "{steps} steps",
+        "converged after {steps} steps: means and sds agree with the model within {tol:g} sd",
         "",
     ),
 }
 # The reason where no step was needed.
-AT_ONCE = "the guide starts within {tol:g} sd of the model, where its draws are"
+AT_ONCE = "no step was needed: means and sds agree with the model within {tol:g} sd"
+# The claim of both, and what is left of it in minibatches, where nothing is known of moments.
+AGREEMENT = "means and sds agree with the model within"
+DISTANCE = "the discrepancy from the model is below"
 # Additions to the reason of a fit that converged, and the advice.
 DOUBTS: dict[Doubt, tuple[str, str]] = {
     "": ("", ""),
@@ -206,16 +208,12 @@ def khat_reason(doubt: KhatDoubt, energy: str, num_draws: int, dim: int, error: 
 def fit_reason(cause: Cause, doubt: Doubt, numbers: Mapping[str, Any]) -> tuple[str, str]:
     """Why a fit stopped, and what to try; the second is empty if nothing is wrong.
 
-    Args:
-        cause: why it stopped.
-        doubt: the fault of a fit that converged.
-        numbers: numbers of ``_fit.progress.Ending``, by name.
+    The numbers are those of ``_fit.progress.Ending``, by name.
     """
     reason, advice = CAUSES[cause]
     if cause == "tol" and not numbers["steps"]:
         reason = AT_ONCE
     if math.isnan(numbers["shift"]):
-        # In minibatches nothing is known of moments.
-        reason = reason.replace("discrepancy and moments", "discrepancy")
+        reason = reason.replace(AGREEMENT, DISTANCE)
     addition, remedy = DOUBTS[doubt]
     return (reason + addition).format(**numbers), advice or remedy

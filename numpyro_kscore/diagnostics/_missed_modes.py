@@ -95,12 +95,9 @@ UNSEARCHED = Modes(0, 0.0, 0, 0)
 
 
 class _Mode(NamedTuple):
-    """A local maximum, in whitened coordinates.
+    """A local maximum, (d,), in whitened coordinates, and minus the Hessian there, (d, d).
 
-    Attributes:
-        point: (d,).
-        precision: minus the Hessian, (d, d).
-        log_mass: log mass of Laplace's Gaussian, up to (d/2) log 2π.
+    The log mass is that of Laplace's Gaussian, up to (d/2) log 2π.
     """
 
     point: np.ndarray
@@ -131,20 +128,15 @@ def far_points(
     lengths = sorted({size for site in sites for size in site.shape if size > 1})
     for i, row in enumerate(points[2::3]):
         if lengths:
-            _relabel(row, sites, lengths[i % len(lengths)], rng)
+            length = lengths[i % len(lengths)]
+            first, second = rng.choice(length, 2, replace=False)
+            order = np.arange(length)
+            order[[first, second]] = second, first
+            for site in (site for site in sites if length in site.shape):
+                part = slice(site.start, site.start + site.size)
+                value = row[part].reshape(site.shape)
+                row[part] = np.take(value, order, axis=site.shape.index(length)).ravel()
     return points
-
-
-def _relabel(row: np.ndarray, sites: Sequence[Site], length: int, rng: np.random.Generator) -> None:
-    """Exchange two entries along one axis of that length of every site, in place."""
-    first, second = rng.choice(length, 2, replace=False)
-    order = np.arange(length)
-    order[[first, second]] = second, first
-    for site in sites:
-        if length in site.shape:
-            part = slice(site.start, site.start + site.size)
-            value = row[part].reshape(site.shape)
-            row[part] = np.take(value, order, axis=site.shape.index(length)).ravel()
 
 
 def find_missed_modes(
@@ -158,15 +150,9 @@ def find_missed_modes(
 ) -> Modes:
     """Ascend from draws and from afar, and compare where the paths end.
 
-    Args:
-        program: chains in coordinates whitened by the draws.
-        samples: the draws, (n, d).
-        values: log density at some of them.
-        home: chains that started from draws, when they have walked.
-        sites: the latents that the coordinates belong to.
-        key: random key.
-        exact: if the chains are those of an approximation near the draws, the log density itself,
-            (n, d) to (n,).
+    The chains are in coordinates whitened by the draws, (n, d), at some of which ``values`` are the
+    log densities; those at ``home`` started from draws, and have walked. If their density is an
+    approximation near the draws, ``exact`` is the log density itself, (n, d) to (n,).
     """
     if samples.shape[1] > MOST_DIMENSIONS:
         return UNSEARCHED
@@ -175,7 +161,11 @@ def find_missed_modes(
     rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
     z = metric.whiten(samples)
     far = metric.whiten(far_points(sites, samples, num_chains, rng))
-    strayed = _strayed(host, z, far, home.log_step, key_apart(key, 1))
+    roamed = host.walk(far, home.log_step, ROAMING, key_apart(key, 1))
+    points = np.asarray(roamed.point, np.float64)
+    distances, usual = (np.sum(p**2, axis=1) for p in (points, z))
+    is_far = distances > STRAY**2 * np.quantile(usual, 0.99)
+    strayed = points[is_far & np.isfinite(np.asarray(roamed.value))]
     strayed = strayed[rng.permutation(len(strayed))[:STRAYED]]
     ends = host.ascend(np.concatenate([z[:HOME], far[:AFAR], strayed]))
     own = _distinct([m for m in ends[:HOME] if m is not None])
@@ -298,17 +288,6 @@ def _is_covered(mode: _Mode, z: np.ndarray, own: list[_Mode]) -> bool:
     reach = dim + 3 * (2 * dim) ** 0.5
     near = np.mean(mode.distances(z) < reach)
     return bool(near > 0.02) or any(_are_near(mode, other) for other in own)
-
-
-def _strayed(
-    host: _Host, z: np.ndarray, far: np.ndarray, log_step: Array, key: Array
-) -> np.ndarray:
-    """Ends of chains from far points (n, d) that are away from the whitened draws, (k, d)."""
-    state = host.walk(far, log_step, ROAMING, key)
-    points = np.asarray(state.point, np.float64)
-    distances, usual = (np.sum(p**2, axis=1) for p in (points, z))
-    is_far = distances > STRAY**2 * np.quantile(usual, 0.99)
-    return points[is_far & np.isfinite(np.asarray(state.value))]
 
 
 def _stays_apart(host: _Host, mode: _Mode, home: ChainState, key: Array) -> bool:

@@ -16,13 +16,7 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.diagnostics._chains import (
-    DIAGNOSIS,
-    WINDOW,
-    ChainProgram,
-    Metric,
-    Window,
-)
+from numpyro_kscore.diagnostics._chains import DIAGNOSIS, WINDOW, ChainProgram, Metric, Window
 
 NUM_CHAINS = 512
 # Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
@@ -78,13 +72,7 @@ class Movement(NamedTuple):
 
 
 class Walk:
-    """Chains from some of the draws, prolonged as long as their answer is not clear.
-
-    Args:
-        program: the chains, in coordinates whitened by all draws.
-        samples: all draws, (N, d); chains start from the first 512.
-        key: random key.
-    """
+    """Chains from the first 512 of all draws (N, d), prolonged while their answer is not clear."""
 
     def __init__(self, program: ChainProgram, samples: Array, key: Array) -> None:
         self.program, self.key, metric = program, key, program.metric
@@ -154,13 +142,10 @@ def _average(metric: Metric, window: Window) -> tuple[Array, ...]:
 
 
 class _Moment(NamedTuple):
-    """A moment after the chains.
+    """A moment after the chains, (d,), and residuals of the regression, (n, d).
 
-    Attributes:
-        value: the moment, (d,).
-        residual: residuals of the regression, (n, d).
-        memory: slope of the averages on the values at the start alone, (d,).
-        trend: change from the earlier to the later half, in standard errors, (d,).
+    The memory is the slope of the averages on the values at the start alone, and the trend the
+    change from the earlier to the later half, in standard errors, (d,) each.
     """
 
     value: np.ndarray
@@ -177,11 +162,8 @@ def _adjusted(start: np.ndarray, halves: list[np.ndarray], guide: np.ndarray) ->
     (Mira, Solgi and Imparato 2013). That takes most of the noise away where the posterior is nearly
     normal.
 
-    Args:
-        start: values where the chains start, (n, d).
-        halves: averages of the values and of the two functions over the earlier and the later half
-            of the chains, (3, n, d) each.
-        guide: values at all draws of the guide, (N, d).
+    Values are given where the chains start, (n, d), and at all draws of the guide, (N, d); averages
+    of them and of the two functions over both halves of the chains, (3, n, d) each.
     """
     average, *controls = 0.5 * (halves[0] + halves[1])
     centered = start - start.mean(0)

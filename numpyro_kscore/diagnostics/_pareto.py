@@ -68,11 +68,7 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
 
 
 def smoother() -> Any:
-    """The function of ArviZ 1.x or 0.2x that smooths log weights.
-
-    Raises:
-        ImportError: without ArviZ.
-    """
+    """The function of ArviZ 1.x or 0.2x that smooths log weights."""
     try:
         from arviz_stats.base import array_stats
     except ImportError:

@@ -42,11 +42,7 @@ class _Unobserved(Messenger):
 
 
 def draw_prior(key: Array, program: Program, num_samples: int) -> dict[str, Any]:
-    """Draws of all sites from the prior, leading axis ``num_samples``.
-
-    Raises:
-        ValueError: for a model with a site that cannot be drawn from.
-    """
+    """Draws of all sites from the prior, leading axis ``num_samples``."""
     predictive = Predictive(_Unobserved(program.model), num_samples=num_samples)
     try:
         return predictive(key, *program.args, **program.kwargs)
@@ -105,15 +101,8 @@ def has_discrete(program: Program, samples: dict[str, np.ndarray]) -> bool:
 def draw_discrete(key: Array, program: Program, samples: dict[str, Any]) -> dict[str, Any]:
     """Discrete latents given data and continuous ones, one draw for each of the samples.
 
-    Deterministic sites that are computed from discrete ones are returned, too.
-
-    Args:
-        key: random key.
-        program: the model, with its parameters substituted, and its arguments.
-        samples: values of its continuous latents and of what is computed from them, leading axis n.
-
-    Raises:
-        ValueError: for a model without discrete latents, or with some inside a scan.
+    Deterministic sites that are computed from discrete ones are returned, too. The model has its
+    parameters substituted.
 
     Source: numpyro.contrib.funsor.infer_discrete; in loops over ``markov`` it filters forward and
     samples backward.
@@ -149,16 +138,9 @@ def draw_discrete(key: Array, program: Program, samples: dict[str, Any]) -> dict
 def log_likelihoods(program: Program, samples: dict[str, np.ndarray]) -> dict[str, Any]:
     """Log likelihoods of single observations, with their own discrete latents summed out.
 
-    Args:
-        program: the model, with its parameters substituted, and its arguments.
-        samples: values of its continuous latents, leading axis n.
-
-    Returns:
-        By observed site, (n,) + its batch shape.
-
-    Raises:
-        ValueError: for observations that share a discrete latent, as those of a Markov chain do:
-            one has no likelihood that the others do not enter.
+    They are given by observed site, (n,) + its batch shape, for n samples. Observations that share
+    a discrete latent, as those of a Markov chain do, raise ``ValueError``: one has no likelihood
+    that the others do not enter.
     """
     args, kwargs = program.args, program.kwargs
 

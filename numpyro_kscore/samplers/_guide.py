@@ -67,13 +67,7 @@ def open_guide(
     rng_key: Array | None,
     num_valid: int,
 ) -> Guide:
-    """Draw from a fitted guide; ``num_valid`` draws have a finite density, as far as there are.
-
-    Raises:
-        TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
-        ValueError: see there.
-        FloatingPointError: if fewer than half of the draws are finite, or of the densities.
-    """
+    """Draw from a fitted guide; ``num_valid`` draws have a finite density, as far as there are."""
     key = jax.random.key(0) if rng_key is None else rng_key
     program, layout, forward_mode, _ = fitted_guide(svi, result, args, kwargs, key)
     draws, num_lost = draw_finite(key_apart(key, 1), program, layout, NUM_DRAWS)

@@ -21,7 +21,7 @@ from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter
 from numpyro_kscore.diagnostics._messages import advise, describe, verdict_lines
 from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, Modes, find_modes_without_draws
-from numpyro_kscore.samplers._convergence import ChainMoments, Chains, judge_chains, scale_of
+from numpyro_kscore.samplers._convergence import Chains, judge_chains, scale_of
 from numpyro_kscore.samplers._guide import Guide, open_guide
 from numpyro_kscore.samplers._superchains import ChainSettings, run_chains
 
@@ -208,7 +208,15 @@ def refine(
         refined.samples["scale"].shape[0]  # 64: one row for each chain
         tree = refined.to_arviz()
     """
-    _check_numbers(num_chains, num_superchains, max_gradients, tol)
+    check_count("num_superchains", num_superchains, minimum=4)
+    check_count("num_chains", num_chains, minimum=2 * num_superchains)
+    check_count("max_gradients", max_gradients)
+    check_positive("tol", tol)
+    if num_chains % num_superchains:
+        raise ValueError(
+            f"num_chains: expected a multiple of num_superchains, {num_superchains}; got "
+            f"{num_chains}"
+        )
     key = jax.random.key(0) if rng_key is None else rng_key
     guide = open_guide(svi, result, args, kwargs, key, num_chains)
     settings = ChainSettings(num_chains, num_superchains, max_gradients, tol)
@@ -223,24 +231,16 @@ def refine(
     return refined
 
 
-def _check_numbers(num_chains: int, num_superchains: int, max_gradients: int, tol: float) -> None:
-    check_count("num_superchains", num_superchains, minimum=4)
-    check_count("num_chains", num_chains, minimum=2 * num_superchains)
-    check_count("max_gradients", max_gradients)
-    check_positive("tol", tol)
-    if num_chains % num_superchains:
-        raise ValueError(
-            f"num_chains: expected a multiple of num_superchains, {num_superchains}; got "
-            f"{num_chains}"
-        )
-
-
 def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSettings) -> Refinement:
     verdict, findings = judge_chains(chains, modes, guide.num_lost, guide.names, settings.tol)
-    mean_change, sd_change = _changes(guide, chains.moments)
+    moments = chains.moments
+    u = np.asarray(guide.unconstrained(jnp.asarray(guide.draws)), np.float64)
+    scale = scale_of(u[np.isfinite(u).all(axis=1)])
+    standard = scale.standardize(u)
+    mean = scale.center + scale.width * standard.mean(0)
+    sd = scale.width * standard.std(0)
     count, length, dim = chains.draws.shape
     sites = jax.device_get(guide.target.constrain(jnp.asarray(chains.draws.reshape(-1, dim))))
-    moments = chains.moments
     return Refinement(
         verdict,
         tuple(finding.code for finding in findings),
@@ -254,8 +254,8 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSetti
         moments.sd,
         moments.mean_error,
         moments.sd_error,
-        mean_change,
-        sd_change,
+        (moments.mean - mean) / moments.sd,
+        moments.sd / np.maximum(sd, 1e-30),
         chains.acceptance,
         np.repeat(np.arange(settings.num_superchains), count // settings.num_superchains),
         chains.num_gradients,
@@ -263,13 +263,3 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSetti
         modes,
         guide.program,
     )
-
-
-def _changes(guide: Guide, moments: ChainMoments) -> tuple[np.ndarray, np.ndarray]:
-    """Changes of means, in standard deviations, and of standard deviations, as ratios."""
-    u = np.asarray(guide.unconstrained(jnp.asarray(guide.draws)), np.float64)
-    scale = scale_of(u[np.isfinite(u).all(axis=1)])
-    standard = scale.standardize(u)
-    mean = scale.center + scale.width * standard.mean(0)
-    sd = scale.width * standard.std(0)
-    return (moments.mean - mean) / moments.sd, moments.sd / np.maximum(sd, 1e-30)

@@ -50,14 +50,7 @@ FEWEST = 3
 
 
 class ChainSettings(NamedTuple):
-    """How long chains go on.
-
-    Attributes:
-        num_chains: number of chains.
-        num_superchains: number of groups that start at the same point.
-        max_gradients: most gradients of all chains.
-        tol: nested R-hat less 1 below which chains have settled.
-    """
+    """How many chains there are, and how long they go on, see :func:`~numpyro_kscore.refine`."""
 
     num_chains: int
     num_superchains: int
@@ -84,13 +77,7 @@ def run_chains(guide: Guide, settings: ChainSettings, key: Array) -> Chains:
 
 
 class _Run:
-    """Chains with their metric, step size and windows.
-
-    Args:
-        guide: the guide that they start from.
-        settings: how long they go on.
-        key: random key.
-    """
+    """Chains from draws of a guide, with their metric, step size and windows."""
 
     def __init__(self, guide: Guide, settings: ChainSettings, key: Array) -> None:
         self.guide, self.settings, self.key = guide, settings, key

@@ -115,6 +115,19 @@ def test_expansions_are_of_all_data(of):
     np.testing.assert_allclose(control_variate.of_all.curvature, bend, rtol=1e-4, atol=1e-2)
 
 
+def test_static_arguments_of_the_svi_come_with_every_batch():
+    def tempered(x, y, *, power):
+        with handlers.scale(scale=power):
+            model(x, y)
+
+    def with_power(x, y, *, power):
+        guide(x, y)
+
+    svi = SVI(tempered, with_power, optax.adam(1e-2), ImplicitELBO(16), power=1.0)
+    result = quiet_fit(svi, KEY, loader=LOADER, **SHORT)
+    assert np.all(np.isfinite(result.info.discrepancy))
+
+
 def test_groups_of_draws_have_batches_of_their_own():
     svi = plain_svi()
     state = svi.init(KEY, *LOADER[0])

@@ -157,7 +157,7 @@ def test_a_guide_at_the_model_takes_no_step():
     assert (progress.phase, progress.cause, progress.best) == ("done", "tol", -1)
     ending = conclude(progress, RULE)
     assert (ending.steps, ending.converged, ending.doubt) == (0, True, "")
-    assert describe(ending)[0].startswith("the guide starts within 0.1 sd of the model")
+    assert describe(ending)[0].startswith("no step was needed: means and sds agree")
     for apart in ({"divergence": 0.6 * RULE.least_loss}, {"shift": 0.1}, {"discrepancy": 0.02}):
         assert in_rounds(np.zeros(101), **{**exact, **apart}).rounds == (4,)
     # A model with parameters has more to fit, and one that gets there stops there.
@@ -268,6 +268,11 @@ def test_every_code_has_words():
         for doubt in get_args(Doubt):
             if cause:
                 assert "{" not in "".join(describe(Ending(cause, doubt, 10, 0.1, 0.5, 2)))
+    agrees, _ = describe(Ending("tol", "", 10, 0.1, 0.05, 0))
+    assert agrees == "converged after 10 steps: means and sds agree with the model within 0.1 sd"
+    # In minibatches nothing is known of moments.
+    near, _ = describe(Ending("tol", "", 10, 0.1, 0.05, 0, np.nan, np.nan))
+    assert near == "converged after 10 steps: the discrepancy from the model is below 0.1 sd"
 
 
 def test_moment_errors_of_a_gaussian_are_exact():
