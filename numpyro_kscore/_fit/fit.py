@@ -29,7 +29,7 @@ from numpyro_kscore._fit.svi import (
     strongly_typed,
 )
 from numpyro_kscore._model.supports import check_within_supports
-from numpyro_kscore._starts.exact_draws import ExactDraws, divergence_of
+from numpyro_kscore._starts.start import ExactDraws, divergence_of
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import check_svi, is_concrete
 from numpyro_kscore._util.keys import FitKey, check_key, key_apart

@@ -39,10 +39,9 @@ from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._model.package_guide import PackageGuide, Split
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.exact_draws import ExactDraws
 from numpyro_kscore._starts.from_model import find_start
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
-from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._starts.start import ExactDraws, GaussianStart
 from numpyro_kscore._transports.affine import GaussianMixture
 from numpyro_kscore._transports.network import (
     Perceptron,

@@ -11,6 +11,8 @@ from numpyro_kscore._starts.batch_match import Bound, elbo
 from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate
 
 # Fewest draws that tell widths.
@@ -48,24 +50,21 @@ class Candidate(NamedTuple):
         bound: the bound, with its error.
         gaussian: the Gaussian.
         centering: the form of its coordinates, arrays (d,).
+        sizes: how the sizes of latents vary; None if they do not.
+        conditional: the map to these coordinates from those of the Gaussian; None if these are one.
     """
 
     bound: Bound
     gaussian: Affine
     centering: Centering
+    sizes: Sizes | None = None
+    conditional: Conditional | None = None
 
 
 def bounded(
     evaluate: Evaluate, gaussian: Affine, noise: np.ndarray, centering: Centering
 ) -> Candidate:
-    """A Gaussian with its bound.
-
-    Args:
-        evaluate: energies and gradients in the coordinates of the Gaussian.
-        gaussian: the Gaussian.
-        noise: antithetic noise for the bound, (m, d).
-        centering: the form of the coordinates.
-    """
+    """A Gaussian with its bound."""
     energies = evaluate(gaussian.push(noise))[0]
     return Candidate(elbo(gaussian, noise, energies), gaussian, centering)
 
@@ -88,12 +87,7 @@ def highest(found: Sequence[Candidate]) -> Candidate:
 
 
 def preferred(found: Sequence[Candidate], within: float = EQUAL_BOUNDS) -> Candidate:
-    """The Gaussian of highest bound, or one in non-centered coordinates that is as good.
-
-    Args:
-        found: Gaussians, in any coordinates.
-        within: bounds that differ by less, in nats, are equal.
-    """
+    """The Gaussian of highest bound, or a non-centered one within so many nats of it."""
     best = highest(found)
     least = lower_bound(best) - within
     equal = [one for one in found if lower_bound(one) > least and is_noncentered(one)]

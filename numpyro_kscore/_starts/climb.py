@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,18 +32,6 @@ MODE_STEPS = 10
 Step = Callable[[Candidate, int], Sequence[Candidate]]
 
 
-class Climbed(NamedTuple):
-    """The end of a climb.
-
-    Attributes:
-        best: the best candidate.
-        rounds: how many rounds there were.
-    """
-
-    best: Candidate
-    rounds: int
-
-
 def climb(
     best: Candidate,
     step: Step,
@@ -53,23 +40,17 @@ def climb(
     patience: int = 0,
     choose: Callable[[Sequence[Candidate]], Candidate] = highest,
     measure: Callable[[Candidate], float] = lower_bound,
-) -> Climbed:
-    """The best candidate of several rounds, as long as the bound rises.
+) -> tuple[Candidate, int]:
+    """The best candidate of several rounds, and their number.
 
-    Args:
-        best: the best candidate so far.
-        step: makes the candidates of a round.
-        most_rounds: number of rounds.
-        least_gain: a round that gains less, in nats, is the last one.
-        patience: rounds that may gain less all the same.
-        choose: chooses among candidates.
-        measure: what gains are measured by.
+    The last round gains less than ``least_gain``, in nats. The first ``patience`` rounds may gain
+    less all the same.
     """
     for count in range(most_rounds):
         before, best = best, choose([best, *step(best, count)])
         if count >= patience and measure(best) - measure(before) < least_gain:
-            return Climbed(best, count + 1)
-    return Climbed(best, most_rounds)
+            return best, count + 1
+    return best, most_rounds
 
 
 def climb_near(
@@ -81,16 +62,9 @@ def climb_near(
     most_rounds: int,
     patience: int,
 ) -> Candidate:
-    """The best Gaussian of rounds of batch and match near a first one, and of those known.
+    """The best Gaussian of rounds of batch and match, and the best so far, in any coordinates.
 
-    Args:
-        evaluate: energies and gradients in the coordinates of the Gaussians.
-        start: the first Gaussian. Every round goes on from the round before.
-        best: the best candidate so far, perhaps in other coordinates.
-        rng: for draws.
-        noise: antithetic noise for bounds, (m, d).
-        most_rounds: number of rounds.
-        patience: rounds that need not gain.
+    Every round goes on from the round before, the first one from ``start``.
     """
     now = [start]
 
@@ -98,7 +72,7 @@ def climb_near(
         now.append(match_near(evaluate, now.pop(), rng, count)[-1])
         return [bounded(evaluate, now[0], noise, best.centering)]
 
-    return climb(best, step, most_rounds, LEAST_GAIN, patience).best
+    return climb(best, step, most_rounds, LEAST_GAIN, patience)[0]
 
 
 def climb_in_forms(
@@ -111,10 +85,8 @@ def climb_in_forms(
     """The best Gaussians of batch and match, from the best one in each form of coordinates.
 
     Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
-    each goes on both in the coordinates so far and in those that suit what was found.
-
-    Returns:
-        The best Gaussian; after it the best one in non-centered coordinates, where that is another.
+    each goes on both in the coordinates so far and in those that suit what was found. After the
+    best Gaussian comes the best one in non-centered coordinates, where that is another.
     """
     # In the order of a dict, which is the same in every process: draws follow from it.
     by_form: dict[bytes, list[Candidate]] = {}
@@ -152,9 +124,9 @@ def _climbed(
 
     used = 0
     if is_far:
-        far = climb(best, lambda b, _: candidates(b, None), MOST_ROUNDS, FAR, choose=preferred)
-        best, used = far
-    return climb(best, candidates, MOST_ROUNDS - used, LEAST_GAIN, choose=preferred).best
+        step = lambda best, _: candidates(best, None)  # noqa: E731
+        best, used = climb(best, step, MOST_ROUNDS, FAR, choose=preferred)
+    return climb(best, candidates, MOST_ROUNDS - used, LEAST_GAIN, choose=preferred)[0]
 
 
 def _matched(
@@ -167,13 +139,7 @@ def _matched(
 ) -> Candidate:
     """The best Gaussian of some steps of batch and match, the start included.
 
-    Args:
-        model: the model.
-        start: the first Gaussian.
-        rng: for draws.
-        noise: antithetic noise for bounds, (m, d).
-        near: rounds near the best Gaussian before this one; None while it is far off.
-        num_steps: steps of a round far off.
+    ``near`` is the number of rounds near the best Gaussian before this one, None while it is far.
     """
     evaluate = model.in_form(start.centering)
     if near is None:

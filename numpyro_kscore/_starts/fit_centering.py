@@ -30,13 +30,6 @@ def fit_centering(
     place it, in units of the prior. Both are those of a linear regression on the location and the
     logarithm of the scale of the prior, at draws where this is not far from its median: a variance
     that includes what they move is too large where data say much.
-
-    Args:
-        moved: draws in non-centered coordinates, (m, d).
-        values: their unconstrained values, (m, d).
-        locs: locations of their priors, (m, d).
-        log_scales: logarithms of the scales of their priors, (m, d).
-        is_hierarchical: which of them have a prior that is set by others, (d,).
     """
     standard = (values - locs) * np.exp(-log_scales)
     finite = np.all(np.isfinite(moved) & np.isfinite(standard), axis=1)

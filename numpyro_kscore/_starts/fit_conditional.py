@@ -53,18 +53,8 @@ def fit_conditional(
     known: Candidate,
     rng: np.random.Generator,
     noise: np.ndarray,
-) -> tuple[Candidate, Conditional] | None:
-    """A Gaussian that changes with the model's scales; None if its bound is no higher.
-
-    Args:
-        model: the model.
-        latents: the model's latents.
-        known: the best Gaussian that does not change.
-        rng: for draws.
-        noise: for bounds, (m, d), antithetic.
-
-    Returns:
-        The Gaussian of the points, and the map from these to the coordinates of the known one.
+) -> Candidate:
+    """A Gaussian that changes with the model's scales; the known one if its bound is no higher.
 
     Cost: for k scales and r others about 2 r gradients of the model at 2 k² + 2 k + 1 nodes, and a
     few times 2 r at 2 k + 1; rounds of batch and match as long as they pay; O(k² r³).
@@ -74,17 +64,17 @@ def fit_conditional(
     dim = len(small)
     count = len(scales)
     if not (0 < count <= MOST_SCALES and count < dim):
-        return None
+        return known
     if len(exponents(count)) * (dim - count) ** 2 > MOST_NUMBERS:
-        return None
+        return known
     evaluate = model.in_form(known.centering)
     given = _find(evaluate, known.gaussian, scales, widths_of(latents.from_prior, dim))
     if given is None:
-        return None
+        return known
     inside, start = pulled_back(evaluate, given), standard(dim)
     first = highest([known, bounded(inside, start, noise, known.centering)])
     best = climb_near(inside, start, first, rng, noise, MATCHES, patience=1)
-    return None if best is known else (best, given)
+    return known if best is known else best._replace(conditional=given)
 
 
 class _Node(NamedTuple):
@@ -138,9 +128,9 @@ def _find(
 
     def look(points: np.ndarray) -> list[_Node] | None:
         nodes = []
-        for point, values in zip(points, _push(now, points), strict=True):
+        for point in points:
             at = np.empty(dim)
-            at[scales] = values
+            at[scales] = now.gaussian.push(skewed(point, now.skews))
             at[others] = now.mode + skewed(point, now.skews) @ now.slopes
             node = _look(evaluate, at, others, widths, now.covariance)
             if node is None:
@@ -173,10 +163,6 @@ def _find(
         if nodes is None:
             return None
     return _interpolated(np.concatenate([scales, others]), now, points, nodes)
-
-
-def _push(now: _Scales, points: np.ndarray) -> np.ndarray:
-    return now.gaussian.push(skewed(points, now.skews))
 
 
 def _look(

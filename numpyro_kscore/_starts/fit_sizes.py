@@ -40,28 +40,21 @@ def fit_sizes(
     known: Candidate,
     rng: np.random.Generator,
     noise: np.ndarray,
-) -> tuple[Candidate, Sizes | None]:
-    """A Gaussian whose sizes vary; the known one and None if its bound is no higher.
-
-    Args:
-        evaluate: energies and their gradients in the Gaussian's coordinates, at points (m, d).
-        latents: what is known of the latents.
-        known: the best Gaussian whose sizes do not vary.
-        rng: for draws.
-        noise: for bounds, (m, d), antithetic.
+) -> Candidate:
+    """A Gaussian whose sizes vary; the known one if its bound is no higher.
 
     Cost: 256 gradients of the model, or 8 for each dimension, and where sizes vary two rounds of
     batch and match, or four; O(d³).
     """
     gaussian, dim = known.gaussian, len(known.gaussian.mean)
     if not 2 <= dim <= MOST_DIMS:
-        return known, None
+        return known
     draws = gaussian.push(antithetic(rng, max(FEWEST_DRAWS, DRAWS_PER_DIM * dim), dim))
     energies, gradients = evaluate(draws)
     finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
-        return known, None
+        return known
     # Positive numbers may be scales. A mean of effects that bend seems to change their sizes, and
     # what others' sizes vary with has no size that varies itself, as a mean has: so anything else
     # counts only where the bound says so.
@@ -70,7 +63,7 @@ def fit_sizes(
         tried.append(np.ones(dim, bool))
     # The second one has draws of its own, so that those that follow are the same without it.
     generators = rng, rng.spawn(1)[0]
-    best, sizes = known, None
+    best = known
     for may_drive, own_rng in zip(tried, generators, strict=False):
         rates = rates_by_regression(draws, scores, may_drive)
         if not np.any(rates):
@@ -80,8 +73,8 @@ def fit_sizes(
         inside = pulled_back(evaluate, varying)
         found = climb_near(inside, start, known, own_rng, noise, ROUNDS, ROUNDS)
         if lower_bound(found) > lower_bound(best) + LEAST_GAIN:
-            best, sizes = found, varying
-    return best, sizes
+            best = found._replace(sizes=varying)
+    return best
 
 
 def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.ndarray) -> np.ndarray:
@@ -91,11 +84,6 @@ def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.nda
     (HC3: MacKinnon and White 1985). Errors that take all residuals for equal find effects that are
     none, and one false effect can keep a fit out of the tail of a scale
     (benchmarks/results/2026-11-27-sizes-that-vary.md).
-
-    Args:
-        draws: of a Gaussian near the posterior, (m, d) with m > 2 d + 1.
-        scores: the model's there, (m, d).
-        may_drive: latents that sizes of others may vary with, (d,).
     """
     count, dim = draws.shape
     spread = draws.std(0)

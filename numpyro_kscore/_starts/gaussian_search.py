@@ -10,8 +10,6 @@ non-centered coordinates, and then in partially centered ones that suit what was
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from numpyro_kscore._starts.candidates import (
@@ -22,17 +20,14 @@ from numpyro_kscore._starts.candidates import (
     preferred,
 )
 from numpyro_kscore._starts.climb import climb_in_forms, match_mode
-from numpyro_kscore._starts.exact_draws import draw_exactly
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
 from numpyro_kscore._starts.host_density import CountedDensity, Density
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.pathfinder import COLD_SCALE, all_paths, given_scales
-from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._starts.start import GaussianStart, draw_exactly
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import of_degrees
-from numpyro_kscore._transports.conditional import Conditional
-from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 
 # Draws for a bound in the end.
@@ -40,22 +35,6 @@ LAST_DRAWS = 64
 # Bounds that are equal in the last choice, in nats. So many draws hardly see a tail of small
 # scales, where parents of effects have the right size in non-centered coordinates alone.
 EQUAL_IN_THE_END = 0.5
-
-
-class _Found(NamedTuple):
-    """A Gaussian whose sizes vary, one that changes with scales, or a plain one.
-
-    Attributes:
-        number: the finalist that it comes from.
-        candidate: the Gaussian.
-        sizes: how the sizes of latents vary.
-        conditional: the map that its draws are pushed through.
-    """
-
-    number: int
-    candidate: Candidate
-    sizes: Sizes | None = None
-    conditional: Conditional | None = None
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -97,51 +76,32 @@ def find_gaussian(
     finalists = climb_in_forms(model, firsts, latents.is_hierarchical, rng, noise)
 
     def start_from(best: Candidate) -> GaussianStart:
-        modes = find_modes(
-            model,
-            [end for form in ends for end in form],
-            best,
-            noise,
-            lambda candidate: match_mode(model, candidate, rng, noise),
-        )
-        return GaussianStart(
-            Chain((modes.spanned,)),
-            best.centering,
-            best.bound.value,
-            model.count,
-            modes.points,
-            modes.weights,
-            modes.parts,
-        )
+        every = [end for form in ends for end in form]
+        return find_modes(model, every, best, noise, lambda one: match_mode(model, one, rng, noise))
 
     plain = preferred(finalists)
     start = start_from(plain)
     # Several modes are apart in the coordinates that they were found in.
     if not with_forms or len(start.weights) > 1:
         return start
-    chosen = _in_other_forms(model, latents, finalists, rng, own_rng.spawn(1)[0], noise)
-    finalist = finalists[chosen.number]
+    chosen, finalist = _in_other_forms(model, latents, finalists, rng, own_rng.spawn(1)[0], noise)
     if finalist is not plain:
         start = start_from(finalist)
     # Modes may be unknown: then there are no weights.
     if len(start.weights) <= 1:
-        if chosen.candidate is not finalist:
-            start = _in_chosen_form(start, chosen)
+        if chosen is not finalist:
+            further = () if chosen.conditional is None else (chosen.conditional,)
+            start = start._replace(
+                transports=Chain((chosen.gaussian, *further)),
+                elbo=chosen.bound.value,
+                sizes=chosen.sizes,
+            )
         evaluate = model.in_form(start.centering)
         if start.sizes is not None:
             evaluate = pulled_back(evaluate, start.sizes)
         draws = draw_exactly(evaluate, start.transports, own_rng.spawn(1)[0])
         start = start._replace(exact_draws=draws)
     return start._replace(num_gradients=model.count)
-
-
-def _in_chosen_form(start: GaussianStart, chosen: _Found) -> GaussianStart:
-    further = () if chosen.conditional is None else (chosen.conditional,)
-    return start._replace(
-        transports=Chain((chosen.candidate.gaussian, *further)),
-        elbo=chosen.candidate.bound.value,
-        sizes=chosen.sizes,
-    )
 
 
 def _in_other_forms(
@@ -151,18 +111,12 @@ def _in_other_forms(
     rng: np.random.Generator,
     own_rng: np.random.Generator,
     noise: np.ndarray,
-) -> _Found:
-    """The best of some Gaussians, with sizes that vary, changing with scales, or plain."""
+) -> tuple[Candidate, Candidate]:
+    """The best Gaussian with sizes that vary, changing with scales, or plain; and its finalist."""
     found = []
-    for number, finalist in enumerate(finalists):
-        evaluate = model.in_form(finalist.centering)
-        candidate, sizes = fit_sizes(evaluate, latents, finalist, rng, noise)
-        found.append(_Found(number, candidate, sizes))
-        if sizes is not None:
-            found.append(_Found(number, finalist))
-    for number, finalist in enumerate(finalists):
-        given = fit_conditional(model, latents, finalist, own_rng, noise)
-        if given is not None:
-            found.append(_Found(number, given[0], None, given[1]))
-    best = preferred([one.candidate for one in found], EQUAL_IN_THE_END)
-    return next(one for one in found if one.candidate is best)
+    for one in finalists:
+        sized = fit_sizes(model.in_form(one.centering), latents, one, rng, noise)
+        found += [(sized, one), (one, one)]
+    found += [(fit_conditional(model, latents, one, own_rng, noise), one) for one in finalists]
+    best = preferred([candidate for candidate, _ in found], EQUAL_IN_THE_END)
+    return next(pair for pair in found if pair[0] is best)

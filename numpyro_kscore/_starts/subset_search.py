@@ -34,7 +34,7 @@ from numpyro_kscore._starts.climb import climb, climb_near
 from numpyro_kscore._starts.fit_centering import in_suited_form
 from numpyro_kscore._starts.fit_sizes import fit_sizes
 from numpyro_kscore._starts.host_density import CountedDensity
-from numpyro_kscore._starts.modes import LEAST_MASS, distinct
+from numpyro_kscore._starts.modes import counting, distinct
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import AllData, DataSubset, corrected
 from numpyro_kscore._transports.affine import Affine, antithetic, with_moments
@@ -112,18 +112,15 @@ def moved_to_all_data(
         if not moved[k].is_sound:
             by_scores = mover.by_scores(first, found.centering, not found.parts)
             candidates[k] = max(candidates[k], by_scores, key=lower_bound)
-    sizes = None
     if with_sizes and not found.parts and moved[0].is_sound:
-        candidates[0], sizes = mover.with_sizes(moved[0])
+        candidates[0] = mover.with_sizes(moved[0])
     if not any(np.isfinite(one.bound.value) for one in candidates):
         raise FloatingPointError("expected a finite bound with all data; got none")
     # Modes of the subset may be one for all data, or have no weight there.
     candidates = distinct(candidates)
     bounds = np.array([one.bound.value for one in candidates])
-    weights = np.exp(bounds - np.max(bounds))
-    counts = weights >= LEAST_MASS * np.sum(weights)
-    weights = weights[counts] / np.sum(weights[counts])
-    parts = tuple(one.gaussian for one, count in zip(candidates, counts, strict=True) if count)
+    candidates, weights = counting(candidates, bounds)
+    parts = tuple(one.gaussian for one in candidates)
     spent = subset.share * (found.num_gradients + mover.of_subset.count)
     return GaussianStart(
         Chain((with_moments(parts, weights) if len(parts) > 1 else parts[0],)),
@@ -133,7 +130,7 @@ def moved_to_all_data(
         modes=np.stack([part.mean for part in parts]),
         weights=weights,
         parts=parts if len(parts) > 1 else (),
-        sizes=sizes,
+        sizes=candidates[0].sizes,
     )
 
 
@@ -162,10 +159,7 @@ class _Mover:
     def by_surrogate(self, first: Affine, centering: Centering, may_change: bool) -> _Moved:
         """A Gaussian after rounds with a surrogate each, and rounds with the last one.
 
-        Args:
-            first: the first Gaussian.
-            centering: the form of its coordinates.
-            may_change: whether these may change, where priors depend on other latents.
+        Its coordinates may change where priors depend on other latents.
         """
         gaussian = first
         last = gaussian, centering, self.of_subset.in_form(centering)
@@ -201,16 +195,15 @@ class _Mover:
         # Coordinates that know where all data place the latents, unless they are clearly worse.
         return found if lower_bound(found) > other.bound.value else other
 
-    def with_sizes(self, known: _Moved) -> tuple[Candidate, Sizes | None]:
-        """A Gaussian whose sizes vary with others; the known one and None if it is no better."""
+    def with_sizes(self, known: _Moved) -> Candidate:
+        """A Gaussian whose sizes vary with others; the known one if it is no better."""
         by_surrogate = known.candidate._replace(bound=known.by_surrogate)
         given = known.surrogate, self._latents, by_surrogate, self._rng, self._noise
-        best, sizes = fit_sizes(*given)
-        if sizes is not None:
-            candidate = self._by_all(best.gaussian, best.centering, sizes)
-            if lower_bound(candidate) > lower_bound(known.candidate):
-                return candidate, sizes
-        return known.candidate, None
+        best = fit_sizes(*given)
+        if best.sizes is None:
+            return known.candidate
+        candidate = self._by_all(best.gaussian, best.centering, best.sizes)
+        return max(known.candidate, candidate, key=lower_bound)
 
     def _climbed(self, first: Affine, centering: Centering) -> Candidate:
         """The best Gaussian of rounds with scores of all data, while they bring much."""
@@ -228,7 +221,7 @@ class _Mover:
             return [bounded(evaluate, after, self._noise, centering)]
 
         start = bounded(evaluate, first, self._noise, centering)
-        return climb(start, step, MOST_ROUNDS, MUCH, choose=highest_value, measure=value).best
+        return climb(start, step, MOST_ROUNDS, MUCH, choose=highest_value, measure=value)[0]
 
     def _difference(self, point: np.ndarray, centering: Centering) -> Taylor:
         """The expansion of the energy of all data less that of the subset."""
@@ -262,4 +255,4 @@ class _Mover:
         evaluate = self._in_form(centering)
         if sizes is not None:
             evaluate = pulled_back(evaluate, sizes)
-        return bounded(evaluate, gaussian, self._noise, centering)
+        return bounded(evaluate, gaussian, self._noise, centering)._replace(sizes=sizes)

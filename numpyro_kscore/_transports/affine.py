@@ -29,7 +29,8 @@ class Affine:
     @property
     def log_det(self) -> Any:
         """Logarithm of the determinant of the factor."""
-        return namespace(self.factor).sum(namespace(self.factor).log(_diagonal(self.factor)))
+        xp = namespace(self.factor)
+        return xp.sum(xp.log(xp.diagonal(self.factor)))
 
     def push(self, x: Any) -> Any:
         return self.mean + x @ self.factor.T
@@ -115,7 +116,3 @@ def with_moments(parts: Sequence[Affine], weights: np.ndarray) -> Affine:
         for w, part in zip(weights, parts, strict=True)
     )
     return Affine(mean, factor(np.asarray(covariance)))
-
-
-def _diagonal(matrix: Any) -> Any:
-    return namespace(matrix).diagonal(matrix)

@@ -20,8 +20,7 @@ from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.host_density import AtPoints
 from numpyro_kscore._starts.subset_density import AllData, DataSubset
 from numpyro_kscore._starts.subset_search import moved_to_all_data
-from numpyro_kscore._transports.centering import Centering, centered
-from numpyro_kscore._transports.prior import LocationScale
+from numpyro_kscore._transports.centering import Centering, LocationScale, centered
 from numpyro_kscore._util.batches import Batches
 
 # Means of the data of twelve effects, and their standard errors; where a part of the data has them.

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._transports.affine import Affine, GaussianMixture, with_moments
-from numpyro_kscore._transports.centering import Centered, Centering, centered
+from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
 from numpyro_kscore._transports.conditional import Conditional, exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
-from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 from support.compiling import quick_jit
