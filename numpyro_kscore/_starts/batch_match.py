@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.transport import Evaluate
 
 # Draws of a step are twice the dimension, or these pairs.
@@ -98,10 +98,8 @@ def match_scores(
     Cost: num_draws gradients of the model and O(d² (d + num_draws)) for each step.
     """
     gaussian, found = start, []
-    dim = len(start.mean)
     for weight in weights:
-        half = rng.standard_normal((num_draws // 2, dim))
-        noise = np.concatenate([half, -half])
+        noise = antithetic(rng, num_draws, len(start.mean))
         energies, gradients = evaluate(gaussian.push(noise))
         finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
         if np.sum(finite) >= max(2, num_draws // 2):

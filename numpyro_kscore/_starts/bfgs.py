@@ -143,15 +143,9 @@ def quasi_newton_paths(
 ) -> list[Path]:
     """BFGS from several starts, with a line search by bisection that needs no second derivative.
 
-    Args:
-        evaluate: points (m, d) to energies (m,) and gradients (m, d).
-        starts: shape (k, d).
-        num_evaluations: most evaluations for each path.
-        widths: how far coordinates may be expected to move, (k, d); by default 1. A path first
-            takes them for standard deviations.
-
-    Returns:
-        The paths; one without iterates started where the energy is not finite.
+    From k starts, (k, d), with so many evaluations for each path at most. A path first takes its
+    widths, by default 1, for standard deviations. One without iterates started where the energy is
+    not finite.
 
     Cost: O(k num_evaluations d²) besides the evaluations. Source: the line search is that of
     Lewis and Overton (2013), which also gets along with kinks.

@@ -43,6 +43,26 @@ class Latents(NamedTuple):
     sizes: tuple[int, ...]
 
 
+class Search(NamedTuple):
+    """What all parts of a search use.
+
+    Attributes:
+        model: the density, in any form of coordinates.
+        latents: what is known of the latents before it.
+        rng: makes all draws but those of the noise.
+        noise: standard normal noise for bounds, its second half minus the first, (m, d).
+    """
+
+    model: CountedDensity
+    latents: Latents
+    rng: np.random.Generator
+    noise: np.ndarray
+
+    def with_own_draws(self) -> Search:
+        """The same with other draws: those that follow do not depend on how many it makes."""
+        return self._replace(rng=self.rng.spawn(1)[0])
+
+
 class Candidate(NamedTuple):
     """A Gaussian and its evidence lower bound.
 
@@ -69,11 +89,9 @@ def bounded(
     return Candidate(elbo(gaussian, noise, energies), gaussian, centering)
 
 
-def in_form(
-    model: CountedDensity, gaussian: Affine, centering: Centering, noise: np.ndarray
-) -> Candidate:
+def in_form(search: Search, gaussian: Affine, centering: Centering) -> Candidate:
     """A Gaussian in some form of coordinates with its bound."""
-    return bounded(model.in_form(centering), gaussian, noise, centering)
+    return bounded(search.model.in_form(centering), gaussian, search.noise, centering)
 
 
 def lower_bound(candidate: Candidate) -> float:

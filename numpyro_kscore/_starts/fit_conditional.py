@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate, Latents, bounded, highest, widths_of
+from numpyro_kscore._starts.candidates import Candidate, Search, bounded, highest, widths_of
 from numpyro_kscore._starts.climb import climb_near
-from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.newton import ARRIVED, newton
 from numpyro_kscore._starts.scale_distribution import (
     NO_SKEW,
@@ -47,18 +46,13 @@ RIDGE = 1e-3
 MATCHES = 6
 
 
-def fit_conditional(
-    model: CountedDensity,
-    latents: Latents,
-    known: Candidate,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> Candidate:
+def fit_conditional(search: Search, known: Candidate) -> Candidate:
     """A Gaussian that changes with the model's scales; the known one if its bound is no higher.
 
     Cost: for k scales and r others about 2 r gradients of the model at 2 k² + 2 k + 1 nodes, and a
     few times 2 r at 2 k + 1; rounds of batch and match as long as they pay; O(k² r³).
     """
+    latents = search.latents
     small = np.repeat(latents.sizes, latents.sizes) <= MOST_OF_LATENT
     scales = np.flatnonzero((latents.is_scale | latents.is_between) & small)
     dim = len(small)
@@ -67,13 +61,13 @@ def fit_conditional(
         return known
     if len(exponents(count)) * (dim - count) ** 2 > MOST_NUMBERS:
         return known
-    evaluate = model.in_form(known.centering)
+    evaluate = search.model.in_form(known.centering)
     given = _find(evaluate, known.gaussian, scales, widths_of(latents.from_prior, dim))
     if given is None:
         return known
     inside, start = pulled_back(evaluate, given), standard(dim)
-    first = highest([known, bounded(inside, start, noise, known.centering)])
-    best = climb_near(inside, start, first, rng, noise, MATCHES, patience=1)
+    first = highest([known, bounded(inside, start, search.noise, known.centering)])
+    best = climb_near(inside, start, first, search, MATCHES, patience=1)
     return known if best is known else best._replace(conditional=given)
 
 

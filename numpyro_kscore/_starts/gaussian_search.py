@@ -15,6 +15,7 @@ import numpy as np
 from numpyro_kscore._starts.candidates import (
     Candidate,
     Latents,
+    Search,
     highest,
     in_form,
     preferred,
@@ -46,11 +47,7 @@ def find_gaussian(
 ) -> GaussianStart:
     """A Gaussian near the posterior, in coordinates that suit it.
 
-    Args:
-        density: the model, see :func:`~numpyro_kscore._starts.compiled_density.batched_density`.
-        latents: where paths start, and which of the latents are special.
-        rng: for draws.
-        with_forms: whether sizes of latents may vary with others, and the Gaussian with scales.
+    With forms, sizes of latents may vary with others, and the Gaussian with scales.
 
     Raises:
         FloatingPointError: if the density is finite at no start.
@@ -58,33 +55,29 @@ def find_gaussian(
     Cost: 3000 to 15000 gradients of the model in up to ten dimensions, 30000 to 200000 in a hundred
     (docs/start); O(d³) for each step of batch and match.
     """
-    model = CountedDensity(density)
-    dim = len(latents.first)
+    model, dim = CountedDensity(density), len(latents.first)
+    search = Search(model, latents, rng, antithetic(rng, LAST_DRAWS, dim))
     forms = [of_degrees(np.ones(dim))]
     if np.any(latents.is_hierarchical):
         forms.append(of_degrees(np.where(latents.is_hierarchical, 0.0, 1.0)))
-    noise = antithetic(rng, LAST_DRAWS, dim)
-    cold = in_form(model, Affine(latents.first, COLD_SCALE * np.eye(dim)), forms[0], noise)
-    ends = all_paths(model, latents, forms, rng)
-    found = [highest([end.best for end in form]) for form in ends if form]
+    cold = in_form(search, Affine(latents.first, COLD_SCALE * np.eye(dim)), forms[0])
+    paths = all_paths(search, forms)
+    found = [highest([end.best for end in ends]) for ends in paths if ends]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    # With draws of its own: those that follow are the same where nothing comes of it.
-    own_rng = rng.spawn(1)[0]
-    given = [one for form in forms for one in given_scales(model, latents, form, own_rng)]
-    firsts = [*found, cold, *given]
-    finalists = climb_in_forms(model, firsts, latents.is_hierarchical, rng, noise)
+    own = search.with_own_draws()
+    given = [one for form in forms for one in given_scales(own, form)]
+    finalists = climb_in_forms(search, [*found, cold, *given])
 
     def start_from(best: Candidate) -> GaussianStart:
-        every = [end for form in ends for end in form]
-        return find_modes(model, every, best, noise, lambda one: match_mode(model, one, rng, noise))
+        return find_modes(search, [end for ends in paths for end in ends], best, match_mode)
 
     plain = preferred(finalists)
     start = start_from(plain)
     # Several modes are apart in the coordinates that they were found in.
     if not with_forms or len(start.weights) > 1:
         return start
-    chosen, finalist = _in_other_forms(model, latents, finalists, rng, own_rng.spawn(1)[0], noise)
+    chosen, finalist = _in_other_forms(search, own.with_own_draws(), finalists)
     if finalist is not plain:
         start = start_from(finalist)
     # Modes may be unknown: then there are no weights.
@@ -99,24 +92,19 @@ def find_gaussian(
         evaluate = model.in_form(start.centering)
         if start.sizes is not None:
             evaluate = pulled_back(evaluate, start.sizes)
-        draws = draw_exactly(evaluate, start.transports, own_rng.spawn(1)[0])
+        draws = draw_exactly(evaluate, start.transports, own.with_own_draws().rng)
         start = start._replace(exact_draws=draws)
     return start._replace(num_gradients=model.count)
 
 
 def _in_other_forms(
-    model: CountedDensity,
-    latents: Latents,
-    finalists: list[Candidate],
-    rng: np.random.Generator,
-    own_rng: np.random.Generator,
-    noise: np.ndarray,
+    search: Search, own: Search, finalists: list[Candidate]
 ) -> tuple[Candidate, Candidate]:
     """The best Gaussian with sizes that vary, changing with scales, or plain; and its finalist."""
     found = []
     for one in finalists:
-        sized = fit_sizes(model.in_form(one.centering), latents, one, rng, noise)
-        found += [(sized, one), (one, one)]
-    found += [(fit_conditional(model, latents, one, own_rng, noise), one) for one in finalists]
+        found.append((fit_sizes(search.model.in_form(one.centering), search, one), one))
+        found.append((one, one))
+    found += [(fit_conditional(own, one), one) for one in finalists]
     best = preferred([candidate for candidate, _ in found], EQUAL_IN_THE_END)
     return next(pair for pair in found if pair[0] is best)

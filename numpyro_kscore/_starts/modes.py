@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate
-from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._starts.candidates import Candidate, Search
 from numpyro_kscore._starts.pathfinder import PathEnd
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._transports.affine import with_moments
@@ -25,11 +24,10 @@ LEAST_SLOPE = 0.01
 
 
 def find_modes(
-    model: CountedDensity,
+    search: Search,
     ends: Sequence[PathEnd],
     best: Candidate,
-    noise: np.ndarray,
-    refine_mode: Callable[[Candidate], Candidate],
+    refine_mode: Callable[[Search, Candidate], Candidate],
 ) -> GaussianStart:
     """The start at the distinct modes whose probability counts: a Gaussian with their moments.
 
@@ -45,9 +43,9 @@ def find_modes(
         found = _distinct(arrived, SAME_MODE)
     weights = np.ones(len(found))
     if is_separate:
-        found = [end._replace(best=refine_mode(end.best)) for end in found]
+        found = [end._replace(best=refine_mode(search, end.best)) for end in found]
     if len(found) > 1:
-        masses, misfits = zip(*(_fit_of(model, end.best, noise) for end in found), strict=True)
+        masses, misfits = zip(*(_fit_of(search, end.best) for end in found), strict=True)
         is_separate = is_separate and max(misfits) < MOST_MISFIT
         found, weights = counting(found, np.array(masses))
     parts = tuple(end.best.gaussian for end in found)
@@ -55,7 +53,7 @@ def find_modes(
         Chain((with_moments(parts, weights) if len(parts) > 1 else best.gaussian,)),
         best.centering,
         best.bound.value,
-        model.count,
+        search.model.count,
         np.array([end.last.point for end in found]).reshape(-1, len(best.gaussian.mean)),
         weights,
         parts if is_separate and len(parts) > 1 else (),
@@ -70,15 +68,15 @@ def counting(found: Sequence[Any], log_masses: np.ndarray) -> tuple[list[Any], n
     return kept, weights[counts] / np.sum(weights[counts])
 
 
-def _fit_of(model: CountedDensity, candidate: Candidate, noise: np.ndarray) -> tuple[float, float]:
+def _fit_of(search: Search, candidate: Candidate) -> tuple[float, float]:
     """How well a Gaussian fits the model near it: log probability there, and misfit.
 
     The former is by importance sampling, and not normalized. The misfit is, by Stein's identity,
     how far the model's width in some direction is from the Gaussian's: 0 if it is Gaussian, 1 if it
     is flat there, as along a ring of modes.
     """
-    gaussian = candidate.gaussian
-    energies, gradients = model.in_form(candidate.centering)(gaussian.push(noise))
+    gaussian, noise = candidate.gaussian, search.noise
+    energies, gradients = search.model.in_form(candidate.centering)(gaussian.push(noise))
     residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
     is_finite = np.all(np.isfinite(residual))
     misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.linalg import invert_lower
@@ -63,19 +62,9 @@ class GaussianMixture:
     means: Any
     factors: Any
 
-    def push(self, k: jax.Array, x: jax.Array) -> jax.Array:
-        """The draw of component ``k`` at a standard normal point (d,)."""
-        return self.means[k] + self.factors[k] @ x
-
-    def log_volume(self, k: jax.Array) -> jax.Array:
-        """The log volume of component ``k``, less the logarithm of its weight."""
-        volumes = jnp.sum(jnp.log(jax.vmap(jnp.diagonal)(self.factors)), axis=1)
-        return (volumes - jnp.log(self.weights))[k]
-
-    def push_score(self, k: jax.Array, score: jax.Array) -> jax.Array:
-        """The score of component ``k`` at the draw, (d,)."""
-        inverses = jnp.stack([invert_lower(one) for one in self.factors])
-        return score @ inverses[k]
+    def component(self, k: jax.Array) -> Affine:
+        """The map to the draws of component ``k``."""
+        return Affine(self.means[k], self.factors[k])
 
 
 def standard(dim: int) -> Affine:

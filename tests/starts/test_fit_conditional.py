@@ -1,7 +1,5 @@
 """Gaussians that change with scales, against posteriors that are normal given them."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from numpyro.infer import SVI
 from numpyro.optim import Adam
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._starts.candidates import Latents, in_form
+from numpyro_kscore._starts.candidates import Latents, Search, in_form
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
@@ -92,8 +90,9 @@ def found(request):
     half = rng.normal(size=(32, walks.dim))
     model = CountedDensity(walks.density)
     noise = np.concatenate([half, -half])
-    known = in_form(model, narrow, of_degrees(np.ones(walks.dim)), noise)
-    return walks, known, fit_conditional(model, walks.latents(), known, rng, noise)
+    search = Search(model, walks.latents(), rng, noise)
+    known = in_form(search, narrow, of_degrees(np.ones(walks.dim)))
+    return walks, known, fit_conditional(search, known)
 
 
 def test_between_the_values_looked_at_it_is_the_conditional_posterior(found):
@@ -169,8 +168,12 @@ def test_without_scales_or_with_too_many_there_is_none():
     latents = walks.latents()
     noise = rng.normal(size=(8, walks.dim))
     ones = of_degrees(np.ones(walks.dim))
-    known = in_form(model, Affine(np.zeros(walks.dim), np.eye(walks.dim)), ones, noise)
-    look = partial(fit_conditional, model, known=known, rng=rng, noise=noise)
+    search = Search(model, latents, rng, noise)
+    known = in_form(search, Affine(np.zeros(walks.dim), np.eye(walks.dim)), ones)
+
+    def look(latents):
+        return fit_conditional(search._replace(latents=latents), known)
+
     none = np.zeros(walks.dim, bool)
     before = model.count
     assert look(latents._replace(is_scale=none)) is known
@@ -191,8 +194,9 @@ def test_where_a_mode_has_no_finite_density_there_is_none():
     model, rng = CountedDensity(broken), np.random.default_rng(9)
     noise = 1e-3 * rng.normal(size=(8, walks.dim))
     narrow = Affine(np.zeros(walks.dim), 0.1 * np.eye(walks.dim))
-    known = in_form(model, narrow, of_degrees(np.ones(walks.dim)), noise)
-    assert fit_conditional(model, walks.latents(), known, rng, noise) is known
+    search = Search(model, walks.latents(), rng, noise)
+    known = in_form(search, narrow, of_degrees(np.ones(walks.dim)))
+    assert fit_conditional(search, known) is known
 
 
 @pytest.mark.thorough
