@@ -10,7 +10,6 @@ import numpy as np
 from numpyro_kscore._starts.batch_match import match_far, match_near
 from numpyro_kscore._starts.candidates import (
     Candidate,
-    Search,
     bounded,
     highest,
     in_form,
@@ -19,6 +18,7 @@ from numpyro_kscore._starts.candidates import (
     preferred,
 )
 from numpyro_kscore._starts.fit_centering import recentered
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Evaluate
 

@@ -17,7 +17,7 @@ from numpyro_kscore._model.coordinates import (
     ravel,
 )
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.host_density import AtPoints, Density
+from numpyro_kscore._starts.search import AtPoints, Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._util.compiling import quick_jit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Search
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, antithetic, fitted
 from numpyro_kscore._transports.centering import Centering, of_degrees
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate, Search, bounded, highest, widths_of
+from numpyro_kscore._starts.candidates import Candidate, bounded, highest
 from numpyro_kscore._starts.climb import climb_near
 from numpyro_kscore._starts.newton import ARRIVED, newton
 from numpyro_kscore._starts.scale_distribution import (
@@ -24,6 +24,7 @@ from numpyro_kscore._starts.scale_distribution import (
     change_at_first,
     change_nearby,
 )
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, factor, standard
 from numpyro_kscore._transports.conditional import Conditional, exponents, features, skewed
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
@@ -62,7 +63,7 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     if len(exponents(count)) * (dim - count) ** 2 > MOST_NUMBERS:
         return known
     evaluate = search.model.in_form(known.centering)
-    given = _find(evaluate, known.gaussian, scales, widths_of(latents.from_prior, dim))
+    given = _find(evaluate, known.gaussian, scales, latents.prior_widths)
     if given is None:
         return known
     inside, start = pulled_back(evaluate, given), standard(dim)

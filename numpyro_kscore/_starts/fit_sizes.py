@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate, Search, lower_bound
+from numpyro_kscore._starts.candidates import Candidate, lower_bound
 from numpyro_kscore._starts.climb import LEAST_GAIN, climb_near
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import antithetic, fitted
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate, pulled_back

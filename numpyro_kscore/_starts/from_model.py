@@ -18,9 +18,9 @@ from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.subsampling import few_rows, whole_plates
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.candidates import Latents
 from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density
 from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.search import Latents
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
@@ -57,9 +57,8 @@ def find_start(
     at a time.
     """
     whole = model if batches is not None else whole_plates(model, args, kwargs)
-    most, few = MOST_BLOCKS if in_blocks else MOST_ROWS, None
-    if whole is not model:
-        few = few_rows(model, args, kwargs, most)
+    most = MOST_BLOCKS if in_blocks else MOST_ROWS
+    few = None if whole is model else few_rows(model, args, kwargs, most)
     seen = whole if few is None else few.model
     shapes = tuple((name, np.shape(value)) for name, value in latents.items())
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
@@ -70,30 +69,28 @@ def find_start(
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
-        from_prior = _prior_draws(seen, args, kwargs, latents)
         known = Latents(
             first,
-            from_prior,
+            _prior_draws(seen, args, kwargs, latents),
             is_hierarchical=_are_among(hierarchical, latents),
             is_scale=_are_among(scales, latents),
             is_between=_are_among(between, latents),
             sizes=tuple(int(np.size(value)) for value in latents.values()),
         )
-        with_forms = not plain
         try:
+            if batches is not None and batches.count is None:
+                some_batches = sample_density(in_forms, batches, forward_mode)
+                return find_gaussian(some_batches, known, rng, with_forms=not plain)
             if batches is not None:
-                if batches.count is None:
-                    some_batches = sample_density(in_forms, batches, forward_mode)
-                    return find_gaussian(some_batches, known, rng, with_forms)
                 some, every = of_batches(in_forms, batches, forward_mode)
             elif few is None:
                 density = batched_density(in_forms.energy, forward_mode)
-                return find_gaussian(density, known, rng, with_forms)
+                return find_gaussian(density, known, rng, with_forms=not plain)
             else:
-                given = in_forms.of_model(model), whole, few
-                some, every = of_rows(*given, forward_mode, in_blocks)
+                of_given = in_forms.of_model(model)
+                some, every = of_rows(of_given, whole, few, forward_mode, in_blocks)
             found = find_gaussian(some.once, known, rng, with_forms=False)
-            return moved_to_all_data(found, some, every, known, rng, with_forms)
+            return moved_to_all_data(found, some, every, known, rng, with_sizes=not plain)
         except FloatingPointError:
             return None
 

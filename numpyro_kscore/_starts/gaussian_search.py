@@ -12,20 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Latents,
-    Search,
-    highest,
-    in_form,
-    preferred,
-)
+from numpyro_kscore._starts.candidates import Candidate, highest, in_form, preferred
 from numpyro_kscore._starts.climb import climb_in_forms, match_mode
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
-from numpyro_kscore._starts.host_density import CountedDensity, Density
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.pathfinder import COLD_SCALE, all_paths, given_scales
+from numpyro_kscore._starts.search import CountedDensity, Density, Latents, Search
 from numpyro_kscore._starts.start import GaussianStart, draw_exactly
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import of_degrees

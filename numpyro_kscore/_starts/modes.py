@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate, Search
+from numpyro_kscore._starts.candidates import Candidate
 from numpyro_kscore._starts.pathfinder import PathEnd
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._transports.affine import with_moments
 from numpyro_kscore._transports.centering import is_same

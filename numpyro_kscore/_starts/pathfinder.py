@@ -8,15 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Search,
-    highest,
-    in_form,
-    lower_bound,
-    widths_of,
-)
+from numpyro_kscore._starts.candidates import Candidate, highest, in_form, lower_bound
 from numpyro_kscore._starts.newton import newton
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
 
@@ -58,7 +52,7 @@ def all_paths(search: Search, forms: Sequence[Centering]) -> list[list[PathEnd]]
     origin itself those of effects in raw units.
     """
     first, from_prior = search.latents.first, search.latents.from_prior
-    prior_widths = widths_of(from_prior, len(first))
+    prior_widths = search.latents.prior_widths
 
     def widths_in(form: Centering, count: int) -> np.ndarray:
         return np.tile(np.where(form.degrees == 1, prior_widths, 1.0), (count, 1))
@@ -100,7 +94,7 @@ def given_scales(search: Search, form: Centering) -> list[Candidate]:
     evaluate = model.in_form(form)
     starts = model.at(starts, of_degrees(np.ones_like(first)), form).moved
     has_width = ~is_scale & (form.degrees == 1)
-    widths = np.where(has_width, widths_of(latents.from_prior, len(first)), 1.0)
+    widths = np.where(has_width, latents.prior_widths, 1.0)
     few = search._replace(noise=antithetic(search.rng, PATH_DRAWS, len(first)))
     found = []
     for start in starts:

@@ -17,7 +17,7 @@ from numpyro_kscore._starts.compiled_density import (
     batched_density,
     with_gradient,
 )
-from numpyro_kscore._starts.host_density import Density
+from numpyro_kscore._starts.search import Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.batches import Batches

@@ -24,18 +24,12 @@ import numpy as np
 
 from numpyro_kscore._model.control_variate import Taylor
 from numpyro_kscore._starts.batch_match import Bound, match_far
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Latents,
-    Search,
-    bounded,
-    lower_bound,
-)
+from numpyro_kscore._starts.candidates import Candidate, bounded, lower_bound
 from numpyro_kscore._starts.climb import climb, climb_near
 from numpyro_kscore._starts.fit_centering import recentered
 from numpyro_kscore._starts.fit_sizes import fit_sizes
-from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.modes import counting, distinct
+from numpyro_kscore._starts.search import CountedDensity, Latents, Search
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import AllData, DataSubset, corrected
 from numpyro_kscore._transports.affine import Affine, antithetic, with_moments

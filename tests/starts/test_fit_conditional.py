@@ -11,10 +11,10 @@ from numpyro.infer import SVI
 from numpyro.optim import Adam
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._starts.candidates import Latents, Search, in_form
+from numpyro_kscore._starts.candidates import in_form
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.gaussian_search import find_gaussian
-from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
+from numpyro_kscore._starts.search import AtPoints, CountedDensity, Latents, Search
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.conditional import Conditional

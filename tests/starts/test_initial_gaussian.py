@@ -24,10 +24,10 @@ from numpyro.infer.autoguide import (
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._fit.svi import initial_state
 from numpyro_kscore._model.coordinates import unravel
-from numpyro_kscore._starts.candidates import Latents, Search, in_form, preferred
+from numpyro_kscore._starts.candidates import in_form, preferred
 from numpyro_kscore._starts.climb import climb_in_forms
 from numpyro_kscore._starts.gaussian_search import find_gaussian
-from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
+from numpyro_kscore._starts.search import AtPoints, CountedDensity, Latents, Search
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import is_same, of_degrees
 from numpyro_kscore._transports.conditional import Conditional
