@@ -125,7 +125,7 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore._model.program.Split"),
     ("py:class", "numpyro_kscore._model.anchor.Anchor"),
     ("py:class", "numpyro_kscore._util.batches.Batches"),
-    ("py:class", "numpyro_kscore._starts.exact_draws.ExactDraws"),
+    ("py:class", "numpyro_kscore._starts.start.ExactDraws"),
     ("py:class", "numpyro_kscore.estimators._base.base_scores.Base"),
     ("py:class", "numpyro_kscore.estimators._base.kernel_coordinates.Coordinates"),
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureExpansion"),

@@ -54,6 +54,10 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _known(*args: Any) -> Any:
+    return args[-1]
+
+
 def _stay(evaluate: Any, start: Any, rng: Any, weights: Sequence[float], num_draws: int) -> Any:
     return [start] * len(weights)
 
@@ -62,8 +66,8 @@ def _stay(evaluate: Any, start: Any, rng: Any, weights: Sequence[float], num_dra
 FORMS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "hierarchical coordinates": [],  # no latent counts as hierarchical, see _latents
     "partial centering": [(climb, "recentered", _nothing)],
-    "sizes": [(gaussian_search, "fit_sizes", lambda evaluate, latents, known, *_: (known, None))],
-    "changing with scales": [(gaussian_search, "fit_conditional", _nothing)],
+    "sizes": [(gaussian_search, "fit_sizes", _known)],
+    "changing with scales": [(gaussian_search, "fit_conditional", _known)],
     "batch and match": [(batch_match, "match_scores", _stay)],
     "prior draws": [],  # see _latents
     "Newton at given scales": [(gaussian_search, "given_scales", lambda *_: [])],

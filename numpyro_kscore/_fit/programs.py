@@ -30,7 +30,7 @@ from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.particles import are_finite
-from numpyro_kscore._starts.exact_draws import ExactDraws
+from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._discrepancy import masked_stein_discrepancy

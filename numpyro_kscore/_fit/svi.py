@@ -19,7 +19,7 @@ from numpyro_kscore._model.program import (
     objective_program,
 )
 from numpyro_kscore._model.supports import check_within_supports
-from numpyro_kscore._starts.exact_draws import ExactDraws
+from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_traced
 from numpyro_kscore._util.compiling import quick_jit

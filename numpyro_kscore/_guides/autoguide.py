@@ -39,10 +39,9 @@ from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._model.package_guide import PackageGuide, Split
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.exact_draws import ExactDraws
 from numpyro_kscore._starts.from_model import find_start
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
-from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._starts.start import ExactDraws, GaussianStart
 from numpyro_kscore._transports.affine import GaussianMixture
 from numpyro_kscore._transports.network import (
     Perceptron,
@@ -373,10 +372,11 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         k = jnp.searchsorted(jnp.cumsum(mixture.weights)[:-1], where)
         label = jnp.zeros_like(mixture.weights).at[k].set(1.0)
         x, local = self._push(noise, label)
+        component = mixture.component(k)
         if local is not None:
-            log_density = local.log_density - mixture.log_volume(k)
-            local = LocalDensity(log_density, mixture.push_score(k, local.score))
-        return mixture.push(k, x), local
+            log_density = local.log_density + jnp.log(mixture.weights[k])
+            local = push_density(component, x, LocalDensity(log_density, local.score))
+        return component.push(x), local
 
     def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
         """Noise (noise_dim,) to x, latents relative to the start, and their local log density.

@@ -25,8 +25,7 @@ from numpyro.distributions.util import sum_rightmost
 from numpyro_kscore._model.dependencies import KEY, abstract, is_drawn, layers, seeded, sources_of
 from numpyro_kscore._model.handlers import Hidden, announce
 from numpyro_kscore._model.layout import support_transform
-from numpyro_kscore._transports.centering import Centering, centered
-from numpyro_kscore._transports.prior import LocationScale
+from numpyro_kscore._transports.centering import Centering, LocationScale, centered
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._util.pytree import pytree, static
 

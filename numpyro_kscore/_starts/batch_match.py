@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.transport import Evaluate
 
 # Draws of a step are twice the dimension, or these pairs.
@@ -41,13 +41,7 @@ class Bound(NamedTuple):
 
 
 def elbo(gaussian: Affine, noise: np.ndarray, energies: np.ndarray) -> Bound:
-    """The evidence lower bound of a Gaussian.
-
-    Args:
-        gaussian: the Gaussian.
-        noise: antithetic noise, the second half minus the first, (m, d).
-        energies: energies of the model at the draws of that noise, (m,).
-    """
+    """The evidence lower bound of a Gaussian, by energies (m,) at the draws of the noise."""
     if not np.all(np.isfinite(energies)):
         return Bound(-np.inf, 0.0)
     # With the density of the Gaussian at the draws, a perfect match has no error at all.
@@ -61,16 +55,10 @@ def elbo(gaussian: Affine, noise: np.ndarray, energies: np.ndarray) -> Bound:
 def matched(
     gaussian: Affine, noise: np.ndarray, scores: np.ndarray, weight: float
 ) -> Affine | None:
-    """One step of batch and match.
+    """One step of batch and match; None if its numbers are not finite.
 
-    Args:
-        gaussian: the Gaussian that the draws are of.
-        noise: the draws in its coordinates, (m, d).
-        scores: the model's scores at them, (m, d), in the latents' coordinates.
-        weight: how far the step trusts these draws, λ of the paper.
-
-    Returns:
-        The next Gaussian; None if its numbers are not finite.
+    The model's scores (m, d) are at the Gaussian's draws of this noise. The weight is the λ of the
+    paper: how far the step trusts these draws.
     """
     # In coordinates in which the last Gaussian is the standard one.
     scores = scores @ gaussian.factor
@@ -107,20 +95,11 @@ def match_scores(
 
     A step whose numbers are not finite is left out; the next one draws anew.
 
-    Args:
-        evaluate: energies and their gradients at points (m, d).
-        start: the first Gaussian.
-        rng: for draws.
-        weights: how far each step trusts its draws, see :func:`matched`.
-        num_draws: draws of a step, an even number.
-
     Cost: num_draws gradients of the model and O(d² (d + num_draws)) for each step.
     """
     gaussian, found = start, []
-    dim = len(start.mean)
     for weight in weights:
-        half = rng.standard_normal((num_draws // 2, dim))
-        noise = np.concatenate([half, -half])
+        noise = antithetic(rng, num_draws, len(start.mean))
         energies, gradients = evaluate(gaussian.push(noise))
         finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
         if np.sum(finite) >= max(2, num_draws // 2):
@@ -145,14 +124,7 @@ def match_far(
 def match_near(
     evaluate: Evaluate, start: Affine, rng: np.random.Generator, count: int
 ) -> list[Affine]:
-    """A round of steps near the best Gaussian: weights go on falling with the rounds before it.
-
-    Args:
-        evaluate: energies and gradients.
-        start: a Gaussian near the best one.
-        rng: for draws.
-        count: rounds before this one.
-    """
+    """A round of steps near the best Gaussian: weights go on falling with the rounds before it."""
     weights = NEAR_WEIGHT / np.sqrt(count * NEAR_STEPS + np.arange(1, NEAR_STEPS + 1))
     return match_scores(evaluate, start, rng, weights.tolist(), _num_draws(start))
 

@@ -49,6 +49,7 @@ class Path:
     Attributes:
         iterates: the points it accepted, in order; of a long path in many dimensions only some.
         count: how many it accepted.
+        trial: where energy and gradient are wanted next.
         is_done: whether it has arrived or cannot go on.
         has_arrived: whether it is at a local minimum of the energy.
     """
@@ -59,15 +60,10 @@ class Path:
         self._most_kept = max(8, min(MOST_KEPT, MOST_NUMBERS // len(start) ** 2))
         self.is_done = self.has_arrived = False
         self._calm, self._decrement = 0, np.inf
-        self._trial, self._widths = start, widths
+        self.trial, self._widths = start, widths
         self._direction = np.zeros_like(start)
         self._length, self._shortest, self._longest = 1.0, 0.0, np.inf
         self._trials = self._expansions = 0
-
-    @property
-    def trial(self) -> np.ndarray:
-        """The point at which energy and gradient are wanted next."""
-        return self._trial
 
     def receive(self, energy: float, gradient: np.ndarray) -> None:
         """Take energy and gradient at the trial point, and choose the next one."""
@@ -76,7 +72,7 @@ class Path:
             if not finite:
                 self.is_done = True
                 return
-            self._accept(Iterate(self._trial, energy, gradient, np.diag(self._widths**2)))
+            self._accept(Iterate(self.trial, energy, gradient, np.diag(self._widths**2)))
             return
         last = self.iterates[-1]
         slope = last.gradient @ self._direction
@@ -98,15 +94,15 @@ class Path:
             self._expansions += 1
         else:
             self._length = 0.5 * (self._shortest + self._longest)
-        self._trial = last.point + self._length * self._direction
+        self.trial = last.point + self._length * self._direction
 
     def _updated(self, last: Iterate, energy: float, gradient: np.ndarray) -> Iterate:
         """The BFGS update of the inverse Hessian, from the move and the change of the gradient."""
-        move, change = self._trial - last.point, gradient - last.gradient
+        move, change = self.trial - last.point, gradient - last.gradient
         curvature = move @ change
         inverse = last.inverse_hessian
         if not curvature > 0:
-            return Iterate(self._trial, energy, gradient, inverse)
+            return Iterate(self.trial, energy, gradient, inverse)
         if self.count == 1:
             # The first step sets the scale.
             inverse = inverse * (curvature / (change @ inverse @ change))
@@ -117,7 +113,7 @@ class Path:
             + np.outer(move, move) * (1 + change @ image / curvature) / curvature
             - (outer + outer.T) / curvature
         )
-        return Iterate(self._trial, energy, gradient, inverse)
+        return Iterate(self.trial, energy, gradient, inverse)
 
     def _accept(self, iterate: Iterate) -> None:
         self.count += 1
@@ -137,11 +133,7 @@ class Path:
         if arrived or not np.isfinite(decrement):
             self.is_done, self.has_arrived = True, bool(arrived)
             return
-        self._direction = direction
-        self._reset_search()
-        self._trial = iterate.point + direction
-
-    def _reset_search(self) -> None:
+        self._direction, self.trial = direction, iterate.point + direction
         self._length, self._shortest, self._longest = 1.0, 0.0, np.inf
         self._trials = self._expansions = 0
 
@@ -151,15 +143,9 @@ def quasi_newton_paths(
 ) -> list[Path]:
     """BFGS from several starts, with a line search by bisection that needs no second derivative.
 
-    Args:
-        evaluate: points (m, d) to energies (m,) and gradients (m, d).
-        starts: shape (k, d).
-        num_evaluations: most evaluations for each path.
-        widths: how far coordinates may be expected to move, (k, d); by default 1. A path first
-            takes them for standard deviations.
-
-    Returns:
-        The paths; one without iterates started where the energy is not finite.
+    From k starts, (k, d), with so many evaluations for each path at most. A path first takes its
+    widths, by default 1, for standard deviations. One without iterates started where the energy is
+    not finite.
 
     Cost: O(k num_evaluations d²) besides the evaluations. Source: the line search is that of
     Lewis and Overton (2013), which also gets along with kinks.

@@ -8,37 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.batch_match import Bound, elbo
-from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate
 
-# Fewest draws that tell widths.
-FEWEST_DRAWS = 16
 # Bounds that differ by less than this, in nats, are equal: then coordinates are non-centered, where
 # small scales have the tail of their prior.
 EQUAL_BOUNDS = 0.25
-
-
-class Latents(NamedTuple):
-    """A model's latents before a search, in unconstrained coordinates.
-
-    Attributes:
-        first: values at which the density is finite, (d,); the first path starts there.
-        from_prior: draws of the prior, (m, d), from which other paths start; none where it cannot
-            be drawn from.
-        is_hierarchical: which coordinates have a degree of centering, (d,).
-        is_scale: which may be scales of others: those of positive numbers, (d,).
-        is_between: which others have values between two bounds, such as correlations, (d,).
-        sizes: numbers of coordinates of the latents, in their order.
-    """
-
-    first: np.ndarray
-    from_prior: np.ndarray
-    is_hierarchical: np.ndarray
-    is_scale: np.ndarray
-    is_between: np.ndarray
-    sizes: tuple[int, ...]
 
 
 class Candidate(NamedTuple):
@@ -48,33 +27,28 @@ class Candidate(NamedTuple):
         bound: the bound, with its error.
         gaussian: the Gaussian.
         centering: the form of its coordinates, arrays (d,).
+        sizes: how the sizes of latents vary; None if they do not.
+        conditional: the map to these coordinates from those of the Gaussian; None if these are one.
     """
 
     bound: Bound
     gaussian: Affine
     centering: Centering
+    sizes: Sizes | None = None
+    conditional: Conditional | None = None
 
 
 def bounded(
     evaluate: Evaluate, gaussian: Affine, noise: np.ndarray, centering: Centering
 ) -> Candidate:
-    """A Gaussian with its bound.
-
-    Args:
-        evaluate: energies and gradients in the coordinates of the Gaussian.
-        gaussian: the Gaussian.
-        noise: antithetic noise for the bound, (m, d).
-        centering: the form of the coordinates.
-    """
+    """A Gaussian with its bound."""
     energies = evaluate(gaussian.push(noise))[0]
     return Candidate(elbo(gaussian, noise, energies), gaussian, centering)
 
 
-def in_form(
-    model: CountedDensity, gaussian: Affine, centering: Centering, noise: np.ndarray
-) -> Candidate:
+def in_form(search: Search, gaussian: Affine, centering: Centering) -> Candidate:
     """A Gaussian in some form of coordinates with its bound."""
-    return bounded(model.in_form(centering), gaussian, noise, centering)
+    return bounded(search.model.in_form(centering), gaussian, search.noise, centering)
 
 
 def lower_bound(candidate: Candidate) -> float:
@@ -88,12 +62,7 @@ def highest(found: Sequence[Candidate]) -> Candidate:
 
 
 def preferred(found: Sequence[Candidate], within: float = EQUAL_BOUNDS) -> Candidate:
-    """The Gaussian of highest bound, or one in non-centered coordinates that is as good.
-
-    Args:
-        found: Gaussians, in any coordinates.
-        within: bounds that differ by less, in nats, are equal.
-    """
+    """The Gaussian of highest bound, or a non-centered one within so many nats of it."""
     best = highest(found)
     least = lower_bound(best) - within
     equal = [one for one in found if lower_bound(one) > least and is_noncentered(one)]
@@ -104,12 +73,3 @@ def is_noncentered(candidate: Candidate) -> bool:
     """Whether coordinates are non-centered: with a degree of 0, and no partial one."""
     degrees = candidate.centering.degrees
     return bool(np.all(np.isin(degrees, (0, 1))) and np.any(degrees == 0))
-
-
-def widths_of(draws: np.ndarray, dim: int) -> np.ndarray:
-    """Standard deviations of draws (m, d), by quantiles; 1 where they say nothing."""
-    if len(draws) < FEWEST_DRAWS:
-        return np.ones(dim)
-    low, high = np.quantile(draws, [0.16, 0.84], axis=0)
-    found = 0.5 * (high - low)
-    return np.where(np.isfinite(found) & (found > 0), found, 1.0)

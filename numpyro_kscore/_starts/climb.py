@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from numpyro_kscore._starts.candidates import (
     preferred,
 )
 from numpyro_kscore._starts.fit_centering import recentered
-from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Evaluate
 
@@ -33,18 +33,6 @@ MODE_STEPS = 10
 Step = Callable[[Candidate, int], Sequence[Candidate]]
 
 
-class Climbed(NamedTuple):
-    """The end of a climb.
-
-    Attributes:
-        best: the best candidate.
-        rounds: how many rounds there were.
-    """
-
-    best: Candidate
-    rounds: int
-
-
 def climb(
     best: Candidate,
     step: Step,
@@ -53,139 +41,93 @@ def climb(
     patience: int = 0,
     choose: Callable[[Sequence[Candidate]], Candidate] = highest,
     measure: Callable[[Candidate], float] = lower_bound,
-) -> Climbed:
-    """The best candidate of several rounds, as long as the bound rises.
+) -> tuple[Candidate, int]:
+    """The best candidate of several rounds, and their number.
 
-    Args:
-        best: the best candidate so far.
-        step: makes the candidates of a round.
-        most_rounds: number of rounds.
-        least_gain: a round that gains less, in nats, is the last one.
-        patience: rounds that may gain less all the same.
-        choose: chooses among candidates.
-        measure: what gains are measured by.
+    The last round gains less than ``least_gain``, in nats. The first ``patience`` rounds may gain
+    less all the same.
     """
     for count in range(most_rounds):
         before, best = best, choose([best, *step(best, count)])
         if count >= patience and measure(best) - measure(before) < least_gain:
-            return Climbed(best, count + 1)
-    return Climbed(best, most_rounds)
+            return best, count + 1
+    return best, most_rounds
 
 
 def climb_near(
     evaluate: Evaluate,
     start: Affine,
     best: Candidate,
-    rng: np.random.Generator,
-    noise: np.ndarray,
+    search: Search,
     most_rounds: int,
-    patience: int,
+    patience: int = 0,
 ) -> Candidate:
-    """The best Gaussian of rounds of batch and match near a first one, and of those known.
+    """The best Gaussian of rounds of batch and match, and the best so far, in any coordinates.
 
-    Args:
-        evaluate: energies and gradients in the coordinates of the Gaussians.
-        start: the first Gaussian. Every round goes on from the round before.
-        best: the best candidate so far, perhaps in other coordinates.
-        rng: for draws.
-        noise: antithetic noise for bounds, (m, d).
-        most_rounds: number of rounds.
-        patience: rounds that need not gain.
+    Every round goes on from the round before, the first one from ``start``.
     """
     now = [start]
 
     def step(best: Candidate, count: int) -> list[Candidate]:
-        now.append(match_near(evaluate, now.pop(), rng, count)[-1])
-        return [bounded(evaluate, now[0], noise, best.centering)]
+        now.append(match_near(evaluate, now.pop(), search.rng, count)[-1])
+        return [bounded(evaluate, now[0], search.noise, best.centering)]
 
-    return climb(best, step, most_rounds, LEAST_GAIN, patience).best
+    return climb(best, step, most_rounds, LEAST_GAIN, patience)[0]
 
 
-def climb_in_forms(
-    model: CountedDensity,
-    found: Sequence[Candidate],
-    is_hierarchical: np.ndarray,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> list[Candidate]:
+def climb_in_forms(search: Search, found: Sequence[Candidate]) -> list[Candidate]:
     """The best Gaussians of batch and match, from the best one in each form of coordinates.
 
     Rounds of steps follow while the bound rises by more than it matters. In hierarchical models
-    each goes on both in the coordinates so far and in those that suit what was found.
-
-    Returns:
-        The best Gaussian; after it the best one in non-centered coordinates, where that is another.
+    each goes on both in the coordinates so far and in those that suit what was found. After the
+    best Gaussian comes the best one in non-centered coordinates, where that is another.
     """
     # In the order of a dict, which is the same in every process: draws follow from it.
     by_form: dict[bytes, list[Candidate]] = {}
     for one in found:
         by_form.setdefault(np.stack(one.centering).tobytes(), []).append(one)
     firsts = [highest(same) for same in by_form.values()]
-    matches = [_matched(model, first, rng, noise) for first in firsts]
+    matches = [_matched(search, first) for first in firsts]
     best = preferred(matches)
     is_far = lower_bound(best) - max(map(lower_bound, firsts)) > FAR
-    best = _climbed(model, best, is_hierarchical, rng, noise, is_far)
+    may_change = bool(np.any(search.latents.is_hierarchical))
+    best = _climbed(search, best, may_change, is_far)
     noncentered = [match for match in matches if is_noncentered(match)]
     if not noncentered or is_noncentered(best):
         return [best]
     # Rounds in coordinates that suit a Gaussian too narrow in a scale keep it so.
-    fixed = np.zeros_like(is_hierarchical)
-    return [best, _climbed(model, highest(noncentered), fixed, rng, noise, is_far=False)]
+    return [best, _climbed(search, highest(noncentered), may_change=False, is_far=False)]
 
 
-def _climbed(
-    model: CountedDensity,
-    best: Candidate,
-    is_hierarchical: np.ndarray,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-    is_far: bool,
-) -> Candidate:
+def _climbed(search: Search, best: Candidate, may_change: bool, is_far: bool) -> Candidate:
     """A Gaussian after as many rounds as pay, in other coordinates too where those may change."""
 
     def candidates(best: Candidate, near: int | None) -> list[Candidate]:
         starts = [best]
-        if np.any(is_hierarchical):
-            suited = recentered(model, best.gaussian, best.centering, is_hierarchical, rng)
-            starts.append(best if suited is None else in_form(model, *suited, noise))
-        return [_matched(model, start, rng, noise, near) for start in starts]
+        if may_change:
+            suited = recentered(search, best.gaussian, best.centering)
+            starts.append(best if suited is None else in_form(search, *suited))
+        return [_matched(search, start, near) for start in starts]
 
-    used = 0
+    used, climb_preferred = 0, partial(climb, choose=preferred)
     if is_far:
-        far = climb(best, lambda b, _: candidates(b, None), MOST_ROUNDS, FAR, choose=preferred)
-        best, used = far
-    return climb(best, candidates, MOST_ROUNDS - used, LEAST_GAIN, choose=preferred).best
+        best, used = climb_preferred(best, lambda one, _: candidates(one, None), MOST_ROUNDS, FAR)
+    return climb_preferred(best, candidates, MOST_ROUNDS - used, LEAST_GAIN)[0]
 
 
 def _matched(
-    model: CountedDensity,
-    start: Candidate,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-    near: int | None = None,
-    num_steps: int = FAR_STEPS,
+    search: Search, start: Candidate, near: int | None = None, num_steps: int = FAR_STEPS
 ) -> Candidate:
     """The best Gaussian of some steps of batch and match, the start included.
 
-    Args:
-        model: the model.
-        start: the first Gaussian.
-        rng: for draws.
-        noise: antithetic noise for bounds, (m, d).
-        near: rounds near the best Gaussian before this one; None while it is far off.
-        num_steps: steps of a round far off.
+    ``near`` is the number of rounds near the best Gaussian before this one, None while it is far.
     """
-    evaluate = model.in_form(start.centering)
-    if near is None:
-        steps = match_far(evaluate, start.gaussian, rng, num_steps)
-    else:
-        steps = match_near(evaluate, start.gaussian, rng, near)
+    given = search.model.in_form(start.centering), start.gaussian, search.rng
+    steps = match_far(*given, num_steps) if near is None else match_near(*given, near)
     spaced = steps[-1 :: -max(1, len(steps) // 3)][:3]
-    return highest([start, *(in_form(model, one, start.centering, noise) for one in spaced)])
+    return highest([start, *(in_form(search, one, start.centering) for one in spaced)])
 
 
-def match_mode(
-    model: CountedDensity, start: Candidate, rng: np.random.Generator, noise: np.ndarray
-) -> Candidate:
+def match_mode(search: Search, start: Candidate) -> Candidate:
     """The Gaussian of one of several separate modes, after some steps of batch and match."""
-    return _matched(model, start, rng, noise, num_steps=MODE_STEPS)
+    return _matched(search, start, num_steps=MODE_STEPS)

@@ -17,7 +17,7 @@ from numpyro_kscore._model.coordinates import (
     ravel,
 )
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.host_density import AtPoints, Density
+from numpyro_kscore._starts.search import AtPoints, Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._util.compiling import quick_jit
 
@@ -81,22 +81,14 @@ def batched_density(
     forward_mode: bool,
     rows_at_once: int = ROWS_AT_ONCE,
 ) -> Density:
-    """Compile a model's energy and gradient, once for any number of points.
+    """A model's energy and gradient, compiled once for any number of points.
 
-    Args:
-        energy: from a point (d,), its centering and another one to the energy, and the rest of
-            :class:`AtPoints` there, (4, d).
-        forward_mode: differentiate in forward mode, d evaluations each.
-        rows_at_once: points that are evaluated together, a divisor of 128.
+    ``energy`` takes a point (d,), its centering and another one to the energy there, and the rest
+    of :class:`AtPoints`, (4, d). ``rows_at_once`` points are evaluated together, a divisor of 128.
     """
 
     def one(point: jax.Array, centering: Centering, other: Centering) -> tuple[Any, Any, Any]:
-        def with_value(x: jax.Array) -> Any:
-            value, seen = energy(x, centering, other)
-            return value, (value, seen)
-
-        gradient, (value, seen) = differentiated(forward_mode)(with_value, has_aux=True)(point)
-        return value, gradient, seen
+        return with_gradient(lambda x: energy(x, centering, other), forward_mode)(point)
 
     @quick_jit
     def run(points: jax.Array, count: jax.Array, centering: Centering, other: Centering) -> Any:
@@ -129,6 +121,21 @@ def batched_density(
     return evaluate
 
 
-def differentiated(forward_mode: bool) -> Callable[..., Any]:
-    """``jax.grad``, or ``jax.jacfwd`` for models that have no reverse mode."""
-    return jax.jacfwd if forward_mode else jax.grad
+def with_gradient(
+    energy: Callable[[jax.Array], tuple[jax.Array, Any]], forward_mode: bool
+) -> Callable[[jax.Array], tuple[Any, Any, Any]]:
+    """An energy, its gradient, and what it returns besides.
+
+    In forward mode, for models that have no reverse mode, d evaluations take the place of two.
+    """
+
+    def with_value(x: jax.Array) -> Any:
+        value, seen = energy(x)
+        return value, (value, seen)
+
+    def run(x: jax.Array) -> tuple[Any, Any, Any]:
+        differentiated = jax.jacfwd if forward_mode else jax.grad
+        gradient, (value, seen) = differentiated(with_value, has_aux=True)(x)
+        return value, gradient, seen
+
+    return run

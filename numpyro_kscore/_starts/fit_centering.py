@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, antithetic, fitted
 from numpyro_kscore._transports.centering import Centering, of_degrees
 
@@ -30,13 +30,6 @@ def fit_centering(
     place it, in units of the prior. Both are those of a linear regression on the location and the
     logarithm of the scale of the prior, at draws where this is not far from its median: a variance
     that includes what they move is too large where data say much.
-
-    Args:
-        moved: draws in non-centered coordinates, (m, d).
-        values: their unconstrained values, (m, d).
-        locs: locations of their priors, (m, d).
-        log_scales: logarithms of the scales of their priors, (m, d).
-        is_hierarchical: which of them have a prior that is set by others, (d,).
     """
     standard = (values - locs) * np.exp(-log_scales)
     finite = np.all(np.isfinite(moved) & np.isfinite(standard), axis=1)
@@ -63,29 +56,19 @@ def fit_centering(
 
 
 def recentered(
-    model: CountedDensity,
-    gaussian: Affine,
-    centering: Centering,
-    is_hierarchical: np.ndarray,
-    rng: np.random.Generator,
+    search: Search, gaussian: Affine, centering: Centering, num_draws: int = RECENTERING_DRAWS
 ) -> tuple[Affine, Centering] | None:
-    """A Gaussian as one in partially centered coordinates that suit its draws."""
-    draws = gaussian.push(antithetic(rng, RECENTERING_DRAWS, len(is_hierarchical)))
-    return in_suited_form(model, draws, centering, is_hierarchical)
-
-
-def in_suited_form(
-    model: CountedDensity, draws: np.ndarray, centering: Centering, is_hierarchical: np.ndarray
-) -> tuple[Affine, Centering] | None:
-    """The Gaussian of draws in partially centered coordinates that suit them.
+    """The Gaussian of the draws of another one in partially centered coordinates that suit them.
 
     Of the model only priors count. None if few draws are finite in those coordinates.
     """
+    draws = gaussian.push(antithetic(search.rng, num_draws, len(gaussian.mean)))
+    is_hierarchical = search.latents.is_hierarchical
     noncentered = of_degrees(np.where(is_hierarchical, 0.0, 1.0))
-    found = model.at(draws, centering, noncentered)
+    found = search.model.at(draws, centering, noncentered)
     best = fit_centering(found.moved, found.values, found.locs, found.log_scales, is_hierarchical)
     if best is None:
         return None
-    moved = model.at(draws, centering, best).moved
+    moved = search.model.at(draws, centering, best).moved
     moved = moved[np.all(np.isfinite(moved), axis=1)]
     return None if len(moved) < len(draws) // 2 else (fitted(moved), best)

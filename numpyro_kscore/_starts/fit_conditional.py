@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate, Latents, bounded, highest, widths_of
+from numpyro_kscore._starts.candidates import Candidate, bounded, highest
 from numpyro_kscore._starts.climb import climb_near
-from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.newton import ARRIVED, newton
 from numpyro_kscore._starts.scale_distribution import (
     NO_SKEW,
@@ -25,6 +24,7 @@ from numpyro_kscore._starts.scale_distribution import (
     change_at_first,
     change_nearby,
 )
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, factor, standard
 from numpyro_kscore._transports.conditional import Conditional, exponents, features, skewed
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
@@ -47,44 +47,29 @@ RIDGE = 1e-3
 MATCHES = 6
 
 
-def fit_conditional(
-    model: CountedDensity,
-    latents: Latents,
-    known: Candidate,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> tuple[Candidate, Conditional] | None:
-    """A Gaussian that changes with the model's scales; None if its bound is no higher.
-
-    Args:
-        model: the model.
-        latents: the model's latents.
-        known: the best Gaussian that does not change.
-        rng: for draws.
-        noise: for bounds, (m, d), antithetic.
-
-    Returns:
-        The Gaussian of the points, and the map from these to the coordinates of the known one.
+def fit_conditional(search: Search, known: Candidate) -> Candidate:
+    """A Gaussian that changes with the model's scales; the known one if its bound is no higher.
 
     Cost: for k scales and r others about 2 r gradients of the model at 2 k² + 2 k + 1 nodes, and a
     few times 2 r at 2 k + 1; rounds of batch and match as long as they pay; O(k² r³).
     """
+    latents = search.latents
     small = np.repeat(latents.sizes, latents.sizes) <= MOST_OF_LATENT
     scales = np.flatnonzero((latents.is_scale | latents.is_between) & small)
     dim = len(small)
     count = len(scales)
     if not (0 < count <= MOST_SCALES and count < dim):
-        return None
+        return known
     if len(exponents(count)) * (dim - count) ** 2 > MOST_NUMBERS:
-        return None
-    evaluate = model.in_form(known.centering)
-    given = _find(evaluate, known.gaussian, scales, widths_of(latents.from_prior, dim))
+        return known
+    evaluate = search.model.in_form(known.centering)
+    given = _find(evaluate, known.gaussian, scales, latents.prior_widths)
     if given is None:
-        return None
+        return known
     inside, start = pulled_back(evaluate, given), standard(dim)
-    first = highest([known, bounded(inside, start, noise, known.centering)])
-    best = climb_near(inside, start, first, rng, noise, MATCHES, patience=1)
-    return None if best is known else (best, given)
+    first = highest([known, bounded(inside, start, search.noise, known.centering)])
+    best = climb_near(inside, start, first, search, MATCHES, patience=1)
+    return known if best is known else best._replace(conditional=given)
 
 
 class _Node(NamedTuple):
@@ -138,9 +123,9 @@ def _find(
 
     def look(points: np.ndarray) -> list[_Node] | None:
         nodes = []
-        for point, values in zip(points, _push(now, points), strict=True):
+        for point in points:
             at = np.empty(dim)
-            at[scales] = values
+            at[scales] = now.gaussian.push(skewed(point, now.skews))
             at[others] = now.mode + skewed(point, now.skews) @ now.slopes
             node = _look(evaluate, at, others, widths, now.covariance)
             if node is None:
@@ -173,10 +158,6 @@ def _find(
         if nodes is None:
             return None
     return _interpolated(np.concatenate([scales, others]), now, points, nodes)
-
-
-def _push(now: _Scales, points: np.ndarray) -> np.ndarray:
-    return now.gaussian.push(skewed(points, now.skews))
 
 
 def _look(

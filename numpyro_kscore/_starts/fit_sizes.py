@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Latents,
-    lower_bound,
-)
+from numpyro_kscore._starts.candidates import Candidate, lower_bound
 from numpyro_kscore._starts.climb import LEAST_GAIN, climb_near
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import antithetic, fitted
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
@@ -34,54 +31,41 @@ LEAST_REST = 0.05
 ROUNDS = 2
 
 
-def fit_sizes(
-    evaluate: Evaluate,
-    latents: Latents,
-    known: Candidate,
-    rng: np.random.Generator,
-    noise: np.ndarray,
-) -> tuple[Candidate, Sizes | None]:
-    """A Gaussian whose sizes vary; the known one and None if its bound is no higher.
-
-    Args:
-        evaluate: energies and their gradients in the Gaussian's coordinates, at points (m, d).
-        latents: what is known of the latents.
-        known: the best Gaussian whose sizes do not vary.
-        rng: for draws.
-        noise: for bounds, (m, d), antithetic.
+def fit_sizes(evaluate: Evaluate, search: Search, known: Candidate) -> Candidate:
+    """A Gaussian whose sizes vary; the known one if its bound is no higher.
 
     Cost: 256 gradients of the model, or 8 for each dimension, and where sizes vary two rounds of
     batch and match, or four; O(d³).
     """
     gaussian, dim = known.gaussian, len(known.gaussian.mean)
+    is_scale = search.latents.is_scale
     if not 2 <= dim <= MOST_DIMS:
-        return known, None
-    draws = gaussian.push(antithetic(rng, max(FEWEST_DRAWS, DRAWS_PER_DIM * dim), dim))
+        return known
+    draws = gaussian.push(antithetic(search.rng, max(FEWEST_DRAWS, DRAWS_PER_DIM * dim), dim))
     energies, gradients = evaluate(draws)
     finite = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
-        return known, None
+        return known
     # Positive numbers may be scales. A mean of effects that bend seems to change their sizes, and
     # what others' sizes vary with has no size that varies itself, as a mean has: so anything else
     # counts only where the bound says so.
-    tried = [latents.is_scale]
-    if np.any(rates_by_regression(draws, scores, ~latents.is_scale)):
+    tried = [is_scale]
+    if np.any(rates_by_regression(draws, scores, ~is_scale)):
         tried.append(np.ones(dim, bool))
-    # The second one has draws of its own, so that those that follow are the same without it.
-    generators = rng, rng.spawn(1)[0]
-    best, sizes = known, None
-    for may_drive, own_rng in zip(tried, generators, strict=False):
+    searches = search, search.with_own_draws()
+    best = known
+    for may_drive, own in zip(tried, searches, strict=False):
         rates = rates_by_regression(draws, scores, may_drive)
         if not np.any(rates):
             continue
         varying = Sizes(rates, gaussian.mean)
         start = fitted(draws * np.exp(-varying.log_sizes(draws)))
         inside = pulled_back(evaluate, varying)
-        found = climb_near(inside, start, known, own_rng, noise, ROUNDS, ROUNDS)
+        found = climb_near(inside, start, known, own, ROUNDS, ROUNDS)
         if lower_bound(found) > lower_bound(best) + LEAST_GAIN:
-            best, sizes = found, varying
-    return best, sizes
+            best = found._replace(sizes=varying)
+    return best
 
 
 def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.ndarray) -> np.ndarray:
@@ -91,11 +75,6 @@ def rates_by_regression(draws: np.ndarray, scores: np.ndarray, may_drive: np.nda
     (HC3: MacKinnon and White 1985). Errors that take all residuals for equal find effects that are
     none, and one false effect can keep a fit out of the tail of a scale
     (benchmarks/results/2026-11-27-sizes-that-vary.md).
-
-    Args:
-        draws: of a Gaussian near the posterior, (m, d) with m > 2 d + 1.
-        scores: the model's there, (m, d).
-        may_drive: latents that sizes of others may vary with, (d,).
     """
     count, dim = draws.shape
     spread = draws.std(0)

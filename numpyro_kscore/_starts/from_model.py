@@ -16,15 +16,11 @@ from numpyro.distributions.distribution import validation_enabled
 from numpyro_kscore._model.coordinates import hierarchical_sites
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden
-from numpyro_kscore._model.subsampling import (
-    FewRows,
-    few_rows,
-    whole_plates,
-)
+from numpyro_kscore._model.subsampling import few_rows, whole_plates
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.candidates import Latents
 from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density
 from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.search import Latents
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
@@ -54,19 +50,15 @@ def find_start(
 ) -> GaussianStart | None:
     """A Gaussian near a model's posterior; None if its density is finite nowhere it was tried.
 
-    Args:
-        model: the model.
-        args: its arguments, concrete.
-        kwargs: its keyword arguments.
-        latents: unconstrained values of its latents, with a finite density. Their order is that of
-            the flat coordinates. The search is a function of them: it takes no key of its own.
-        forward_mode: differentiate in forward mode.
-        plain: stay in unconstrained coordinates, whatever the priors and the scores.
-        batches: the batches whose mean density counts; the arguments are the first of them.
-        in_blocks: whether rows have latents of their own; a pass over all then takes some of them
-            at a time.
+    ``latents`` are unconstrained values with a finite density, in the order of the flat
+    coordinates. The search is a function of them: it takes no key of its own. A plain search stays
+    in unconstrained coordinates. With batches their mean density counts, and the arguments are the
+    first of them. Rows in blocks have latents of their own: a pass over all then takes some of them
+    at a time.
     """
-    whole, few = (model, None) if batches is not None else _rows_of(model, args, kwargs, in_blocks)
+    whole = model if batches is not None else whole_plates(model, args, kwargs)
+    most = MOST_BLOCKS if in_blocks else MOST_ROWS
+    few = None if whole is model else few_rows(model, args, kwargs, most)
     seen = whole if few is None else few.model
     shapes = tuple((name, np.shape(value)) for name, value in latents.items())
     first = np.concatenate([np.ravel(np.asarray(a, float)) for a in latents.values()])
@@ -77,30 +69,28 @@ def find_start(
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     def search() -> GaussianStart | None:
-        from_prior = _prior_draws(seen, args, kwargs, latents)
         known = Latents(
             first,
-            from_prior,
+            _prior_draws(seen, args, kwargs, latents),
             is_hierarchical=_are_among(hierarchical, latents),
             is_scale=_are_among(scales, latents),
             is_between=_are_among(between, latents),
             sizes=tuple(int(np.size(value)) for value in latents.values()),
         )
-        with_forms = not plain
         try:
+            if batches is not None and batches.count is None:
+                some_batches = sample_density(in_forms, batches, forward_mode)
+                return find_gaussian(some_batches, known, rng, with_forms=not plain)
             if batches is not None:
-                if batches.count is None:
-                    some_batches = sample_density(in_forms, batches, forward_mode)
-                    return find_gaussian(some_batches, known, rng, with_forms)
                 some, every = of_batches(in_forms, batches, forward_mode)
             elif few is None:
                 density = batched_density(in_forms.energy, forward_mode)
-                return find_gaussian(density, known, rng, with_forms)
+                return find_gaussian(density, known, rng, with_forms=not plain)
             else:
-                given = in_forms.of_model(model), whole, few
-                some, every = of_rows(*given, forward_mode, in_blocks)
+                of_given = in_forms.of_model(model)
+                some, every = of_rows(of_given, whole, few, forward_mode, in_blocks)
             found = find_gaussian(some.once, known, rng, with_forms=False)
-            return moved_to_all_data(found, some, every, known, rng, with_forms)
+            return moved_to_all_data(found, some, every, known, rng, with_sizes=not plain)
         except FloatingPointError:
             return None
 
@@ -120,15 +110,6 @@ def find_start(
 def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
     """Which flat coordinates are of latents of these names, (d,)."""
     return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
-
-
-def _rows_of(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], in_blocks: bool
-) -> tuple[Callable[..., Any], FewRows | None]:
-    """The model of all rows of its subsampled plates, and that of some where they are many."""
-    whole = whole_plates(model, args, kwargs)
-    most = MOST_BLOCKS if in_blocks else MOST_ROWS
-    return whole, None if whole is model else few_rows(model, args, kwargs, most)
 
 
 def _prior_draws(

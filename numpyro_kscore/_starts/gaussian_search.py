@@ -10,29 +10,18 @@ non-centered coordinates, and then in partially centered ones that suit what was
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Latents,
-    highest,
-    in_form,
-    preferred,
-)
+from numpyro_kscore._starts.candidates import Candidate, highest, in_form, preferred
 from numpyro_kscore._starts.climb import climb_in_forms, match_mode
-from numpyro_kscore._starts.exact_draws import draw_exactly
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
-from numpyro_kscore._starts.host_density import CountedDensity, Density
 from numpyro_kscore._starts.modes import find_modes
 from numpyro_kscore._starts.pathfinder import COLD_SCALE, all_paths, given_scales
-from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._starts.search import CountedDensity, Density, Latents, Search
+from numpyro_kscore._starts.start import GaussianStart, draw_exactly
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import of_degrees
-from numpyro_kscore._transports.conditional import Conditional
-from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 
 # Draws for a bound in the end.
@@ -40,22 +29,6 @@ LAST_DRAWS = 64
 # Bounds that are equal in the last choice, in nats. So many draws hardly see a tail of small
 # scales, where parents of effects have the right size in non-centered coordinates alone.
 EQUAL_IN_THE_END = 0.5
-
-
-class _Found(NamedTuple):
-    """A Gaussian whose sizes vary, one that changes with scales, or a plain one.
-
-    Attributes:
-        number: the finalist that it comes from.
-        candidate: the Gaussian.
-        sizes: how the sizes of latents vary.
-        conditional: the map that its draws are pushed through.
-    """
-
-    number: int
-    candidate: Candidate
-    sizes: Sizes | None = None
-    conditional: Conditional | None = None
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -67,11 +40,7 @@ def find_gaussian(
 ) -> GaussianStart:
     """A Gaussian near the posterior, in coordinates that suit it.
 
-    Args:
-        density: the model, see :func:`~numpyro_kscore._starts.compiled_density.batched_density`.
-        latents: where paths start, and which of the latents are special.
-        rng: for draws.
-        with_forms: whether sizes of latents may vary with others, and the Gaussian with scales.
+    With forms, sizes of latents may vary with others, and the Gaussian with scales.
 
     Raises:
         FloatingPointError: if the density is finite at no start.
@@ -79,90 +48,56 @@ def find_gaussian(
     Cost: 3000 to 15000 gradients of the model in up to ten dimensions, 30000 to 200000 in a hundred
     (docs/start); O(d³) for each step of batch and match.
     """
-    model = CountedDensity(density)
-    dim = len(latents.first)
+    model, dim = CountedDensity(density), len(latents.first)
+    search = Search(model, latents, rng, antithetic(rng, LAST_DRAWS, dim))
     forms = [of_degrees(np.ones(dim))]
     if np.any(latents.is_hierarchical):
         forms.append(of_degrees(np.where(latents.is_hierarchical, 0.0, 1.0)))
-    noise = antithetic(rng, LAST_DRAWS, dim)
-    cold = in_form(model, Affine(latents.first, COLD_SCALE * np.eye(dim)), forms[0], noise)
-    ends = all_paths(model, latents, forms, rng)
-    found = [highest([end.best for end in form]) for form in ends if form]
+    cold = in_form(search, Affine(latents.first, COLD_SCALE * np.eye(dim)), forms[0])
+    paths = all_paths(search, forms)
+    found = [highest([end.best for end in ends]) for ends in paths if ends]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")
-    # With draws of its own: those that follow are the same where nothing comes of it.
-    own_rng = rng.spawn(1)[0]
-    given = [one for form in forms for one in given_scales(model, latents, form, own_rng)]
-    firsts = [*found, cold, *given]
-    finalists = climb_in_forms(model, firsts, latents.is_hierarchical, rng, noise)
+    own = search.with_own_draws()
+    given = [one for form in forms for one in given_scales(own, form)]
+    finalists = climb_in_forms(search, [*found, cold, *given])
 
     def start_from(best: Candidate) -> GaussianStart:
-        modes = find_modes(
-            model,
-            [end for form in ends for end in form],
-            best,
-            noise,
-            lambda candidate: match_mode(model, candidate, rng, noise),
-        )
-        return GaussianStart(
-            Chain((modes.spanned,)),
-            best.centering,
-            best.bound.value,
-            model.count,
-            modes.points,
-            modes.weights,
-            modes.parts,
-        )
+        return find_modes(search, [end for ends in paths for end in ends], best, match_mode)
 
     plain = preferred(finalists)
     start = start_from(plain)
     # Several modes are apart in the coordinates that they were found in.
     if not with_forms or len(start.weights) > 1:
         return start
-    chosen = _in_other_forms(model, latents, finalists, rng, own_rng.spawn(1)[0], noise)
-    finalist = finalists[chosen.number]
+    chosen, finalist = _in_other_forms(search, own.with_own_draws(), finalists)
     if finalist is not plain:
         start = start_from(finalist)
     # Modes may be unknown: then there are no weights.
     if len(start.weights) <= 1:
-        if chosen.candidate is not finalist:
-            start = _in_chosen_form(start, chosen)
+        if chosen is not finalist:
+            further = () if chosen.conditional is None else (chosen.conditional,)
+            start = start._replace(
+                transports=Chain((chosen.gaussian, *further)),
+                elbo=chosen.bound.value,
+                sizes=chosen.sizes,
+            )
         evaluate = model.in_form(start.centering)
         if start.sizes is not None:
             evaluate = pulled_back(evaluate, start.sizes)
-        draws = draw_exactly(evaluate, start.transports, own_rng.spawn(1)[0])
+        draws = draw_exactly(evaluate, start.transports, own.with_own_draws().rng)
         start = start._replace(exact_draws=draws)
     return start._replace(num_gradients=model.count)
 
 
-def _in_chosen_form(start: GaussianStart, chosen: _Found) -> GaussianStart:
-    further = () if chosen.conditional is None else (chosen.conditional,)
-    return start._replace(
-        transports=Chain((chosen.candidate.gaussian, *further)),
-        elbo=chosen.candidate.bound.value,
-        sizes=chosen.sizes,
-    )
-
-
 def _in_other_forms(
-    model: CountedDensity,
-    latents: Latents,
-    finalists: list[Candidate],
-    rng: np.random.Generator,
-    own_rng: np.random.Generator,
-    noise: np.ndarray,
-) -> _Found:
-    """The best of some Gaussians, with sizes that vary, changing with scales, or plain."""
+    search: Search, own: Search, finalists: list[Candidate]
+) -> tuple[Candidate, Candidate]:
+    """The best Gaussian with sizes that vary, changing with scales, or plain; and its finalist."""
     found = []
-    for number, finalist in enumerate(finalists):
-        evaluate = model.in_form(finalist.centering)
-        candidate, sizes = fit_sizes(evaluate, latents, finalist, rng, noise)
-        found.append(_Found(number, candidate, sizes))
-        if sizes is not None:
-            found.append(_Found(number, finalist))
-    for number, finalist in enumerate(finalists):
-        given = fit_conditional(model, latents, finalist, own_rng, noise)
-        if given is not None:
-            found.append(_Found(number, given[0], None, given[1]))
-    best = preferred([one.candidate for one in found], EQUAL_IN_THE_END)
-    return next(one for one in found if one.candidate is best)
+    for one in finalists:
+        found.append((fit_sizes(search.model.in_form(one.centering), search, one), one))
+        found.append((one, one))
+    found += [(fit_conditional(own, one), one) for one in finalists]
+    best = preferred([candidate for candidate, _ in found], EQUAL_IN_THE_END)
+    return next(pair for pair in found if pair[0] is best)

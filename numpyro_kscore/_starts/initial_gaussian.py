@@ -66,11 +66,9 @@ class InitialGaussian(NamedTuple):
             return locs | {f"{name}_{prefix}_scale": s for name, s in self.scales.items()}
         if isinstance(guide, AutoMultivariateNormal):
             return {f"{prefix}_loc": self.mean, f"{prefix}_scale_tril": self.factor}
-        if isinstance(guide, AutoLowRankMultivariateNormal):
-            return {f"{prefix}_loc": self.mean}
         if isinstance(guide, AutoDiagonalNormal):
             return {f"{prefix}_loc": self.mean, f"{prefix}_scale": scale}
-        if isinstance(guide, AutoLaplaceApproximation):
+        if isinstance(guide, AutoLowRankMultivariateNormal | AutoLaplaceApproximation):
             return {f"{prefix}_loc": self.mean}
         hint = "; AutoDelta has constrained values" if isinstance(guide, AutoDelta) else ""
         raise ValueError(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from numpyro_kscore._starts.candidates import Candidate
-from numpyro_kscore._starts.host_density import CountedDensity
 from numpyro_kscore._starts.pathfinder import PathEnd
-from numpyro_kscore._transports.affine import Affine, with_moments
+from numpyro_kscore._starts.search import Search
+from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._transports.affine import with_moments
 from numpyro_kscore._transports.centering import is_same
+from numpyro_kscore._transports.transport import Chain
 
 # Modes nearer than this, squared and in standard deviations, are one; a mode with less than this
 # fraction of the probability is left out.
@@ -22,89 +24,60 @@ SEPARATE, MOST_MISFIT = 16.0, 0.5
 LEAST_SLOPE = 0.01
 
 
-class StartModes(NamedTuple):
-    """The distinct modes whose probability counts.
-
-    Attributes:
-        points: where they are, (k, d).
-        weights: fractions of probability, (k,).
-        parts: a Gaussian for each if they hardly overlap; otherwise empty.
-        spanned: the one Gaussian for all of them.
-    """
-
-    points: np.ndarray
-    weights: np.ndarray
-    parts: tuple[Affine, ...]
-    spanned: Affine
-
-
 def find_modes(
-    model: CountedDensity,
+    search: Search,
     ends: Sequence[PathEnd],
     best: Candidate,
-    noise: np.ndarray,
-    refine_mode: Callable[[Candidate], Candidate],
-) -> StartModes:
-    """Distinct modes with their weights, and the Gaussian with the moments of all of them.
+    refine_mode: Callable[[Search, Candidate], Candidate],
+) -> GaussianStart:
+    """The start at the distinct modes whose probability counts: a Gaussian with their moments.
 
-    Args:
-        model: the density.
-        ends: where the paths ended.
-        best: the best Gaussian, whose coordinates count.
-        noise: standard normal draws, (n, d), for weights and fits.
-        refine_mode: moves the Gaussian of a mode that lies apart toward the model there.
+    Modes that hardly overlap each have a Gaussian of their own, which ``refine_mode`` moves toward
+    the model, and others one for all.
     """
     same_form = [end for end in ends if is_same(end.best.centering, best.centering)]
     ranked = sorted(same_form, key=lambda end: -end.best.bound.value)
     arrived = [end for end in ranked if _is_mode(end, best)]
-    # StartModes that hardly overlap each have a Gaussian of their own, and others one for all.
     found = _distinct(arrived, SEPARATE)
     is_separate = len(found) > 1
     if not is_separate:
         found = _distinct(arrived, SAME_MODE)
-    if len(found) < 2:
-        points = np.array([end.last.point for end in found]).reshape(-1, len(best.gaussian.mean))
-        return StartModes(points, np.ones(len(found)), (), best.gaussian)
+    weights = np.ones(len(found))
     if is_separate:
-        found = [end._replace(best=refine_mode(end.best)) for end in found]
-    fits = [_fit_of(model, end.best, noise) for end in found]
-    is_separate = is_separate and all(fit.misfit < MOST_MISFIT for fit in fits)
-    masses = np.array([fit.log_mass for fit in fits])
-    weights = np.exp(masses - masses.max())
-    kept = weights >= LEAST_MASS * weights.sum()
-    found = [end for end, keep in zip(found, kept, strict=True) if keep]
-    weights = weights[kept] / weights[kept].sum()
-    points = np.stack([end.last.point for end in found])
-    if len(found) == 1:
-        return StartModes(points, weights, (), best.gaussian)
+        found = [end._replace(best=refine_mode(search, end.best)) for end in found]
+    if len(found) > 1:
+        masses, misfits = zip(*(_fit_of(search, end.best) for end in found), strict=True)
+        is_separate = is_separate and max(misfits) < MOST_MISFIT
+        found, weights = counting(found, np.array(masses))
     parts = tuple(end.best.gaussian for end in found)
-    return StartModes(points, weights, parts if is_separate else (), with_moments(parts, weights))
+    return GaussianStart(
+        Chain((with_moments(parts, weights) if len(parts) > 1 else best.gaussian,)),
+        best.centering,
+        best.bound.value,
+        search.model.count,
+        np.array([end.last.point for end in found]).reshape(-1, len(best.gaussian.mean)),
+        weights,
+        parts if is_separate and len(parts) > 1 else (),
+    )
 
 
-def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:
-    found: list[PathEnd] = []
-    for end in ranked:
-        if all(_are_apart(end, other, distance) for other in found):
-            found.append(end)
-    return found
+def counting(found: Sequence[Any], log_masses: np.ndarray) -> tuple[list[Any], np.ndarray]:
+    """Those that have probability enough to count, and their fractions of it."""
+    weights = np.exp(log_masses - np.max(log_masses))
+    counts = weights >= LEAST_MASS * np.sum(weights)
+    kept = [one for one, count in zip(found, counts, strict=True) if count]
+    return kept, weights[counts] / np.sum(weights[counts])
 
 
-class _Fit(NamedTuple):
-    """How well a Gaussian fits the model near it.
+def _fit_of(search: Search, candidate: Candidate) -> tuple[float, float]:
+    """How well a Gaussian fits the model near it: log probability there, and misfit.
 
-    Attributes:
-        log_mass: log probability of the model near it, by importance sampling; not normalized.
-        misfit: by Stein's identity, how far the model's width in some direction is from the
-            Gaussian's: 0 if it is Gaussian, 1 if it is flat there, as along a ring of modes.
+    The former is by importance sampling, and not normalized. The misfit is, by Stein's identity,
+    how far the model's width in some direction is from the Gaussian's: 0 if it is Gaussian, 1 if it
+    is flat there, as along a ring of modes.
     """
-
-    log_mass: float
-    misfit: float
-
-
-def _fit_of(model: CountedDensity, candidate: Candidate, noise: np.ndarray) -> _Fit:
-    gaussian = candidate.gaussian
-    energies, gradients = model.in_form(candidate.centering)(gaussian.push(noise))
+    gaussian, noise = candidate.gaussian, search.noise
+    energies, gradients = search.model.in_form(candidate.centering)(gaussian.push(noise))
     residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
     is_finite = np.all(np.isfinite(residual))
     misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf
@@ -113,7 +86,7 @@ def _fit_of(model: CountedDensity, candidate: Candidate, noise: np.ndarray) -> _
     # Truncated where a single draw would dominate (Ionides 2008).
     mean = np.logaddexp.reduce(ratios) - np.log(len(ratios))
     capped = np.minimum(ratios, mean + 0.5 * np.log(len(ratios)))
-    return _Fit(float(np.logaddexp.reduce(capped)), misfit)
+    return float(np.logaddexp.reduce(capped)), misfit
 
 
 def _is_mode(end: PathEnd, best: Candidate) -> bool:
@@ -122,22 +95,28 @@ def _is_mode(end: PathEnd, best: Candidate) -> bool:
     return end.has_arrived and float(slope @ slope) < LEAST_SLOPE
 
 
-def _are_apart(one: PathEnd, other: PathEnd, distance: float) -> bool:
-    """Whether two modes are this far apart, squared, in the units of both Gaussians."""
-    factors = one.best.gaussian.factor, other.best.gaussian.factor
-    return is_far(one.last.point - other.last.point, factors, distance)
+def _distinct(ranked: Sequence[PathEnd], distance: float) -> list[PathEnd]:
+    places = [(end.last.point, end.best.gaussian.factor) for end in ranked]
+    return [ranked[k] for k in _apart(places, distance)]
+
+
+def distinct(found: Sequence[Candidate]) -> list[Candidate]:
+    """The Gaussians that hardly overlap with any that is better, the best one first."""
+    ranked = sorted(found, key=lambda one: -one.bound.value)
+    places = [(one.gaussian.mean, one.gaussian.factor) for one in ranked]
+    return [ranked[k] for k in _apart(places, SEPARATE)]
+
+
+def _apart(places: Sequence[tuple[np.ndarray, np.ndarray]], distance: float) -> list[int]:
+    """Which points (d,) are this far, squared, from those before, in the units of both factors."""
+    kept: list[int] = []
+    for k, (point, factor) in enumerate(places):
+        others = ((point - places[j][0], (factor, places[j][1])) for j in kept)
+        if all(is_far(move, factors, distance) for move, factors in others):
+            kept.append(k)
+    return kept
 
 
 def is_far(move: np.ndarray, factors: Iterable[np.ndarray], distance: float) -> bool:
     """Whether a move (d,) is longer than a squared distance in the units of all factors (d, d)."""
     return all(float(np.sum(np.linalg.solve(f, move) ** 2)) > distance for f in factors)
-
-
-def distinct(found: Sequence[Candidate]) -> list[Candidate]:
-    """The Gaussians that hardly overlap with any that is better, the best one first."""
-    out: list[Candidate] = []
-    for one in sorted(found, key=lambda one: -one.bound.value):
-        pairs = ((one.gaussian, other.gaussian) for other in out)
-        if all(is_far(a.mean - b.mean, (a.factor, b.factor), SEPARATE) for a, b in pairs):
-            out.append(one)
-    return out

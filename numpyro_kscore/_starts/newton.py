@@ -31,15 +31,9 @@ def newton(
 ) -> Iterate | None:
     """The end of a damped Newton iteration; None if its numbers are not finite.
 
-    Args:
-        evaluate: points (m, d) to energies (m,) and gradients (m, d).
-        start: where it starts, (d,).
-        is_free: which coordinates move, (d,).
-        widths: how far coordinates may be expected to move, (d,).
-
-    Returns:
-        The last point. Its inverse Hessian, (d, d), is zero but for the coordinates that move, and
-        positive definite there: curvatures are taken by their absolute values.
+    Widths (d,) say how far coordinates may be expected to move. The inverse Hessian at the last
+    point, (d, d), is zero but for the coordinates that move, and positive definite there:
+    curvatures are taken by their absolute values.
 
     Cost: 2 f + 8 gradients for each step, f coordinates being free, and O(f³).
     """

@@ -8,16 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Latents,
-    highest,
-    in_form,
-    lower_bound,
-    widths_of,
-)
-from numpyro_kscore._starts.host_density import CountedDensity
+from numpyro_kscore._starts.candidates import Candidate, highest, in_form, lower_bound
 from numpyro_kscore._starts.newton import newton
+from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
 
@@ -52,16 +45,14 @@ class PathEnd(NamedTuple):
     has_arrived: bool
 
 
-def all_paths(
-    model: CountedDensity, latents: Latents, forms: Sequence[Centering], rng: np.random.Generator
-) -> list[list[PathEnd]]:
+def all_paths(search: Search, forms: Sequence[Centering]) -> list[list[PathEnd]]:
     """The paths in every form of coordinates.
 
     Draws of the prior find modes far from the origin; points near it suit vague priors, and the
     origin itself those of effects in raw units.
     """
-    first, from_prior = latents.first, latents.from_prior
-    prior_widths = widths_of(from_prior, len(first))
+    first, from_prior = search.latents.first, search.latents.from_prior
+    prior_widths = search.latents.prior_widths
 
     def widths_in(form: Centering, count: int) -> np.ndarray:
         return np.tile(np.where(form.degrees == 1, prior_widths, 1.0), (count, 1))
@@ -72,26 +63,25 @@ def all_paths(
         drawn = from_prior[k * far : (k + 1) * far]
         widths = np.concatenate([np.ones((1, len(first))), widths_in(form, len(drawn))])
         points = np.concatenate([first[None], drawn])
-        ends.append(_paths(model, points, widths, form, NUM_PATHS // len(forms), rng, k == 0))
+        ends.append(_paths(search, points, widths, form, NUM_PATHS // len(forms), k == 0))
     rest = from_prior[len(forms) * far : PRIOR_STARTS]
-    if len(rest) and model.count < FEW_GRADIENTS and any(ends):
+    if len(rest) and search.model.count < FEW_GRADIENTS and any(ends):
         # Where paths are short there is time to look for more modes.
         best = highest([end.best for form in ends for end in form])
         for form, ended in zip(forms, ends, strict=True):
             if is_same(form, best.centering):
-                ended += _paths(model, rest, widths_in(form, len(rest)), form, len(rest), rng)
+                ended += _paths(search, rest, widths_in(form, len(rest)), form, len(rest))
     return ends
 
 
-def given_scales(
-    model: CountedDensity, latents: Latents, form: Centering, rng: np.random.Generator
-) -> list[Candidate]:
+def given_scales(search: Search, form: Centering) -> list[Candidate]:
     """The best Gaussian at given values of the scales, in a list; none where there are no scales.
 
     Where a scale multiplies latents, the density has its highest peak where the scale is zero and
     they are all equal, with next to no probability. All paths end there, and most begin to before
     they have seen a curvature.
     """
+    latents, model = search.latents, search.model
     first, is_scale = latents.first, latents.is_scale
     if not np.any(is_scale) or np.all(is_scale):
         return []
@@ -104,25 +94,24 @@ def given_scales(
     evaluate = model.in_form(form)
     starts = model.at(starts, of_degrees(np.ones_like(first)), form).moved
     has_width = ~is_scale & (form.degrees == 1)
-    widths = np.where(has_width, widths_of(latents.from_prior, len(first)), 1.0)
-    noise = antithetic(rng, PATH_DRAWS, len(first))
+    widths = np.where(has_width, latents.prior_widths, 1.0)
+    few = search._replace(noise=antithetic(search.rng, PATH_DRAWS, len(first)))
     found = []
     for start in starts:
         end = newton(evaluate, start, ~is_scale, widths)
         if end is not None:
             covariance = end.inverse_hessian + COLD_SCALE**2 * np.diag(is_scale)
             mode = Affine(end.point, factor(covariance))
-            found.append(in_form(model, mode, form, noise))
+            found.append(in_form(few, mode, form))
     return sorted(found, key=lower_bound)[-1:]
 
 
 def _paths(
-    model: CountedDensity,
+    search: Search,
     given: np.ndarray,
     widths: np.ndarray,
     form: Centering,
     count: int,
-    rng: np.random.Generator,
     from_origin: bool = False,
 ) -> list[PathEnd]:
     """Quasi-Newton paths in one form of coordinates, each with its best Gaussian.
@@ -131,8 +120,8 @@ def _paths(
     the origin; one more may start at the origin itself.
     """
     dim = given.shape[1]
-    starts = rng.uniform(-RADIUS, RADIUS, (count, dim))
-    moved = model.at(given, of_degrees(np.ones(dim)), form).moved
+    starts = search.rng.uniform(-RADIUS, RADIUS, (count, dim))
+    moved = search.model.at(given, of_degrees(np.ones(dim)), form).moved
     kept = np.all(np.isfinite(moved), axis=1)
     starts[: kept.sum()] = moved[kept]
     # In raw units a path that takes all coordinates for alike moves scales to where it is instead
@@ -145,27 +134,23 @@ def _paths(
         starts = np.concatenate([starts, np.zeros((1, dim))])
         metrics = np.concatenate([metrics, np.ones((1, dim))])
     budget = PATH_GRADIENTS // NUM_PATHS
-    paths = quasi_newton_paths(model.in_form(form), starts, budget, metrics)
-    noise = antithetic(rng, PATH_DRAWS, dim)
+    paths = quasi_newton_paths(search.model.in_form(form), starts, budget, metrics)
+    few = search._replace(noise=antithetic(search.rng, PATH_DRAWS, dim))
     return [
-        PathEnd(
-            _best_of_path(model, path.iterates, form, noise), path.iterates[-1], path.has_arrived
-        )
+        PathEnd(_best_of_path(few, path.iterates, form), path.iterates[-1], path.has_arrived)
         for path in paths
         if path.iterates
     ]
 
 
-def _best_of_path(
-    model: CountedDensity, iterates: Sequence[Iterate], form: Centering, noise: np.ndarray
-) -> Candidate:
+def _best_of_path(search: Search, iterates: Sequence[Iterate], form: Centering) -> Candidate:
     """The Gaussian of highest bound along a path: a search on a grid that becomes finer."""
     found: dict[int, Candidate] = {}
     low, high = 0, len(iterates) - 1
     for _ in range(ROUNDS):
         for index in np.unique(np.linspace(low, high, LOOKS).round().astype(int)).tolist():
             if index not in found:
-                found[index] = in_form(model, _local(iterates[index]), form, noise)
+                found[index] = in_form(search, _local(iterates[index]), form)
         seen = sorted(found)
         place = seen.index(max(found, key=lambda index: found[index].bound.lower))
         low, high = seen[max(place - 1, 0)], seen[min(place + 1, len(seen) - 1)]

@@ -15,9 +15,9 @@ from numpyro_kscore._model.subsampling import FewRows, counted_once, mean_over_r
 from numpyro_kscore._starts.compiled_density import (
     TargetInForms,
     batched_density,
-    differentiated,
+    with_gradient,
 )
-from numpyro_kscore._starts.host_density import Density
+from numpyro_kscore._starts.search import Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.batches import Batches
@@ -78,13 +78,8 @@ def of_rows(
 ) -> tuple[DataSubset, AllData]:
     """Some rows of a model's plates, and all.
 
-    Args:
-        target: the model as it was given.
-        whole: the model with all rows.
-        few: the model with some rows.
-        forward_mode: differentiate in forward mode.
-        in_blocks: whether rows have latents of their own, which are integrated out: then a pass
-            takes some rows at a time.
+    Rows in blocks have latents of their own, which are integrated out: then a pass takes some rows
+    at a time.
     """
     model, size = target.target.model, few.size
 
@@ -127,13 +122,7 @@ def of_rows(
 def of_batches(
     target: TargetInForms, batches: Batches, forward_mode: bool
 ) -> tuple[DataSubset, AllData]:
-    """A sample of the batches of a loader, and all.
-
-    Args:
-        target: the model, which scales a batch to all data.
-        batches: the batches; those of the sample count with their mean.
-        forward_mode: differentiate in forward mode.
-    """
+    """A sample of the batches of a loader, which count with their mean, and all."""
 
     @quick_jit
     def expansions(stack: Any, point: Array, centering: Centering) -> Taylor:
@@ -150,13 +139,7 @@ def of_batches(
     def values(stack: Any, points: Array, centering: Centering) -> tuple[Array, Array]:
         def of_one(batch: Any) -> tuple[Array, Array]:
             of_batch = target.of_data(*batches.arguments(batch))
-
-            def value(x: Array) -> tuple[Array, Array]:
-                found = of_batch.energy(x, centering, centering)[0]
-                return found, found
-
-            slopes, energies = lax.map(differentiated(forward_mode)(value, has_aux=True), points)
-            return energies, slopes
+            return lax.map(_value_and_slope(of_batch, centering, forward_mode), points)
 
         return lax.map(of_one, stack)
 
@@ -188,6 +171,13 @@ def sample_density(target: TargetInForms, batches: Batches, forward_mode: bool) 
     return batched_density(mean, forward_mode)
 
 
+def _value_and_slope(
+    target: TargetInForms, centering: Centering, forward_mode: bool
+) -> Callable[[Array], tuple[Array, Array]]:
+    energy = with_gradient(lambda x: target.energy(x, centering, centering), forward_mode)
+    return lambda x: energy(x)[:2]
+
+
 def _expanded(
     target: TargetInForms,
     point: Array,
@@ -196,14 +186,6 @@ def _expanded(
     one_by_one: bool = False,
 ) -> Taylor:
     """The energy at a point (d,), to second order in up to 128 dimensions."""
-
-    def value_and_slope(x: Array) -> tuple[Array, Array]:
-        def value(x: Array) -> tuple[Array, Array]:
-            found = target.energy(x, centering, centering)[0]
-            return found, found
-
-        slope, energy = differentiated(forward_mode)(value, has_aux=True)(x)
-        return energy, slope
-
+    value_and_slope = _value_and_slope(target, centering, forward_mode)
     along = lax.map if one_by_one else lambda fn, xs: jax.vmap(fn)(xs)
     return taylor(value_and_slope, point, len(point) <= MOST_CURVED, along)

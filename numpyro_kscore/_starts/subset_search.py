@@ -16,7 +16,7 @@ bound by all data is another than the surrogate's, steps follow with scores of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -24,22 +24,16 @@ import numpy as np
 
 from numpyro_kscore._model.control_variate import Taylor
 from numpyro_kscore._starts.batch_match import Bound, match_far
-from numpyro_kscore._starts.candidates import (
-    Candidate,
-    Latents,
-    bounded,
-    lower_bound,
-)
+from numpyro_kscore._starts.candidates import Candidate, bounded, lower_bound
 from numpyro_kscore._starts.climb import climb, climb_near
-from numpyro_kscore._starts.fit_centering import in_suited_form
+from numpyro_kscore._starts.fit_centering import recentered
 from numpyro_kscore._starts.fit_sizes import fit_sizes
-from numpyro_kscore._starts.host_density import CountedDensity
-from numpyro_kscore._starts.modes import LEAST_MASS, distinct
+from numpyro_kscore._starts.modes import counting, distinct
+from numpyro_kscore._starts.search import CountedDensity, Latents, Search
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import AllData, DataSubset, corrected
 from numpyro_kscore._transports.affine import Affine, antithetic, with_moments
 from numpyro_kscore._transports.centering import Centering
-from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Most rounds with surrogates, or with scores of all data; steps of batch and match in each, and
@@ -86,16 +80,10 @@ def moved_to_all_data(
     rng: np.random.Generator,
     with_sizes: bool,
 ) -> GaussianStart:
-    """A Gaussian near the posterior of all data.
+    """A Gaussian near the posterior of all data, from the start of a subset alone.
 
-    Args:
-        found: the start of the subset alone, in which every row counts once. Its sizes do not vary:
-            that is looked for where all data place the posterior.
-        subset: a subset of the data.
-        every: all data.
-        latents: the model's latents.
-        rng: for draws.
-        with_sizes: whether sizes of latents may vary with others in its coordinates.
+    In that start every row counts once, and sizes do not vary: whether they do is looked for where
+    all data place the posterior.
 
     Raises:
         FloatingPointError: if no bound with all data is finite.
@@ -112,18 +100,15 @@ def moved_to_all_data(
         if not moved[k].is_sound:
             by_scores = mover.by_scores(first, found.centering, not found.parts)
             candidates[k] = max(candidates[k], by_scores, key=lower_bound)
-    sizes = None
     if with_sizes and not found.parts and moved[0].is_sound:
-        candidates[0], sizes = mover.with_sizes(moved[0])
+        candidates[0] = mover.with_sizes(moved[0])
     if not any(np.isfinite(one.bound.value) for one in candidates):
         raise FloatingPointError("expected a finite bound with all data; got none")
     # Modes of the subset may be one for all data, or have no weight there.
     candidates = distinct(candidates)
     bounds = np.array([one.bound.value for one in candidates])
-    weights = np.exp(bounds - np.max(bounds))
-    counts = weights >= LEAST_MASS * np.sum(weights)
-    weights = weights[counts] / np.sum(weights[counts])
-    parts = tuple(one.gaussian for one, count in zip(candidates, counts, strict=True) if count)
+    candidates, weights = counting(candidates, bounds)
+    parts = tuple(one.gaussian for one in candidates)
     spent = subset.share * (found.num_gradients + mover.of_subset.count)
     return GaussianStart(
         Chain((with_moments(parts, weights) if len(parts) > 1 else parts[0],)),
@@ -133,7 +118,7 @@ def moved_to_all_data(
         modes=np.stack([part.mean for part in parts]),
         weights=weights,
         parts=parts if len(parts) > 1 else (),
-        sizes=sizes,
+        sizes=candidates[0].sizes,
     )
 
 
@@ -143,29 +128,20 @@ class _Mover:
     Attributes:
         of_subset: the density of the subset.
         count: gradients of all data that were taken.
-
-    Args:
-        subset: a subset of the data, which stands for all.
-        every: all data.
-        latents: the model's latents.
-        rng: for draws.
     """
 
     def __init__(
         self, subset: DataSubset, every: AllData, latents: Latents, rng: np.random.Generator
     ) -> None:
         self.of_subset, self.count = CountedDensity(subset.density), 0
-        self._subset, self._every = subset, every
-        self._latents, self._rng = latents, rng
+        self._subset, self._every, self._rng = subset, every, rng
         self._noise = antithetic(rng, BOUND_DRAWS, len(latents.first))
+        self._search = Search(self.of_subset, latents, rng, self._noise)
 
     def by_surrogate(self, first: Affine, centering: Centering, may_change: bool) -> _Moved:
         """A Gaussian after rounds with a surrogate each, and rounds with the last one.
 
-        Args:
-            first: the first Gaussian.
-            centering: the form of its coordinates.
-            may_change: whether these may change, where priors depend on other latents.
+        Its coordinates may change where priors depend on other latents.
         """
         gaussian = first
         last = gaussian, centering, self.of_subset.in_form(centering)
@@ -184,10 +160,8 @@ class _Mover:
                 gaussian, centering = self._suited(gaussian, centering)
         gaussian, centering, inside = last
         first_bound = bounded(inside, gaussian, self._noise, centering)
-        best = climb_near(
-            inside, gaussian, first_bound, self._rng, self._noise, MOST_NEAR, patience=0
-        )
-        return _Moved(self._by_all(best.gaussian, centering), best.bound, inside)
+        best = climb_near(inside, gaussian, first_bound, self._search, MOST_NEAR)
+        return _Moved(self._by_all(best), best.bound, inside)
 
     def by_scores(self, first: Affine, centering: Centering, may_change: bool) -> Candidate:
         """The same after steps with scores of all data."""
@@ -201,16 +175,14 @@ class _Mover:
         # Coordinates that know where all data place the latents, unless they are clearly worse.
         return found if lower_bound(found) > other.bound.value else other
 
-    def with_sizes(self, known: _Moved) -> tuple[Candidate, Sizes | None]:
-        """A Gaussian whose sizes vary with others; the known one and None if it is no better."""
+    def with_sizes(self, known: _Moved) -> Candidate:
+        """A Gaussian whose sizes vary with others; the known one if it is no better."""
         by_surrogate = known.candidate._replace(bound=known.by_surrogate)
-        given = known.surrogate, self._latents, by_surrogate, self._rng, self._noise
-        best, sizes = fit_sizes(*given)
-        if sizes is not None:
-            candidate = self._by_all(best.gaussian, best.centering, sizes)
-            if lower_bound(candidate) > lower_bound(known.candidate):
-                return candidate, sizes
-        return known.candidate, None
+        best = fit_sizes(known.surrogate, self._search, by_surrogate)
+        if best.sizes is None:
+            return known.candidate
+        candidate = self._by_all(best)
+        return max(known.candidate, candidate, key=lower_bound)
 
     def _climbed(self, first: Affine, centering: Centering) -> Candidate:
         """The best Gaussian of rounds with scores of all data, while they bring much."""
@@ -219,16 +191,13 @@ class _Mover:
         def value(candidate: Candidate) -> float:
             return candidate.bound.value
 
-        def highest_value(found: Sequence[Candidate]) -> Candidate:
-            return max(found, key=value)
-
-        def step(best: Candidate, count: int) -> list[Candidate]:
-            del count
+        def step(best: Candidate, _: int) -> list[Candidate]:
             after = match_far(evaluate, best.gaussian, self._rng, MATCH_STEPS)[-1]
             return [bounded(evaluate, after, self._noise, centering)]
 
         start = bounded(evaluate, first, self._noise, centering)
-        return climb(start, step, MOST_ROUNDS, MUCH, choose=highest_value, measure=value).best
+        highest = partial(max, key=value)
+        return climb(start, step, MOST_ROUNDS, MUCH, choose=highest, measure=value)[0]
 
     def _difference(self, point: np.ndarray, centering: Centering) -> Taylor:
         """The expansion of the energy of all data less that of the subset."""
@@ -238,12 +207,10 @@ class _Mover:
 
     def _suited(self, gaussian: Affine, centering: Centering) -> tuple[Affine, Centering]:
         """The Gaussian in coordinates that suit it: the subset had it elsewhere."""
-        is_hierarchical = self._latents.is_hierarchical
-        if not np.any(is_hierarchical):
+        if not np.any(self._search.latents.is_hierarchical):
             return gaussian, centering
-        dim = len(gaussian.mean)
-        draws = gaussian.push(antithetic(self._rng.spawn(1)[0], DRAWS_EACH * dim, dim))
-        found = in_suited_form(self.of_subset, draws, centering, is_hierarchical)
+        count = DRAWS_EACH * len(gaussian.mean)
+        found = recentered(self._search.with_own_draws(), gaussian, centering, count)
         return found or (gaussian, centering)
 
     def _in_form(self, centering: Centering) -> Evaluate:
@@ -255,11 +222,10 @@ class _Mover:
 
         return evaluate
 
-    def _by_all(
-        self, gaussian: Affine, centering: Centering, sizes: Sizes | None = None
-    ) -> Candidate:
+    def _by_all(self, found: Candidate) -> Candidate:
         """A Gaussian with its bound by all data."""
-        evaluate = self._in_form(centering)
-        if sizes is not None:
-            evaluate = pulled_back(evaluate, sizes)
-        return bounded(evaluate, gaussian, self._noise, centering)
+        evaluate = self._in_form(found.centering)
+        if found.sizes is not None:
+            evaluate = pulled_back(evaluate, found.sizes)
+        by_all = bounded(evaluate, found.gaussian, self._noise, found.centering)
+        return by_all._replace(sizes=found.sizes)

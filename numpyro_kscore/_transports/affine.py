@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_kscore._util.linalg import invert_lower
@@ -29,7 +28,8 @@ class Affine:
     @property
     def log_det(self) -> Any:
         """Logarithm of the determinant of the factor."""
-        return namespace(self.factor).sum(namespace(self.factor).log(_diagonal(self.factor)))
+        xp = namespace(self.factor)
+        return xp.sum(xp.log(xp.diagonal(self.factor)))
 
     def push(self, x: Any) -> Any:
         return self.mean + x @ self.factor.T
@@ -62,19 +62,9 @@ class GaussianMixture:
     means: Any
     factors: Any
 
-    def push(self, k: jax.Array, x: jax.Array) -> jax.Array:
-        """The draw of component ``k`` at a standard normal point (d,)."""
-        return self.means[k] + self.factors[k] @ x
-
-    def log_volume(self, k: jax.Array) -> jax.Array:
-        """The log volume of component ``k``, less the logarithm of its weight."""
-        volumes = jnp.sum(jnp.log(jax.vmap(jnp.diagonal)(self.factors)), axis=1)
-        return (volumes - jnp.log(self.weights))[k]
-
-    def push_score(self, k: jax.Array, score: jax.Array) -> jax.Array:
-        """The score of component ``k`` at the draw, (d,)."""
-        inverses = jnp.stack([invert_lower(one) for one in self.factors])
-        return score @ inverses[k]
+    def component(self, k: jax.Array) -> Affine:
+        """The map to the draws of component ``k``."""
+        return Affine(self.means[k], self.factors[k])
 
 
 def standard(dim: int) -> Affine:
@@ -115,7 +105,3 @@ def with_moments(parts: Sequence[Affine], weights: np.ndarray) -> Affine:
         for w, part in zip(weights, parts, strict=True)
     )
     return Affine(mean, factor(np.asarray(covariance)))
-
-
-def _diagonal(matrix: Any) -> Any:
-    return namespace(matrix).diagonal(matrix)

@@ -24,8 +24,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._util.pytree import pytree
+
+
+class LocationScale(NamedTuple):
+    """Location and scale of a prior, as one of unconstrained values.
+
+    Attributes:
+        loc: of the shape of the unconstrained value, or one that broadcasts to it.
+        scale: positive, likewise; or lower triangular, batch + (k, k), with a positive diagonal.
+        is_matrix: whether the scale is a matrix.
+    """
+
+    loc: jax.Array
+    scale: jax.Array
+    is_matrix: bool = False
+
+    @property
+    def diagonal(self) -> jax.Array:
+        """The scale, or the diagonal of its matrix."""
+        if not self.is_matrix:
+            return self.scale
+        return jnp.diagonal(self.scale, axis1=-2, axis2=-1)
 
 
 class Centering(NamedTuple):

@@ -98,10 +98,7 @@ class Conditional:
     def _through_scales(self, u: Any, v: Any, inner: Any) -> Any:
         """The gradient in u of an energy of the others, and of minus the log volume, (..., k).
 
-        Args:
-            u: points of the scales, (..., k).
-            v: points of the others, (..., r).
-            inner: gradient of the energy in ``m(u) + T(u) v``, (..., r).
+        ``inner`` is the gradient of the energy in ``m(u) + T(u) v``, (..., r).
         """
         xp = namespace(u)
         values, slopes = features(u)
@@ -133,13 +130,9 @@ def skewed(points: Any, skews: Any) -> Any:
 
 
 def features(points: Any) -> tuple[Any, Any]:
-    """Powers of scales, which end beyond a few standard deviations.
+    """Powers of scales, which end beyond a few standard deviations, and their derivatives.
 
-    Args:
-        points: points of the scales, (..., k).
-
-    Returns:
-        The features, 0 where all scales are, (..., p), and their derivatives, (..., p, k).
+    They are 0 where all scales are, (..., p), and their derivatives have shape (..., p, k).
     """
     xp = namespace(points)
     t = xp.tanh(points / REACH)

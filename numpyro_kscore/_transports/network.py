@@ -212,13 +212,7 @@ class ResidualNetwork:
 def push_network(
     network: ResidualNetwork, noise: jax.Array, with_density: bool
 ) -> tuple[jax.Array, LocalDensity | None]:
-    """The image of standard normal noise, and its local density.
-
-    Args:
-        network: the network.
-        noise: shape (noise_dim,).
-        with_density: whether the density is wanted; otherwise it is None.
-    """
+    """The image of standard normal noise, and its local density."""
     if not with_density:
         return network.push(noise), None
     fixed, at = lax.stop_gradient((network, noise))
@@ -228,12 +222,7 @@ def push_network(
 
 
 def volume_of(slopes: Callable[[jax.Array], jax.Array], x: jax.Array) -> Volume:
-    """The volume of a map at a point.
-
-    Args:
-        slopes: the derivative of the map, a row for each number of the point, (d, d).
-        x: the point, (d,).
-    """
+    """The volume of a map at a point."""
     matrix, transpose = jax.vjp(slopes, x)
     orientation, log_volume, inverse = slogdet_and_inverse(matrix)
     (slope,) = transpose(inverse.T)

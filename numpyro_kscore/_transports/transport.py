@@ -34,12 +34,7 @@ class Transport(Protocol):
         ...
 
     def pull(self, x: Any, gradients: Any) -> Any:
-        """The gradient in x of an energy E(T(x)) less the log volume, (..., d).
-
-        Args:
-            x: points, (..., d).
-            gradients: of E, at the coordinates of the points, (..., d).
-        """
+        """The gradient in x of E(T(x)) less the log volume, from that of an energy E, (..., d)."""
         ...
 
     def push_score(self, x: Any, score: Any) -> Any:
@@ -47,10 +42,6 @@ class Transport(Protocol):
 
         It is the inverse of :meth:`pull`, but for the sign: the score of a density is minus the
         gradient of its energy.
-
-        Args:
-            x: points, (..., d).
-            score: of the density of the points, (..., d).
         """
         ...
 
@@ -71,26 +62,27 @@ class Chain:
         return x
 
     def log_volume(self, x: Any) -> Any:
-        total = namespace(x).zeros(x.shape[:-1], x.dtype)
-        for step in self.steps:
-            total = total + step.log_volume(x)
-            x = step.push(x)
-        return total
+        zeros = namespace(x).zeros(x.shape[:-1], x.dtype)
+        return sum((step.log_volume(point) for step, point in self._placed(x)), zeros)
 
     def pull(self, x: Any, gradients: Any) -> Any:
-        points = []
-        for step in self.steps:
-            points.append(x)
-            x = step.push(x)
-        for step, point in zip(reversed(self.steps), reversed(points), strict=True):
+        for step, point in reversed(self._placed(x)):
             gradients = step.pull(point, gradients)
         return gradients
 
     def push_score(self, x: Any, score: Any) -> Any:
-        for step in self.steps:
-            score = step.push_score(x, score)
-            x = step.push(x)
+        for step, point in self._placed(x):
+            score = step.push_score(point, score)
         return score
+
+    def _placed(self, x: Any) -> list[tuple[Any, Any]]:
+        """Every step with the points that it is given."""
+        placed = []
+        for step in self.steps:
+            placed.append((step, x))
+            # What comes out of the last one is not asked for.
+            x = step.push(x) if step is not self.steps[-1] else x
+        return placed
 
 
 class LocalDensity(NamedTuple):
@@ -104,13 +96,7 @@ class LocalDensity(NamedTuple):
 
 
 def push_density(transport: Transport, x: jax.Array, local: LocalDensity) -> LocalDensity:
-    """The density of the image of points (d,) that have a density.
-
-    Args:
-        transport: the map.
-        x: the points.
-        local: their density.
-    """
+    """The density of the image of points (d,) that have a density."""
     log_density = local.log_density - transport.log_volume(x)
     return LocalDensity(log_density, transport.push_score(x, local.score))
 

@@ -1,7 +1,5 @@
 """Gaussians that change with scales, against posteriors that are normal given them."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +11,10 @@ from numpyro.infer import SVI
 from numpyro.optim import Adam
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._starts.candidates import Latents, in_form
+from numpyro_kscore._starts.candidates import in_form
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.gaussian_search import find_gaussian
-from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
+from numpyro_kscore._starts.search import AtPoints, CountedDensity, Latents, Search
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.conditional import Conditional
@@ -92,13 +90,15 @@ def found(request):
     half = rng.normal(size=(32, walks.dim))
     model = CountedDensity(walks.density)
     noise = np.concatenate([half, -half])
-    known = in_form(model, narrow, of_degrees(np.ones(walks.dim)), noise)
-    return walks, known, fit_conditional(model, walks.latents(), known, rng, noise)
+    search = Search(model, walks.latents(), rng, noise)
+    known = in_form(search, narrow, of_degrees(np.ones(walks.dim)))
+    return walks, known, fit_conditional(search, known)
 
 
 def test_between_the_values_looked_at_it_is_the_conditional_posterior(found):
     """The divergence of the interpolated Gaussian from the exact one, where the scales are."""
-    walks, _, (_, given) = found
+    walks, _, candidate = found
+    given = candidate.conditional
     rng = np.random.default_rng(6)
     of_scales = np.clip(rng.normal(size=(50, walks.count)), -2.5, 2.5)
     rest = walks.dim - walks.count
@@ -128,7 +128,8 @@ def divergence(mean, factor, other, covariance):
 @pytest.mark.parametrize("found", [1], indirect=True)
 def test_where_the_scales_are_is_found(found):
     """By quadrature for one scale: its mean and its width, which no mode tells."""
-    walks, _, (_, given) = found
+    walks, _, candidate = found
+    given = candidate.conditional
     masses = np.exp([walks.given(np.array([s]))[2] for s in LINE])
     masses /= masses.sum()
     mean = masses @ LINE
@@ -145,7 +146,7 @@ def test_where_the_scales_are_is_found(found):
 
 def test_its_bound_is_near_the_evidence(found):
     """By quadrature for one scale; for more it is above that of the Gaussian it comes from."""
-    walks, known, (candidate, _) = found
+    walks, known, candidate = found
     assert candidate.bound.value > known.bound.value + 0.5
     if walks.count == 1:
         densities = np.array([walks.given(np.array([s]))[2] for s in LINE])
@@ -167,14 +168,18 @@ def test_without_scales_or_with_too_many_there_is_none():
     latents = walks.latents()
     noise = rng.normal(size=(8, walks.dim))
     ones = of_degrees(np.ones(walks.dim))
-    known = in_form(model, Affine(np.zeros(walks.dim), np.eye(walks.dim)), ones, noise)
-    look = partial(fit_conditional, model, known=known, rng=rng, noise=noise)
+    search = Search(model, latents, rng, noise)
+    known = in_form(search, Affine(np.zeros(walks.dim), np.eye(walks.dim)), ones)
+
+    def look(latents):
+        return fit_conditional(search._replace(latents=latents), known)
+
     none = np.zeros(walks.dim, bool)
     before = model.count
-    assert look(latents._replace(is_scale=none)) is None
-    assert look(latents._replace(is_scale=~none, sizes=(1,) * walks.dim)) is None
+    assert look(latents._replace(is_scale=none)) is known
+    assert look(latents._replace(is_scale=~none, sizes=(1,) * walks.dim)) is known
     # Too many numbers for one latent to be scales.
-    assert look(latents._replace(is_scale=~none, sizes=(walks.dim,))) is None
+    assert look(latents._replace(is_scale=~none, sizes=(walks.dim,))) is known
     assert model.count == before
 
 
@@ -189,8 +194,9 @@ def test_where_a_mode_has_no_finite_density_there_is_none():
     model, rng = CountedDensity(broken), np.random.default_rng(9)
     noise = 1e-3 * rng.normal(size=(8, walks.dim))
     narrow = Affine(np.zeros(walks.dim), 0.1 * np.eye(walks.dim))
-    known = in_form(model, narrow, of_degrees(np.ones(walks.dim)), noise)
-    assert fit_conditional(model, walks.latents(), known, rng, noise) is None
+    search = Search(model, walks.latents(), rng, noise)
+    known = in_form(search, narrow, of_degrees(np.ones(walks.dim)))
+    assert fit_conditional(search, known) is known
 
 
 @pytest.mark.thorough

@@ -24,10 +24,10 @@ from numpyro.infer.autoguide import (
 from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._fit.svi import initial_state
 from numpyro_kscore._model.coordinates import unravel
-from numpyro_kscore._starts.candidates import Latents, in_form, preferred
+from numpyro_kscore._starts.candidates import in_form, preferred
 from numpyro_kscore._starts.climb import climb_in_forms
 from numpyro_kscore._starts.gaussian_search import find_gaussian
-from numpyro_kscore._starts.host_density import AtPoints, CountedDensity
+from numpyro_kscore._starts.search import AtPoints, CountedDensity, Latents, Search
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import is_same, of_degrees
 from numpyro_kscore._transports.conditional import Conditional
@@ -209,10 +209,12 @@ NON_CENTERED = of_degrees(np.where(IS_EFFECT, 0.0, 1.0))
 def test_non_centered_coordinates_have_rounds_of_their_own():
     """Where partial degrees have the higher bound, so that these would be all."""
     noise = antithetic(np.random.default_rng(2), 64, 7)
-    model = CountedDensity(effects)
+    rng, none = np.random.default_rng(0), np.zeros(7, bool)
+    latents = Latents(np.zeros(7), np.empty((0, 7)), IS_EFFECT, none, none, (1,) * 7)
+    search = Search(CountedDensity(effects), latents, rng, noise)
     cold = Affine(np.full(7, 0.1), 0.1 * np.eye(7))
-    colds = [in_form(model, cold, form, noise) for form in (of_degrees(np.ones(7)), NON_CENTERED)]
-    best, apart = climb_in_forms(model, colds, IS_EFFECT, np.random.default_rng(0), noise)
+    colds = [in_form(search, cold, form) for form in (of_degrees(np.ones(7)), NON_CENTERED)]
+    best, apart = climb_in_forms(search, colds)
     # The variance of a non-centered effect is near 0 where data are good, and near 1 where not.
     assert np.all(best.centering.degrees[1:4] > 0.8)
     assert np.all(best.centering.degrees[4:] < 0.4)

@@ -15,13 +15,11 @@ from scipy import special, stats
 from numpyro_kscore import AutoImplicit
 from numpyro_kscore._model.control_variate import Taylor
 from numpyro_kscore._starts.batch_match import elbo
-from numpyro_kscore._starts.candidates import Latents
 from numpyro_kscore._starts.gaussian_search import find_gaussian
-from numpyro_kscore._starts.host_density import AtPoints
+from numpyro_kscore._starts.search import AtPoints, Latents
 from numpyro_kscore._starts.subset_density import AllData, DataSubset
 from numpyro_kscore._starts.subset_search import moved_to_all_data
-from numpyro_kscore._transports.centering import Centering, centered
-from numpyro_kscore._transports.prior import LocationScale
+from numpyro_kscore._transports.centering import Centering, LocationScale, centered
 from numpyro_kscore._util.batches import Batches
 
 # Means of the data of twelve effects, and their standard errors; where a part of the data has them.

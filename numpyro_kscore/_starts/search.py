@@ -1,0 +1,114 @@
+"""What all parts of a search use: the density at points, the latents, and random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.transport import Evaluate
+
+# Fewest draws that tell widths.
+FEWEST_DRAWS = 16
+
+
+class AtPoints(NamedTuple):
+    """A model at points (m, d).
+
+    Attributes:
+        energies: minus log densities, (m,).
+        gradients: gradients of the energy, (m, d).
+        moved: the points in the other coordinates, (m, d).
+        values: unconstrained values there, (m, d).
+        locs: locations of their priors, (m, d); 0 for those that are not hierarchical.
+        log_scales: logarithms of the scales of their priors, likewise.
+    """
+
+    energies: np.ndarray
+    gradients: np.ndarray
+    moved: np.ndarray
+    values: np.ndarray
+    locs: np.ndarray
+    log_scales: np.ndarray
+
+
+# The model at points (m, d) in the coordinates of a centering; the points are also given in those
+# of another one.
+Density = Callable[[np.ndarray, Centering, Centering], AtPoints]
+
+
+class CountedDensity:
+    """The density at points, with a count of its gradients.
+
+    Attributes:
+        count: gradients so far.
+    """
+
+    def __init__(self, density: Density) -> None:
+        self._density, self.count = density, 0
+
+    def at(self, points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
+        """The density at points (n, d) in one form of coordinates, and the points in another."""
+        self.count += len(points)
+        return self._density(points, centering, other)
+
+    def in_form(self, centering: Centering) -> Evaluate:
+        """Energies and gradients as functions of the points alone."""
+
+        def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = self.at(points, centering, centering)
+            return found.energies, found.gradients
+
+        return evaluate
+
+
+class Latents(NamedTuple):
+    """A model's latents before a search, in unconstrained coordinates.
+
+    Attributes:
+        first: values at which the density is finite, (d,); the first path starts there.
+        from_prior: draws of the prior, (m, d), from which other paths start; none where it cannot
+            be drawn from.
+        is_hierarchical: which coordinates have a degree of centering, (d,).
+        is_scale: which may be scales of others: those of positive numbers, (d,).
+        is_between: which others have values between two bounds, such as correlations, (d,).
+        sizes: numbers of coordinates of the latents, in their order.
+    """
+
+    first: np.ndarray
+    from_prior: np.ndarray
+    is_hierarchical: np.ndarray
+    is_scale: np.ndarray
+    is_between: np.ndarray
+    sizes: tuple[int, ...]
+
+    @property
+    def prior_widths(self) -> np.ndarray:
+        """Standard deviations of the prior by quantiles, (d,); 1 where draws say nothing."""
+        if len(self.from_prior) < FEWEST_DRAWS:
+            return np.ones(len(self.first))
+        low, high = np.quantile(self.from_prior, [0.16, 0.84], axis=0)
+        found = 0.5 * (high - low)
+        return np.where(np.isfinite(found) & (found > 0), found, 1.0)
+
+
+class Search(NamedTuple):
+    """What all parts of a search use.
+
+    Attributes:
+        model: the density, in any form of coordinates.
+        latents: what is known of the latents before it.
+        rng: makes all draws but those of the noise.
+        noise: standard normal noise for bounds, its second half minus the first, (m, d).
+    """
+
+    model: CountedDensity
+    latents: Latents
+    rng: np.random.Generator
+    noise: np.ndarray
+
+    def with_own_draws(self) -> Search:
+        """The same with other draws: those that follow do not depend on how many it makes."""
+        return self._replace(rng=self.rng.spawn(1)[0])
