@@ -127,7 +127,7 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore._util.batches.Batches"),
     ("py:class", "numpyro_kscore._starts.exact_draws.ExactDraws"),
     ("py:class", "numpyro_kscore.estimators._base.base_scores.Base"),
-    ("py:class", "numpyro_kscore.estimators._base.kernel_coordinates.Coordinates"),
+    ("py:class", "numpyro_kscore.estimators._base.standardization.Coordinates"),
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureExpansion"),
     ("py:class", "numpyro_kscore.estimators._operators.features.Features"),
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureMoments"),

@@ -17,10 +17,11 @@ from jax.sharding import NamedSharding
 from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates, Whitening
 from numpyro_kscore.estimators._base.standardization import (
     STANDARDIZE_CHOICES,
     WHITENING_CHOICES,
+    Coordinates,
+    Whitening,
     standardize_samples,
 )
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator

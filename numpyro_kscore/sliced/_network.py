@@ -12,7 +12,7 @@ from jax import lax, random
 
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 
 Layers = list[tuple[jax.Array, jax.Array]]
 

@@ -14,7 +14,7 @@ from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
 from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
 from numpyro_kscore.estimators._base.fitted_base import make_base
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._base.student import INVERSE_DEGREES, fit_student
 from numpyro_kscore.regularizers import NuMethod
 from support import oracle

@@ -12,7 +12,7 @@ from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._fit.score import at_points
 from numpyro_kscore.kernels._smoothing import Centers, Smoothed, smooth
 

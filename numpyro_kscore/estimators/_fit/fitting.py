@@ -21,7 +21,7 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base.base_scores import Base, ZeroBase
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._fit.feature_selection import choose_for_span, some_rows
 from numpyro_kscore.estimators._fit.grouped_score import grouped
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples

@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows, constrain_rows
 from numpyro_kscore.estimators._base.base_scores import Base
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
 from numpyro_kscore.estimators._base.standardization import (
     WHITENING_CHOICES,
+    Coordinates,
     localized,
     regress_out,
     standardize_samples,
