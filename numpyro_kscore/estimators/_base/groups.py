@@ -1,7 +1,7 @@
 """Separate groups of samples, found by a mixture of Student t distributions of one shape.
 
 The modes of a distribution are its groups where they hardly overlap. In coordinates that make
-neighbors lie in all directions alike (:mod:`.local_shape`) what separates modes is a direction of
+neighbors lie in all directions alike (:func:`local_shape`) what separates modes is a direction of
 large spread, so groups are found by splitting one of them along its longest axis, again and again.
 Heavy tails keep outliers from becoming groups, and one shape keeps the likelihood bounded.
 

@@ -22,8 +22,7 @@ from jax import random
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
-from numpyro_kscore.estimators._base.local_shape import local_shape
-from numpyro_kscore.estimators._base.standardization import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates, local_shape
 
 # Distance of neighboring groups over the root mean square radius of a group. The usual bandwidth is
 # 1.4 radii, the widest that is tried six. Much farther apart, squared distances need differences
