@@ -131,7 +131,7 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureExpansion"),
     ("py:class", "numpyro_kscore.estimators._operators.features.Features"),
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureMoments"),
-    ("py:class", "numpyro_kscore.estimators._operators.features.FeatureRows"),
+    ("py:class", "numpyro_kscore.estimators._operators.features.Rows"),
     ("py:class", "numpyro_kscore.kernels._pairwise.Expansion"),
     ("py:class", "numpyro_kscore.kernels._smoothing.Centers"),
 ]

@@ -59,10 +59,6 @@ class PathMember(Regularizer):
         g, g0, r = self._path(sigma / rho)
         return Filter(g / rho, g0 / rho, r / rho**2)
 
-    def at(self, index: jax.Array) -> PathMember:
-        """The member at a position."""
-        return dataclasses.replace(self, index=index)
-
     def strengths(self, dtype: Any) -> jax.Array:
         """λ or the number of steps of all members, (p,)."""
         members = self.family.path(self.bound)
@@ -144,7 +140,7 @@ def pick(
     unit = lax.stop_gradient(bandwidths[0]) ** 2
     strengths = path.strengths(loss.dtype)
     selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
-    return selection, path.at(index)
+    return selection, dataclasses.replace(path, index=index)
 
 
 def _further(growth: float) -> int:
@@ -168,4 +164,4 @@ def pick_unseen(
     unknown = jnp.full((bandwidths.shape[0], strengths.shape[0]), jnp.nan, dtype)
     index = jnp.asarray(1)
     selection = Selection(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index)
-    return selection, path.at(index)
+    return selection, dataclasses.replace(path, index=index)
