@@ -12,7 +12,7 @@ from jax import lax, random
 from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
-from numpyro_kscore._util.checks import as_points, is_concrete, with_jax_leaves
+from numpyro_kscore._util.checks import as_scores, is_concrete, with_jax_leaves
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base.base_scores import (
@@ -37,13 +37,7 @@ from numpyro_kscore.estimators._base.student import fit_student
 def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
     """The base of a fit from what the user gave: see :class:`ScoreEstimator`."""
     if base_scores is not None:
-        values = as_points("base_scores", base_scores, dim=samples.shape[1])
-        if values.shape != samples.shape:
-            raise ValueError(
-                f"base_scores: expected shape {samples.shape}, one row per sample; "
-                f"got {values.shape}"
-            )
-        return ValuesBase(at_samples=values.astype(samples.dtype))
+        return ValuesBase(at_samples=as_scores("base_scores", base_scores, samples))
     if base is None:
         return ZeroBase()
     fitted: Base

@@ -9,7 +9,7 @@ the tails, and without heavy tails nothing changes.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,6 @@ ROUNDS = 4
 SCALE_ROUNDS = 20
 
 
-class _Weighted(NamedTuple):
-    """Samples with the deviations of a round's weights, and its inverse degrees and mean."""
-
-    samples: jax.Array
-    inverse: jax.Array
-    mean: jax.Array
-
-
 @quick_jit
 @full_precision
 def fit_student(samples: jax.Array, members: jax.Array | None = None) -> EllipticalBase:
@@ -59,8 +51,10 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> Ellipti
         n, counted = jnp.maximum(jnp.sum(members), 2.0), members
     tried = jnp.asarray(INVERSE_DEGREES, samples.dtype)
 
-    def step(carry: _Weighted, _: None) -> tuple[_Weighted, Any]:
-        gaussian = fit_gaussian(carry.samples, members)
+    # Carried on: samples with deviations in the last round's weights, its inverse degrees and mean.
+    def step(carry: tuple[jax.Array, jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
+        last_samples, last_inverse, last_mean = carry
+        gaussian = fit_gaussian(last_samples, members)
         coordinates, held_out = gaussian.coordinates, gaussian.held_out
         z = coordinates.to_kernel(samples)
         squared = jnp.sum(z * z, axis=1)
@@ -77,10 +71,10 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> Ellipti
         weighted = mean + jnp.sqrt(weights)[:, None] * (samples - mean)
         # Keep the samples bit for bit: with weights of one only rounding would be left.
         weighted = jnp.where(inverse > 0, weighted, samples)
-        fitted = coordinates, held_out, carry.inverse, carry.mean
-        return _Weighted(weighted, inverse, mean), fitted
+        fitted = coordinates, held_out, last_inverse, last_mean
+        return (weighted, inverse, mean), fitted
 
-    start = _Weighted(samples, tried[0], samples[0])
+    start = samples, tried[0], samples[0]
     # The scatter is that of the last weights, so there is one round more, whose own weights are
     # not used: outside of the loop it would be a second copy of its program.
     rounds = lax.scan(step, start, None, length=ROUNDS + 1)[1]

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
@@ -190,18 +189,6 @@ def start_stream(settings: FitSettings, samples: jax.Array, base: Base) -> Strea
     return StreamState(problem.coordinates, base, span.features, span.halves, some_rows(span.rows))
 
 
-def add_batch(state: StreamState, batch: Any, operator_samples: int | None) -> StreamState:
-    """The state after one more batch, (n, d)."""
-    mean = state.coordinates.mean
-    points = as_points("batch", batch, dim=mean.shape[0])
-    if points.dtype != mean.dtype:
-        raise TypeError(
-            f"batch: expected {mean.dtype}, as the first batch has; got {points.dtype}. Convert "
-            f"it with .astype('{mean.dtype}')"
-        )
-    return _add(state, points, operator_samples=operator_samples)
-
-
 @quick_jit
 @full_precision
 def finish_stream(settings: FitSettings, state: StreamState) -> Score:
@@ -230,7 +217,10 @@ def finish_stream(settings: FitSettings, state: StreamState) -> Score:
 
 @quick_jit
 @full_precision
-def _add(state: StreamState, points: jax.Array, *, operator_samples: int | None) -> StreamState:
+def add_batch(
+    state: StreamState, points: jax.Array, *, operator_samples: int | None
+) -> StreamState:
+    """The state after one more batch, (n, d)."""
     base_scores = None
     if not isinstance(state.base, ZeroBase):
         scores = state.base.score(points).astype(points.dtype)

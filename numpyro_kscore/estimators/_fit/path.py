@@ -134,22 +134,16 @@ def pick(
     # Where nothing is finite, the strongest member.
     index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if is_auto else 1)
     if is_auto and path.bound is not None:
-        weaker = jnp.minimum(index + _further(growth), loss.shape[1] - 1)
+        # λ halves from a half of the samples to all, and falls by the root of what is more
+        # (benchmarks/results/2026-11-27-automatic-choice.md).
+        further = 1 + round(0.5 * math.log2(growth))
+        weaker = jnp.minimum(index + further, loss.shape[1] - 1)
         keeps = (index == 0) | ~jnp.isfinite(admissible[row, weaker])
         index = jnp.where(keeps, index, weaker)
     unit = lax.stop_gradient(bandwidths[0]) ** 2
     strengths = path.strengths(loss.dtype)
     selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
     return selection, dataclasses.replace(path, index=index)
-
-
-def _further(growth: float) -> int:
-    """Members by which an estimate bears less regularization than fits to half of 1/growth.
-
-    Measured (benchmarks/results/2026-11-27-automatic-choice.md): λ halves from a half to all, and
-    falls by the root of what is more.
-    """
-    return 1 + round(0.5 * math.log2(growth))
 
 
 def _finite(errors: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.sharding import by_rows, constrain_rows
+from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base.base_scores import Base
 from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
 from numpyro_kscore.estimators._base.standardization import (
@@ -24,17 +24,16 @@ from numpyro_kscore.estimators._base.standardization import (
     regress_out,
     standardize_samples,
 )
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._fit.feature_selection import span_features
 from numpyro_kscore.estimators._fit.info import Selection
-from numpyro_kscore.estimators._fit.selection import choose
-from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._fit.selection import choose, pair_distances
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth, FitSettings, Median
 from numpyro_kscore.estimators._operators.features import Rows
 from numpyro_kscore.estimators._operators.fit_operator import FitOperator, Full, subsample
 from numpyro_kscore.estimators._operators.landmarks import compress
 from numpyro_kscore.kernels._gram import Reduction, is_cached, make_gram, reduce_dimension
 from numpyro_kscore.kernels._median import median_distance
-from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._solvers import Dense, Krylov
@@ -221,18 +220,11 @@ def _measure(
     """Squared distances of samples, (n, d), with those of a context, (n, c), added."""
     n = points.shape[0]
     some = points if is_cached(n) else points[:: -(-n // SOME_POINTS)]
-    own = _all_squared_distances(some, sharding)
+    own = pair_distances(some, cancels(some), sharding)
     if context is None:
         return _Distances(own, None, None)
-    apart = _all_squared_distances(context, sharding)
+    apart = pair_distances(context, cancels(context), sharding)
     return _Distances(own + apart, own, nearest_squared(apart))
-
-
-def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return squared_distances(rows, *whole)
-
-    return by_rows(own, sharding, points, (points, cancels(points)))
 
 
 def _bandwidth_candidates(bandwidth: Any, squared: jax.Array) -> jax.Array:

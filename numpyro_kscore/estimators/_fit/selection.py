@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows
 from numpyro_kscore.estimators._fit.info import Selection
@@ -57,6 +58,13 @@ def deal(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(first), np.concatenate(second)
 
 
+def pair_distances(
+    points: jax.Array, direct: jax.Array, sharding: NamedSharding | None
+) -> jax.Array:
+    """Squared distances of all pairs of samples, (n, n), each device the rows of its own."""
+    return by_rows(lambda y, x: squared_distances(y, *x), sharding, points, (points, direct))
+
+
 # Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
 # Dimensions up to which one product with moments costs less than weights for each vector.
@@ -85,7 +93,7 @@ def _held_out_losses(
 
     def fold(own: Rows, other: Rows) -> jax.Array:
         x = own.points
-        s = by_rows(lambda rows, whole: squared_distances(rows, *whole), sharding, x, (x, direct))
+        s = pair_distances(x, direct, sharding)
         gram = make_gram(settings.kernel, x, s, scale, dim, settings.normalize, sharding=sharding)
         solver: Any = settings.solver
         return _path_losses(gram, path, solver, own.base_scores, other, direct)

@@ -5,9 +5,8 @@ kernel of the features is ``J(x)ᵀ J(y)``, so that
 
     L̂ J(·)ᵀ w = J(·)ᵀ A w ,  ζ' = J(·)ᵀ h ,  A = E J Jᵀ ,  h = E [div J + J s0]
 
-with expectations over the samples, and ``ŝ = s0 - g(L̂) ζ'`` has ``w = -g(A) h``: the estimator of
-the package for this kernel, exactly, from moments that one pass over the samples gives. With
-Tikhonov's filter it is the finite kernel exponential family of Strathmann et al. (2015).
+with expectations over the samples, and ``w = -g(A) h`` (docs/theory). With Tikhonov's filter it is
+the finite kernel exponential family of Strathmann et al. (2015).
 """
 
 from __future__ import annotations

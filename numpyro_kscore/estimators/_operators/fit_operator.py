@@ -1,15 +1,9 @@
 """The operators an estimate can be made with, as a fit sees them: of all samples, or of a subset.
 
-The full estimate ``ŝ = s0 - g(L̂) ζ'`` costs O(n² d) a solver step. Most of its noise comes from
-ζ'; the operator L̂ only determines how ζ' is smoothed, and its average over a random subset S of b
-samples is nearly as good. Here
-
-    ŝ = s0 - g(L̂_S) ζ' ,   ζ' = ζ + L̂ s0 over all n samples,
-
-which is one pass over n b pairs and a Krylov space of the b by b operator, O(b² d) a step. With
-``h_S = ζ'(X_S)`` it is ``ŝ = s0 + a ζ' + Σ_(j in S) K(·, x_j) c_j``, the algebra of the full
-estimate: the filter is that of the subset's operator, exact as a function of it. Compared with a
-fit to the subset alone it has the noise of all samples (docs/performance).
+The full estimate ``ŝ = s0 - g(L̂) ζ'`` costs O(n² d) a solver step. With a subset S of b samples
+``ŝ = s0 - g(L̂_S) ζ'``, where ζ' is still over all samples, takes one pass over n b pairs and
+O(b² d) a step (docs/theory). With ``h_S = ζ'(X_S)`` it is ``ŝ = s0 + a ζ' + Σ_(j in S) K(·, x_j)
+c_j``, the algebra of the full estimate.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """Nyström: estimates in the span of a few landmarks, for any regularizer.
 
-With landmarks Z among the samples and P the orthogonal projection onto ``{Σ_l K(·, z_l) c_l}``,
-the estimate is ``ŝ = s0 - g(P L̂ P) P ζ'``. In an orthonormal basis ``K(·, Z) W`` of that span,
-``Wᵀ K_ZZ W = 1``, the operator is the matrix ``A = Wᵀ (K_ZX K_XZ / n) W`` and ``P ζ'`` the vector
-``Wᵀ h_Z`` with ``h_Z = ζ'(Z)``, so that
+In an orthonormal basis ``K(·, Z) W`` of that span, ``Wᵀ K_ZZ W = 1``, the operator is the matrix
+``A = Wᵀ (K_ZX K_XZ / n) W``, and with ``h_Z = ζ'(Z)`` (docs/theory)
 
     ŝ = s0 + Σ_l K(·, z_l) c_l ,    c = -W g(A) Wᵀ h_Z .
 
-Nothing outside the span is left: unlike the full estimate there is no multiple of ζ, whatever
-``g(0)``. A function of the span that vanishes at all samples vanishes at the landmarks and is
-zero, hence A is positive definite, Tikhonov's filter and its truncated form coincide, and
-``c = -(K_ZX K_XZ / n + λ K_ZZ)⁻¹ h_Z``: the estimator NKEF of Sutherland et al. (2018) and of
-Zhou, Shi and Zhu (2020), Example 3.6, whose printed form lacks 1/n and the sign.
+Tikhonov's filter gives the estimator NKEF of Sutherland et al. (2018) and of Zhou, Shi and Zhu
+(2020), Example 3.6, whose printed form lacks 1/n and the sign.
 """
 
 from __future__ import annotations
