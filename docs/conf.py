@@ -127,11 +127,11 @@ nitpick_ignore = [
     ("py:class", "numpyro_kscore._util.batches.Batches"),
     ("py:class", "numpyro_kscore._starts.start.ExactDraws"),
     ("py:class", "numpyro_kscore.estimators._base.base_scores.Base"),
-    ("py:class", "numpyro_kscore.estimators._base.kernel_coordinates.Coordinates"),
+    ("py:class", "numpyro_kscore.estimators._base.standardization.Coordinates"),
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureExpansion"),
     ("py:class", "numpyro_kscore.estimators._operators.features.Features"),
     ("py:class", "numpyro_kscore.estimators._operators.features.FeatureMoments"),
-    ("py:class", "numpyro_kscore.estimators._operators.features.FeatureRows"),
+    ("py:class", "numpyro_kscore.estimators._operators.features.Rows"),
     ("py:class", "numpyro_kscore.kernels._pairwise.Expansion"),
     ("py:class", "numpyro_kscore.kernels._smoothing.Centers"),
 ]

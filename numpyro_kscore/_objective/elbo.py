@@ -33,8 +33,8 @@ from numpyro_kscore._objective.stateful import STATE, check_place, stateful_guid
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
-from numpyro_kscore.estimators._fit.bandwidth import Median
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.settings import Median
 from numpyro_kscore.regularizers._filters import Tikhonov
 from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching

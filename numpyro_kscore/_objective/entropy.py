@@ -11,9 +11,9 @@ from jax import lax
 
 from numpyro_kscore._util.compiling import AS_IT_IS
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 from numpyro_kscore.estimators._base.standardization import (
     WHITENING_CHOICES,
+    Coordinates,
     regress_out,
     standardize_samples,
 )

@@ -89,10 +89,17 @@ def _count_rows_not_finite(x: Any) -> int:
 def as_scored(samples: Any, scores: Any, minimum: int = 1) -> tuple[jax.Array, jax.Array]:
     """Draws and the model's score at them, both (n, d), checked and of one precision."""
     x = as_points("samples", samples, minimum=minimum)
-    s = as_points("scores", scores)
-    if x.shape != s.shape:
-        raise ValueError(f"scores: expected shape {x.shape}, that of the samples; got {s.shape}")
-    return x, s.astype(x.dtype)
+    return x, as_scores("scores", scores, x)
+
+
+def as_scores(name: str, scores: Any, samples: jax.Array) -> jax.Array:
+    """Scores at checked samples, (n, d), checked too, and in the samples' precision."""
+    s = as_points(name, scores)
+    if s.shape != samples.shape:
+        raise ValueError(
+            f"{name}: expected shape {samples.shape}, that of the samples; got {s.shape}"
+        )
+    return s.astype(samples.dtype)
 
 
 def with_jax_leaves(tree: T) -> T:

@@ -35,8 +35,8 @@ from numpyro_kscore.diagnostics._predictive import (
     log_likelihoods,
 )
 from numpyro_kscore.estimators._base.standardization import whiten_samples
-from numpyro_kscore.estimators._fit.bandwidth import Median
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.settings import Median
 from numpyro_kscore.kernels._median import median_distance
 from numpyro_kscore.kernels._pairwise import cancels, squared_distances
 

@@ -12,7 +12,6 @@ from numpyro_kscore.estimators._density.kernel_density_score import (
     KernelDensityScore,
 )
 from numpyro_kscore.estimators._density.normalization import Normalization
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._fit.fitting import StreamState
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples
 from numpyro_kscore.estimators._fit.info import ScoreInfo, Selection
@@ -29,6 +28,7 @@ from numpyro_kscore.estimators._fit.presets import (
 )
 from numpyro_kscore.estimators._fit.score import Score
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth, Median
 from numpyro_kscore.estimators._operators.operator_options import Landmarks, RandomFeatures, Subset
 
 __all__ = [

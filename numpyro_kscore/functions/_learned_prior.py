@@ -24,7 +24,14 @@ from numpyro.distributions.util import validate_sample
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.linalg import eigh
-from numpyro_kscore.sliced._network import Layers, init_layers, make_adam, network, take_step
+from numpyro_kscore.sliced._network import (
+    Layers,
+    as_widths,
+    init_layers,
+    make_adam,
+    network,
+    take_step,
+)
 
 Sampler = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -214,22 +221,21 @@ def learn_prior(
         prior.info.losses  # (200,)
     """
     check_key("key", key, "the sampler")
-    if not isinstance(hidden_dims, list | tuple) or not hidden_dims:
-        raise TypeError(
-            f"hidden_dims: expected a tuple of one or more integers; got {hidden_dims!r}"
-        )
-    for width in hidden_dims:
-        check_count("hidden_dims", width)
+    widths = as_widths("hidden_dims", hidden_dims)
     check_count("num_steps", num_steps)
     check_count("batch_size", batch_size)
     check_positive("jitter", jitter)
     check_positive("learning_rate", learning_rate)
-    points = jnp.asarray(points)
-    if points.ndim < 1 or points.shape[0] < 1:
-        raise ValueError(f"points: expected shape (m, ...), one input a row; got {points.shape}")
-    return _learn(
-        key, sampler, points, jitter, tuple(hidden_dims), num_steps, batch_size, learning_rate
-    )
+    points = as_inputs("points", points)
+    return _learn(key, sampler, points, jitter, widths, num_steps, batch_size, learning_rate)
+
+
+def as_inputs(name: str, x: Any) -> jax.Array:
+    """Inputs of functions, (m, ...), checked."""
+    x = jnp.asarray(x)
+    if x.ndim < 1 or x.shape[0] < 1:
+        raise ValueError(f"{name}: expected shape (m, ...), one input a row; got {x.shape}")
+    return x
 
 
 def draw_functions(

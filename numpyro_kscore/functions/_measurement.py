@@ -4,27 +4,9 @@ A random function has no density, but its values at m points do, and two random 
 same distribution if their values do at all finite sets of points. So the latent of a model is the
 vector f of values at a *measurement set*, drawn anew at every step: rows of the data, which have a
 likelihood, and other points, which have only the prior. The guide is any network with noise,
-evaluated there; the prior is any distribution of f, such as a Gaussian process, or a sampler::
-
-    def model(x, y, pool):
-        at = measure(x, 20, pool, 10)                   # 20 rows of the data, 10 points of the pool
-        f = numpyro.sample("f", gaussian_process(at.points))
-        with at.data:
-            numpyro.sample("y", dist.Normal(at.of_data(f), noise), obs=y[at.rows])
-
-
-    def guide(x, y, pool):
-        at = measure(x, 20, pool, 10)
-        numpyro.sample("f", dist.Normal(network(at.points), jitter).to_event(1))
-
-
-    svi = SVI(model, guide, optax.adam(1e-3), ImplicitELBO(100, base="moments"))
-
-The objective is that of Sun, Zhang, Shi and Grosse (2019), *Functional variational Bayesian neural
-networks*: the log likelihood of the rows times N/B, less KL(q(f) || p(f)) at the measurement set.
-With all rows in every set it is a lower bound of the evidence, for any further points. With a
-minibatch it is not: the likelihood counts all data, but the divergence is that of a few values only
-(docs/functions).
+evaluated there; the prior is any distribution of f, such as a Gaussian process, or a sampler. The
+objective is that of Sun, Zhang, Shi and Grosse (2019); docs/functions has an example, and says
+where it is a bound.
 """
 
 from __future__ import annotations
@@ -39,7 +21,7 @@ import numpyro
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore.estimators._density.exponential_family import KernelExponentialFamily
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
-from numpyro_kscore.functions._learned_prior import draw_functions
+from numpyro_kscore.functions._learned_prior import as_inputs, draw_functions
 
 # Names of the plate that draws points of the pool.
 POOL = "{}_pool"
@@ -119,7 +101,7 @@ def measure(
         trace = numpyro.handlers.trace(seeded).get_trace(x, jnp.sin(x), pool)
         trace["f"]["value"]  # (30,)
     """
-    x = _inputs("x", x)
+    x = as_inputs("x", x)
     batch_size = _count("batch_size", batch_size, x.shape[0])
     data = numpyro.plate(name, x.shape[0], subsample_size=batch_size)
     with data as rows:
@@ -131,7 +113,7 @@ def measure(
                 "they are drawn from"
             )
         return Measurement(points, rows, data)
-    pool = _inputs("pool", pool)
+    pool = as_inputs("pool", pool)
     if pool.shape[1:] != x.shape[1:]:
         raise ValueError(
             f"pool: expected inputs of shape {x.shape[1:]}, as those of the data; got "
@@ -201,13 +183,6 @@ def sampled_prior(
     values = draw_functions(sampler, key, points, num_draws)
     values = values + jitter * jax.random.normal(noise_key, values.shape, values.dtype)
     return KernelExponentialFamily(values, estimator)
-
-
-def _inputs(name: str, x: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    if x.ndim < 1 or x.shape[0] < 1:
-        raise ValueError(f"{name}: expected shape (N, ...), one input a row; got {x.shape}")
-    return x
 
 
 def _count(name: str, count: int | None, size: int) -> int:

@@ -102,16 +102,10 @@ class Kernel:
 
     #: The radial profile, a :class:`~numpyro_kscore.kernels.RadialProfile`.
     profile: Any
-
-    @property
-    def has_potential(self) -> bool:
-        """Whether fields of this kernel are gradients, so that a log density exists."""
-        return False
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether K(x, y) is a multiple of the identity."""
-        return False
+    #: Whether fields of this kernel are gradients, so that a log density exists.
+    has_potential = False
+    #: Whether K(x, y) is a multiple of the identity.
+    is_scalar = False
 
     def check(self) -> None:
         """Raise ``ValueError`` if the profile is too rough for this kernel."""

@@ -58,10 +58,7 @@ class CurlFree(Kernel):
     """
 
     profile: RadialProfile = IMQ()
-
-    @property
-    def has_potential(self) -> bool:
-        return True
+    has_potential = True
 
     def check(self) -> None:
         _check_smoothness(self, 4)
@@ -111,10 +108,7 @@ class Diagonal(Kernel):
     """
 
     profile: RadialProfile = IMQ()
-
-    @property
-    def is_scalar(self) -> bool:
-        return True
+    is_scalar = True
 
     def check(self) -> None:
         _check_smoothness(self, 2)

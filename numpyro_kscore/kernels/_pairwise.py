@@ -215,7 +215,6 @@ def product(
 
 
 def _total(terms: list[jax.Array]) -> jax.Array:
-    """The sum of the terms."""
     return functools.reduce(operator.add, terms)
 
 

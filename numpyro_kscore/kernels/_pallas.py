@@ -58,13 +58,6 @@ class Tiling(NamedTuple):
     splits: int
 
 
-class Precisions(NamedTuple):
-    """Precisions of the distances and of other products; None is that of the context."""
-
-    distances: Precision
-    others: Precision
-
-
 # JAX's names for a float32 product without coarser parts.
 FULL = ("float32", "highest")
 # Enough programs to keep all multiprocessors of a large GPU busy (an H100 has 132) several times.
@@ -122,11 +115,12 @@ def field_on_chip(
 
     full: Precision = lax.Precision.HIGHEST if interpret else THREE_PASSES
     in_context = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    precisions = Precisions(full, full if in_context in FULL else None)
+    # None is that of the context.
+    precision = full if in_context in FULL else None
 
     def program(inputs: Any, out: Any) -> None:
         own = jax.tree.unflatten(structure, [leaf[0] for leaf in inputs["leaves"]])
-        _sum_of_program(own, inputs, out, dim, tiling, x.shape[0] // whole, precisions)
+        _sum_of_program(own, inputs, out, dim, tiling, x.shape[0] // whole, full, precision)
 
     side = rows.shape[1]
     per_row = pl.BlockSpec((tiling.rows, side), lambda i, j: (i, 0))
@@ -149,20 +143,34 @@ def _sum_of_program(
     dim: int,
     tiling: Tiling,
     tiles: int,
-    precisions: Precisions,
+    full: Precision,
+    precision: Precision,
 ) -> None:
-    """The sums of one program: its rows, and its share of the points, ``tiles`` tiles."""
+    """The sums of one program: its rows, and its share of the points, ``tiles`` tiles.
+
+    Distances have ``full`` precision, other products the given one.
+    """
     y = inputs["y"][...]
     y_norms = jnp.sum(y * y, axis=1)
     first = pl.program_id(1) * tiles
-    dot = partial(jnp.dot, precision=precisions.others)
+    dot = partial(jnp.dot, precision=precision)
+
+    def squared_distances(at: Any, x: jax.Array) -> jax.Array:
+        """Never negative, as :func:`_pairwise.squared_distances`."""
+        if dim <= FEW_DIMENSIONS:
+            columns = [(inputs["y"][:, k], inputs["x"][at, k]) for k in range(dim)]
+            squares = [jnp.square(a[:, None] - b[None, :]) for a, b in columns]
+            return sum(squares[1:], squares[0])
+        norms = y_norms[:, None] + inputs["x_norms"][at][None, :]
+        s = norms - 2.0 * jnp.dot(y, x.T, precision=full)
+        # Values below rounding are noise around zero, where Matérn profiles have a kink. NaN stays.
+        return jnp.where(s <= 4 * jnp.finfo(y.dtype).eps * norms, 0.0, s)
 
     def add(k: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         field, row_sums = sums
         at = pl.ds((first + k) * tiling.columns, tiling.columns)
         x = inputs["x"][at, :]
-        s = _squared_distances(inputs, at, y, x, y_norms, dim, precisions.distances)
-        weights = kernel.field_weights(s, dim)
+        weights = kernel.field_weights(squared_distances(at, x), dim)
         along = None
         if "each" in inputs:
             along = weights.zeta * inputs["each"][at][None, :]
@@ -180,28 +188,6 @@ def _sum_of_program(
     start = jnp.zeros(y.shape, y.dtype), jnp.zeros(y.shape[0], y.dtype)
     field, row_sums = lax.fori_loop(0, tiles, add, start)
     out[...] = field + y * row_sums[:, None]
-
-
-def _squared_distances(
-    inputs: Any,
-    at: Any,
-    y: jax.Array,
-    x: jax.Array,
-    y_norms: jax.Array,
-    dim: int,
-    precision: Precision,
-) -> jax.Array:
-    """``|y_i - x_j|²`` of a tile, never negative, as :func:`_pairwise.squared_distances`."""
-    if dim <= FEW_DIMENSIONS:
-        columns = [(inputs["y"][:, k], inputs["x"][at, k]) for k in range(dim)]
-        total = jnp.square(columns[0][0][:, None] - columns[0][1][None, :])
-        for a, b in columns[1:]:
-            total = total + jnp.square(a[:, None] - b[None, :])
-        return total
-    norms = y_norms[:, None] + inputs["x_norms"][at][None, :]
-    s = norms - 2.0 * jnp.dot(y, x.T, precision=precision)
-    # Values below rounding are noise around zero, where Matérn profiles have a kink. NaN stays.
-    return jnp.where(s <= 4 * jnp.finfo(y.dtype).eps * norms, 0.0, s)
 
 
 def _padded(a: jax.Array, rows: int, dim: int) -> jax.Array:

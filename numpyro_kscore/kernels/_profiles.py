@@ -355,6 +355,5 @@ def multi_bandwidth(profile: RadialProfile, lengthscales: tuple[float, ...]) -> 
     lengthscales = tuple(lengthscales)
     if not lengthscales:
         raise ValueError("lengthscales: expected at least one positive number; got none")
-    weight = 1.0 / len(lengthscales)
     count = len(lengthscales)
-    return Mixture((profile,) * count, (weight,) * count, lengthscales)
+    return Mixture((profile,) * count, (1.0 / count,) * count, lengthscales)

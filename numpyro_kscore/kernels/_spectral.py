@@ -1,19 +1,12 @@
 """Spectral measures of radial profiles, and frequencies drawn from them.
 
-Every profile with a name here is a scale mixture of Gaussians, ``φ(s) = φ(0) E exp(-τ s/2)``, so by
-Bochner's theorem ``φ(|r|²) = φ(0) E cos(ω·r)`` with ``ω = √τ z`` and z standard normal (Rahimi and
-Recht 2007). The curl-free kernel is
-
-    K(x, y) = -∇∇ᵀ φ(|r|²) = φ(0) E ω ωᵀ cos(ω·r) = tr K(x, x) Ẽ u uᵀ cos(ω·r) ,
-
-with u the unit vector along ω and Ẽ the expectation under the density of ω times ``|ω|²``, which
-makes all frequencies count alike: the density of its trace (Minh 2016). With that weight ``|z|²``
-is chi-squared with d + 2 degrees of freedom, and τ has its own density times τ.
+Every profile with a name here is a scale mixture of Gaussians, ``φ(s) = φ(0) E exp(-τ s/2)``, so
+``φ(|r|²) = φ(0) E cos(ω·r)`` with ``ω = √τ z`` and z standard normal. Frequencies of the curl-free
+kernel have the density of its trace, that of ω times ``|ω|²`` (docs/theory): then ``|z|²`` is
+chi-squared with d + 2 degrees of freedom, and τ has its own density times τ.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +21,6 @@ from numpyro_kscore.kernels._profiles import (
     RadialProfile,
     RationalQuadratic,
 )
-
-
-class Frequencies(NamedTuple):
-    """Frequencies ω as unit vectors, (k, d), and lengths in 1/bandwidth, (k,)."""
-
-    directions: jax.Array
-    lengths: jax.Array
 
 
 def check_spectral(profile: RadialProfile) -> None:
@@ -53,11 +39,12 @@ def check_spectral(profile: RadialProfile) -> None:
 
 def draw_frequencies(
     profile: RadialProfile, key: jax.Array, count: int, dim: int, dtype: jnp.dtype
-) -> Frequencies:
+) -> tuple[jax.Array, jax.Array]:
     """``count`` frequencies in ``dim`` dimensions, of density ``|ω|²`` times the spectral measure.
 
-    Directions are orthonormal in blocks of d (Yu et al. 2016), so that ``Σ u uᵀ`` over whole
-    blocks, and with it K(x, x), is exact.
+    They are unit vectors, (k, d), and lengths in 1/bandwidth, (k,). Directions are orthonormal in
+    blocks of d (Yu et al. 2016), so that ``Σ u uᵀ`` over whole blocks, and with it K(x, x), is
+    exact.
 
     Cost: O(k d²).
     """
@@ -66,7 +53,7 @@ def draw_frequencies(
     lengths = jnp.sqrt(squares * _weighted_scales(profile, key_scale, count, dtype))
     blocks = random.normal(key_direction, (-(-count // dim), dim, dim), dtype)
     directions = lax.map(lambda block: qr(block)[0].T, blocks).reshape(-1, dim)[:count]
-    return Frequencies(directions, lengths)
+    return directions, lengths
 
 
 def _weighted_scales(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,11 @@ class _Iteration(Regularizer):
         steps = sorted({max(1, round(self._steps_of(degree, top))) for degree in degrees})
         return tuple(dataclasses.replace(self, num_steps=t) for t in steps)  # type: ignore[type-var]
 
-    def strength(self) -> Any:
-        return self._number
+    def strength(self) -> int:
+        """The step count; ``ValueError`` while it is still to be selected."""
+        if isinstance(self.num_steps, str):
+            raise ValueError(UNCHOSEN.format(name="num_steps"))
+        return int(self.num_steps)
 
     def _steps_of(self, degree: float, top: float) -> float:
         """The number of steps that acts like ``λ = top / degree²``."""
@@ -59,13 +62,6 @@ class _Iteration(Regularizer):
             check_choice("num_steps", self.num_steps, ("auto",), "an integer of at least 1")
         else:
             check_count("num_steps", self.num_steps)
-
-    @property
-    def _number(self) -> int:
-        """The step count; ``ValueError`` while it is still to be selected."""
-        if isinstance(self.num_steps, str):
-            raise ValueError(UNCHOSEN.format(name="num_steps"))
-        return int(self.num_steps)
 
 
 @pytree
@@ -105,7 +101,7 @@ class LandweberIteration(_Iteration):
         return degree**2 / top
 
     def evaluate(self, sigma: jax.Array) -> Filter:
-        t = float(self._number)
+        t = float(self.strength())
         eta = jnp.asarray(self.step_size, sigma.dtype)
         x = eta * sigma
         # Where t x is small, 1 - (1-x)^t and then r cancel; the binomial series does not.
@@ -161,7 +157,7 @@ class NuMethod(_Iteration):
         # and five targets (docs/performance).
         if self.is_auto:
             return AUTO_KRYLOV_STEPS
-        t = self._number
+        t = self.strength()
         degree = t * min(1.0, 1.0 if bound is None else bound) ** 0.5
         return min(MOST_KRYLOV_STEPS, t, 3 + math.ceil(0.385 * degree))
 
@@ -174,7 +170,7 @@ class NuMethod(_Iteration):
 
     def coefficients(self) -> tuple[np.ndarray, np.ndarray]:
         """Momenta u_t and step sizes ω_t for t = 1 … num_steps, float64, each (num_steps,)."""
-        t, nu = np.arange(1.0, self._number + 1), float(self.nu)
+        t, nu = np.arange(1.0, self.strength() + 1), float(self.nu)
         ends = (t + 2 * nu - 1) * (2 * t + 4 * nu - 1)
         omega = 4 * (2 * t + 2 * nu - 1) * (t + nu - 1) / ends
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -183,13 +179,13 @@ class NuMethod(_Iteration):
         return momentum, omega
 
     def evaluate(self, sigma: jax.Array) -> Filter:
-        return jax.tree.map(lambda rows: rows[0], self._filters(sigma, (self._number,)))
+        return jax.tree.map(lambda rows: rows[0], self._filters(sigma, (self.strength(),)))
 
     def _filters(self, sigma: jax.Array, steps: tuple[int, ...]) -> Filter:
         """The filters after these numbers of steps: (p, k), g0 (p,)."""
-        filters = _polynomials(steps, self.nu)
-        residual, g, r = jnp.moveaxis(_evaluate_series(filters.series, sigma), -2, 0)
-        g0 = jnp.asarray(filters.at_zero, sigma.dtype)
+        series, at_zero = _polynomials(steps, self.nu)
+        residual, g, r = jnp.moveaxis(_evaluate_series(series, sigma), -2, 0)
+        g0 = jnp.asarray(at_zero, sigma.dtype)
         # Relative to their values at zero the series are exact to rounding, and g falls from t²
         # there to 1/σ. The residual 1 - σ g, at most one everywhere, gives g where σ t² > 1.
         is_large = sigma * (np.array(steps)[:, None] ** 2.0) > 1.0
@@ -199,23 +195,13 @@ class NuMethod(_Iteration):
         return Filter(g, g0, r)
 
 
-class _Polynomials(NamedTuple):
-    """The ν-method after several numbers of steps, as Chebyshev series in ``1 - 2σ``.
-
-    Attributes:
-        series: coefficients of 1 - σ g, of g and of r, (p, 3, terms).
-        at_zero: g(0), (p,).
-    """
-
-    series: np.ndarray
-    at_zero: np.ndarray
-
-
 @functools.lru_cache(maxsize=64)
-def _polynomials(steps: tuple[int, ...], nu: float) -> _Polynomials:
-    """Run the recursion in float64 at Chebyshev nodes, and at zero, which it determines.
+def _polynomials(steps: tuple[int, ...], nu: float) -> tuple[np.ndarray, np.ndarray]:
+    """The ν-method after p numbers of steps, from its recursion in float64 at Chebyshev nodes.
 
-    A series has no loop, and in float32 is more accurate than the recursion, whose errors add up.
+    First coefficients of Chebyshev series in ``1 - 2σ`` for 1 - σ g, g and r, (p, 3, terms), then
+    g(0), (p,). A series has no loop, and in float32 is more accurate than the recursion, whose
+    errors add up.
     """
     most = max(steps)
     angles = np.pi * (np.arange(most + 1) + 0.5) / (most + 1)
@@ -233,7 +219,7 @@ def _polynomials(steps: tuple[int, ...], nu: float) -> _Polynomials:
     cosines = np.cos(np.outer(angles, np.arange(most + 1)))
     series = values[..., :-1] @ cosines * (2.0 / (most + 1))
     series[..., 0] *= 0.5
-    return _Polynomials(series, values[:, 1, -1])
+    return series, values[:, 1, -1]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -14,13 +14,20 @@ import jax.numpy as jnp
 from jax import random
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.checks import as_points, check_choice, check_count, check_positive
+from numpyro_kscore._util.checks import (
+    as_points,
+    as_scores,
+    check_choice,
+    check_count,
+    check_positive,
+)
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates, Whitening
 from numpyro_kscore.estimators._base.standardization import (
     STANDARDIZE_CHOICES,
     WHITENING_CHOICES,
+    Coordinates,
+    Whitening,
     standardize_samples,
 )
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
@@ -29,8 +36,10 @@ from numpyro_kscore.sliced._network import (
     NeuralInfo,
     NeuralScore,
     SlicedState,
+    as_widths,
     init_layers,
     make_adam,
+    points_in,
     residual_at,
     score_at,
     select,
@@ -81,13 +90,7 @@ class SlicedScoreMatching(GuideEstimator):
     base: str | None = static(default="gaussian")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.hidden_dims, list | tuple) or not self.hidden_dims:
-            raise TypeError(
-                f"hidden_dims: expected a tuple of one or more integers; got {self.hidden_dims!r}"
-            )
-        for width in self.hidden_dims:
-            check_count("hidden_dims", width)
-        object.__setattr__(self, "hidden_dims", tuple(self.hidden_dims))
+        object.__setattr__(self, "hidden_dims", as_widths("hidden_dims", self.hidden_dims))
         check_count("num_steps", self.num_steps)
         check_count("num_projections", self.num_projections)
         if self.batch_size is not None:
@@ -171,11 +174,12 @@ class SlicedScoreMatching(GuideEstimator):
 
     def score(self, state: SlicedState, x: Any) -> jax.Array:
         """The estimate at ``x``: (m, d) -> (m, d). With ``base_scores`` see :meth:`residual`."""
-        return score_at(self.base, state.layers, state.coordinates, self._points(state, x))
+        points = points_in(state.coordinates, x)
+        return score_at(self.base, state.layers, state.coordinates, points)
 
     def residual(self, state: SlicedState, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``: (m, d) -> (m, d)."""
-        return residual_at(state.layers, state.coordinates, self._points(state, x))
+        return residual_at(state.layers, state.coordinates, points_in(state.coordinates, x))
 
     # The contract with an objective: GuideEstimator.
 
@@ -218,17 +222,11 @@ class SlicedScoreMatching(GuideEstimator):
             )
         state = self.update(state, key, samples, base_scores)
         residual = self.residual(state, samples)
-        if base_scores is None:
-            scores = self.score(state, samples)
-        else:
-            scores = base_scores + residual
+        is_own = base_scores is None
+        scores = self.score(state, samples) if is_own else base_scores + residual
         z = state.coordinates.to_kernel(samples)
         nearest = nearest_squared(squared_distances(z, z, cancels(z)))
         return AtSamples(residual, scores, None, state.coordinates, nearest), state
-
-    def _points(self, state: SlicedState, x: Any) -> jax.Array:
-        mean = state.coordinates.mean
-        return as_points("x", x, dim=mean.shape[0]).astype(mean.dtype)
 
     def _checked(
         self, samples: Any, base_scores: Any, dim: int | None = None
@@ -241,12 +239,7 @@ class SlicedScoreMatching(GuideEstimator):
                 f"base_scores: expected base=None with given values; got base={self.base!r}. "
                 "Drop one of the two"
             )
-        values = as_points("base_scores", base_scores, dim=samples.shape[1])
-        if values.shape != samples.shape:
-            raise ValueError(
-                f"base_scores: expected shape {samples.shape}, one row a sample; got {values.shape}"
-            )
-        return samples, values.astype(samples.dtype)
+        return samples, as_scores("base_scores", base_scores, samples)
 
 
 def _in_coordinates(

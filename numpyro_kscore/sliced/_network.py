@@ -10,11 +10,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from numpyro_kscore._util.checks import as_points
+from numpyro_kscore._util.checks import as_points, check_count
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 
 Layers = list[tuple[jax.Array, jax.Array]]
+
+
+def as_widths(name: str, widths: Any) -> tuple[int, ...]:
+    """Widths of hidden layers as a tuple, checked."""
+    if not isinstance(widths, list | tuple) or not widths:
+        raise TypeError(f"{name}: expected a tuple of one or more integers; got {widths!r}")
+    for width in widths:
+        check_count(name, width)
+    return tuple(widths)
 
 
 def init_layers(key: jax.Array, widths: tuple[int, ...], dtype: Any) -> Layers:
@@ -26,6 +35,12 @@ def init_layers(key: jax.Array, widths: tuple[int, ...], dtype: Any) -> Layers:
         layers.append((weight, jnp.zeros(fan_out, dtype)))
     layers[-1] = jax.tree.map(jnp.zeros_like, layers[-1])
     return layers
+
+
+def points_in(coordinates: Coordinates, x: Any) -> jax.Array:
+    """Points (m, d), checked, in the precision of the coordinates."""
+    mean = coordinates.mean
+    return jnp.asarray(as_points("x", x, dim=mean.shape[0]), mean.dtype)
 
 
 def network(layers: Layers, z: jax.Array) -> jax.Array:
@@ -138,11 +153,11 @@ class NeuralScore:
             ValueError: if the base score is known at the samples only, or for a wrong shape.
         """
         self._check_base("score(x)", "residual")
-        return score_at(self.base, self.layers, self.coordinates, self._points(x))
+        return score_at(self.base, self.layers, self.coordinates, points_in(self.coordinates, x))
 
     def residual(self, x: Any) -> jax.Array:
         """The estimate less its base, ``ŝ - s0``, at ``x``: (m, d) -> (m, d)."""
-        return residual_at(self.layers, self.coordinates, self._points(x))
+        return residual_at(self.layers, self.coordinates, points_in(self.coordinates, x))
 
     def divergence(self, x: Any) -> jax.Array:
         """``div ŝ`` at ``x``, exactly: (m, d) -> (m,). Cost: d derivatives along a direction."""
@@ -155,7 +170,7 @@ class NeuralScore:
 
     def residual_divergence(self, x: Any) -> jax.Array:
         """``div (ŝ - s0)`` at ``x``, exactly: (m, d) -> (m,)."""
-        z = self.coordinates.to_kernel(self._points(x))
+        z = self.coordinates.to_kernel(points_in(self.coordinates, x))
 
         # div_x f = tr(F Fᵀ ∇f), one derivative for each column of F.
         def along(column: jax.Array) -> jax.Array:
@@ -171,10 +186,6 @@ class NeuralScore:
                 f"{what}: expected a base score that is known away from the samples; got "
                 f"base_scores as values at the samples. Use score.{alternative}(x)"
             )
-
-    def _points(self, x: Any) -> jax.Array:
-        points = as_points("x", x, dim=self.coordinates.mean.shape[0])
-        return jnp.asarray(points, self.coordinates.mean.dtype)
 
 
 Field = Callable[[jax.Array], jax.Array]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import jax
@@ -22,29 +23,23 @@ class Operator(Protocol):
     @property
     def points(self) -> jax.Array:
         """The points, (n, d); solvers use their shape only."""
-        ...
 
     @property
     def norm_bound(self) -> jax.Array:
         """A number that no eigenvalue exceeds, which may be traced."""
-        ...
 
     @property
     def spectral_bound(self) -> float | None:
         """A number known before the fit that no eigenvalue exceeds, or None."""
-        ...
 
     def __matmul__(self, v: jax.Array) -> jax.Array:
         """``K v / n``, (d, n) -> (d, n)."""
-        ...
 
     def laid_out(self, v: jax.Array) -> jax.Array:
         """Vectors (..., d, n), their columns on the devices that hold the samples."""
-        ...
 
     def dense(self) -> jax.Array:
         """The matrix, (d n, d n), or (n, n) if the kernel is scalar; for :class:`Dense`."""
-        ...
 
 
 class Solution(NamedTuple):
@@ -85,3 +80,7 @@ class Solution(NamedTuple):
     steps: jax.Array
     residual: jax.Array
     spectral_scale: jax.Array
+
+
+# A solver with its regularizer: the filter of an operator applied to a vector.
+ApplyFilter = Callable[[Operator, jax.Array], Solution]

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore.estimators._base import local_shape as local
-from numpyro_kscore.estimators._base.standardization import standardize_samples
+from numpyro_kscore.estimators._base import standardization
+from numpyro_kscore.estimators._base.standardization import local_shape, standardize_samples
 from support import oracle
 from support.compiling import quick_jit
 from support.samples import make_scaled
@@ -17,7 +17,7 @@ def whitened(samples):
 
 
 def shape_of(z, dtype=None):
-    root = np.asarray(quick_jit(local.local_shape)(jnp.asarray(z, dtype)), float)
+    root = np.asarray(quick_jit(local_shape)(jnp.asarray(z, dtype)), float)
     return root @ root.T
 
 
@@ -33,7 +33,7 @@ def test_the_shape_is_its_definition(n, d, x64):
 
 
 def test_some_of_many_samples_are_looked_at(x64, monkeypatch):
-    monkeypatch.setattr(local, "MOST_POINTS", 32)
+    monkeypatch.setattr(standardization, "MOST_POINTS", 32)
     z = whitened(make_scaled(63, 2, seed=4))
     np.testing.assert_allclose(shape_of(z), oracle.local_shape(z[::2]), rtol=1e-9, atol=1e-9)
 

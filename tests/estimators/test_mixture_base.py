@@ -382,11 +382,6 @@ def test_a_stream_has_one_base():
     assert isinstance(estimator.init_stream(batch).base, EllipticalBase)
 
 
-def test_a_mixture_that_was_not_fitted():
-    with pytest.raises(ValueError, match="log_weights: expected those of a fitted mixture; got"):
-        MixtureBase().number  # noqa: B018
-
-
 @pytest.mark.thorough
 def test_the_fit_is_differentiable():
     """Groups and the number of them are not differentiated; what is fitted to them is."""

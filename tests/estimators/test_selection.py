@@ -12,6 +12,8 @@ from benchmarks.accuracy import selection as benchmark
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import AutoBandwidth, Landmarks
 from numpyro_kscore.estimators._fit import selection
+from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._operators.features import Rows
 from numpyro_kscore.kernels import CurlFree, Diagonal
 from numpyro_kscore.regularizers import LandweberIteration, NuMethod, Tikhonov
 from numpyro_kscore.solvers import Krylov
@@ -192,15 +194,14 @@ def test_choices_for_many_samples(monkeypatch, x64):
     z = jnp.asarray(make_scaled(31, D, seed=6))
     z = z - jnp.mean(z, axis=0)
 
-    def chosen(problem, bandwidths):
-        how = CurlFree(), NuMethod("auto"), Krylov()
-        return selection.choose(*how, problem, bandwidths, True, num_samples=200)[0]
+    def chosen(rows):
+        how = CurlFree(), NuMethod("auto"), Krylov(), None, None, None, None
+        settings = FitSettings(*how, "full", True, None, "float32")
+        return selection.choose(settings, rows, D, jnp.asarray([1.0, 2.0]), num_samples=200)[0]
 
     @functools.partial(quick_jit, static_argnames="patched")
     def choose(z, patched):
-        problem = selection.HeldOutProblem(z, -z, jnp.linspace(1.0, 1.1, z.shape[0]), D)
-        bandwidths = jnp.asarray([1.0, 2.0])
-        return chosen(problem, bandwidths)
+        return chosen(Rows(z, -z, jnp.linspace(1.0, 1.1, z.shape[0])))
 
     monkeypatch.setattr(selection, "SELECTION_POINTS", 16)
     few = choose(z, "few")
@@ -209,8 +210,7 @@ def test_choices_for_many_samples(monkeypatch, x64):
 
     @quick_jit
     def one_by_one(z):
-        problem = selection.HeldOutProblem(z, -z, factors, D)
-        return chosen(problem, jnp.asarray([1.0, 2.0]))
+        return chosen(Rows(z, -z, factors))
 
     expected = one_by_one(z[::2])
     assert np.ptp(few.loss) > 0

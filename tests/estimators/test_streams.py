@@ -12,8 +12,8 @@ from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import RandomFeatures
 from numpyro_kscore.estimators._operators import features as feature_module
 from numpyro_kscore.estimators._operators.features import (
-    FeatureRows,
     Features,
+    Rows,
     add_rows,
     no_moments,
 )
@@ -110,7 +110,7 @@ def test_means_of_a_million_samples_in_float32():
 
     @jax.jit
     def moments(x):
-        rows = FeatureRows(x, -x, None)
+        rows = Rows(x, -x, None)
         return add_rows(no_moments(features), features, rows, None).over_both()
 
     found = moments(x)

@@ -14,7 +14,7 @@ from numpyro_kscore import KernelExponentialFamily, ScoreEstimator
 from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
 from numpyro_kscore.estimators._base.fitted_base import make_base
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._base.student import INVERSE_DEGREES, fit_student
 from numpyro_kscore.regularizers import NuMethod
 from support import oracle
@@ -49,7 +49,8 @@ def test_gaussian_samples_have_the_gaussian_base_to_the_last_bit(n, d):
         # By JAX's own options: those of quick_jit let XLA round differently in every program.
         student, gaussian = (jax.jit(f.__wrapped__)(x) for f in (fit_student, fit_gaussian))
         assert float(student.inverse_degrees) == 0.0
-        for a, b in zip(*map(jax.tree.leaves, (student[:2], gaussian[:2])), strict=True):
+        pairs = ((fit.coordinates, fit.held_out) for fit in (student, gaussian))
+        for a, b in zip(*map(jax.tree.leaves, pairs), strict=True):
             np.testing.assert_array_equal(a, b)
 
 

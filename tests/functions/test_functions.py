@@ -104,7 +104,7 @@ def test_inputs_of_any_shape():
         ((X, 2, POOL, 201), ValueError, "num_points: expected at most the number of inputs, 200"),
         ((X, 2, None, 3), ValueError, "num_points: expected none without a pool; got 3"),
         ((X, 2, POOL[:, 0], 3), ValueError, r"pool: expected inputs of shape \(1,\)"),
-        ((1.0,), ValueError, r"x: expected shape \(N, ...\), one input a row; got \(\)"),
+        ((1.0,), ValueError, r"x: expected shape \(m, ...\), one input a row; got \(\)"),
     ],
 )
 def test_measurement_errors(args, error, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax.scipy.special import gammaln
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 
 UNKNOWN = (
     "{what}: expected a base score that is known away from the samples; got base_scores as "
@@ -31,8 +32,8 @@ class Base:
             sample; None where s0 does not depend on the samples.
     """
 
-    at_samples: jax.Array | None = None
-    held_out: jax.Array | None = None
+    at_samples: jax.Array | None = dataclasses.field(default=None, kw_only=True)
+    held_out: jax.Array | None = dataclasses.field(default=None, kw_only=True)
 
     def score(self, x: jax.Array) -> jax.Array:
         """s0 at ``x``: (m, d) -> (m, d)."""
@@ -82,7 +83,7 @@ class ValuesBase(Base):
 class FunctionBase(Base):
     """A score function, (m, d) -> (m, d): a pytree, such as another score, or wrapped in one."""
 
-    function: Any = None
+    function: Any
 
     def score(self, x: jax.Array) -> jax.Array:
         return as_points("base(x)", self.function(x), dim=x.shape[1])
@@ -98,7 +99,7 @@ class FunctionBase(Base):
 class DistributionBase(Base):
     """A NumPyro distribution with event shape (d,)."""
 
-    distribution: Any = None
+    distribution: Any
 
     def score(self, x: jax.Array) -> jax.Array:
         return jax.vmap(jax.grad(self.distribution.log_prob))(x)
@@ -142,23 +143,23 @@ class EllipticalBase(Base):
         inverse_degrees: 1/ν of the t distribution; 0 is the Gaussian.
     """
 
-    coordinates: Coordinates | None = None
-    inverse_degrees: jax.Array | float = 0.0
+    coordinates: Coordinates
+    inverse_degrees: jax.Array
 
     def score(self, x: jax.Array) -> jax.Array:
         z, weights = self._weighted(x)
-        return -self.whitening().scores_from_kernel(weights[:, None] * z)
+        return -self.coordinates.scores_from_kernel(weights[:, None] * z)
 
     def log_density(self, x: jax.Array) -> jax.Array:
-        map_, dim = self.whitening(), x.shape[1]
-        squared = jnp.sum(jnp.square(map_.to_kernel(x)), axis=1)
-        center = log_normalizer(self.inverse_degrees, dim) - map_.log_det()
+        dim = x.shape[1]
+        squared = jnp.sum(jnp.square(self.coordinates.to_kernel(x)), axis=1)
+        center = log_normalizer(self.inverse_degrees, dim) - self.coordinates.log_det()
         return center + log_tail(self.inverse_degrees, squared, dim)
 
     @full_precision
     def divergence(self, x: jax.Array) -> jax.Array:
         z, weights = self._weighted(x)
-        dim, factor = x.shape[1], self.whitening().factor()
+        dim, factor = x.shape[1], self.coordinates.factor()
         # The derivative of the weight along the score.
         slope = 2.0 * self.inverse_degrees * weights**2 / (1.0 + dim * self.inverse_degrees)
         along = jnp.sum(jnp.square(z @ factor), axis=1)
@@ -170,21 +171,18 @@ class EllipticalBase(Base):
     def draw(self, key: jax.Array, count: int) -> jax.Array:
         """Draws, (count, d)."""
         first, second = random.split(key)
-        map_ = self.whitening()
-        z = random.normal(first, (count, map_.mean.shape[0]), map_.mean.dtype)
+        mean = self.coordinates.mean
+        z = random.normal(first, (count, mean.shape[0]), mean.dtype)
         degrees = 1.0 / jnp.maximum(self.inverse_degrees, 1e-4)
         mixing = 2.0 * random.gamma(second, 0.5 * degrees, (count, 1), z.dtype) / degrees
         mixing = jnp.where(self.inverse_degrees > 0, mixing, 1.0)
-        return map_.mean + (z / jnp.sqrt(mixing)) @ map_.root().T
+        return mean + (z / jnp.sqrt(mixing)) @ self.coordinates.root().T
 
     def _weighted(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Points in coordinates of unit scatter, (m, d), and weights of the score there, (m,)."""
-        z = self.whitening().to_kernel(x)
+        z = self.coordinates.to_kernel(x)
         squared = jnp.sum(z * z, axis=1)
         return z, tail_weights(self.inverse_degrees, squared, x.shape[1])
 
     def whitening(self) -> Coordinates:
-        """The map that makes its scatter the identity."""
-        if self.coordinates is None:
-            raise ValueError("coordinates: expected the samples' coordinates; got None")
         return self.coordinates

@@ -12,7 +12,7 @@ from jax import lax, random
 from jax.tree_util import Partial
 from numpyro.distributions import Distribution
 
-from numpyro_kscore._util.checks import as_points, is_concrete, with_jax_leaves
+from numpyro_kscore._util.checks import as_scores, is_concrete, with_jax_leaves
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.estimators._base.base_scores import (
@@ -37,13 +37,7 @@ from numpyro_kscore.estimators._base.student import fit_student
 def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
     """The base of a fit from what the user gave: see :class:`ScoreEstimator`."""
     if base_scores is not None:
-        values = as_points("base_scores", base_scores, dim=samples.shape[1])
-        if values.shape != samples.shape:
-            raise ValueError(
-                f"base_scores: expected shape {samples.shape}, one row per sample; "
-                f"got {values.shape}"
-            )
-        return ValuesBase(values.astype(samples.dtype))
+        return ValuesBase(at_samples=as_scores("base_scores", base_scores, samples))
     if base is None:
         return ZeroBase()
     fitted: Base
@@ -54,24 +48,21 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
                 f"({samples.shape[1]},); got {base.batch_shape} and {base.event_shape}. "
                 "Use .to_event(1) on a batch of scalars"
             )
-        fitted = DistributionBase(distribution=with_jax_leaves(base))
+        fitted = DistributionBase(with_jax_leaves(base))
     elif isinstance(base, str) and base == "gaussian":
         gaussian = fit_gaussian(samples)
-        fitted = EllipticalBase(
-            held_out=gaussian.held_out,
-            coordinates=gaussian.coordinates,
-            # An array in the samples' precision: a number would become one in JAX's own.
-            inverse_degrees=jnp.zeros((), samples.dtype),
-        )
+        # An array in the samples' precision: a number would become one in JAX's own.
+        nothing = jnp.zeros((), samples.dtype)
+        fitted = EllipticalBase(gaussian.coordinates, nothing, held_out=gaussian.held_out)
     elif isinstance(base, str) and base == "student":
-        fitted = _student_base(samples)
+        fitted = fit_student(samples)
     elif isinstance(base, str) and base == "auto":
         fitted = _base_of_groups(samples)
     elif callable(base):
         # JAX compares a bound method by identity of its object, whose own equality may compare
         # arrays.
         is_leaf = jax.tree_util.all_leaves([base])
-        fitted = FunctionBase(function=Partial(base.__call__) if is_leaf else with_jax_leaves(base))
+        fitted = FunctionBase(Partial(base.__call__) if is_leaf else with_jax_leaves(base))
     else:
         raise TypeError(
             "base: expected 'auto', 'student', 'gaussian', None, a score function or a NumPyro "
@@ -86,16 +77,6 @@ def _with_values(base: Base, samples: jax.Array) -> Base:
     return dataclasses.replace(base, at_samples=base.score(samples).astype(samples.dtype))
 
 
-def _student_base(samples: jax.Array, members: jax.Array | None = None) -> EllipticalBase:
-    """The Student t distribution of samples (n, d), or of those with ``members`` 1, as a base."""
-    student = fit_student(samples, members)
-    return EllipticalBase(
-        held_out=student.held_out,
-        coordinates=student.coordinates,
-        inverse_degrees=student.inverse_degrees,
-    )
-
-
 def _base_of_groups(samples: jax.Array) -> Base:
     """A Student t distribution, or a mixture of them if samples (n, d) fall into groups.
 
@@ -103,10 +84,10 @@ def _base_of_groups(samples: jax.Array) -> Base:
     only where the number of groups is not known, inside of ``jit``.
     """
     if not are_enough_for_groups(*samples.shape):
-        return _student_base(samples)
+        return fit_student(samples)
     groups = find_groups(samples)
     if is_concrete(groups.number) and int(groups.number) == 1:
-        return _student_base(samples)
+        return fit_student(samples)
     return fit_mixture(samples, groups)
 
 
@@ -118,7 +99,7 @@ def fit_mixture(samples: jax.Array, groups: Groups) -> MixtureBase:
     Cost: that of :func:`fit_student`, and twice as much and again for each of several groups.
     """
     used = jnp.arange(MOST_GROUPS) < groups.number
-    fit = partial(_student_base, samples)
+    fit = partial(fit_student, samples)
 
     def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
         # Components that are not in use repeat another, so that all their values are finite.

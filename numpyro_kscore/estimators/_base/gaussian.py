@@ -22,8 +22,11 @@ from jax import lax
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky, eigh, invert_lower, qr
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates, Whitening
-from numpyro_kscore.estimators._base.standardization import standardize_samples
+from numpyro_kscore.estimators._base.standardization import (
+    Coordinates,
+    Whitening,
+    standardize_samples,
+)
 
 # Fractions τ that are tried, by which log variances move to their mean.
 EVENINGS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -46,13 +49,11 @@ class FittedGaussian(NamedTuple):
         held_out: factors (n,) that turn the score at each sample into that of the Gaussian fitted
             without this sample, up to O(1/n) of its shrinkage.
         shrinkage: fraction ρ of the correlation matrix that was replaced by the identity.
-        evening: fraction τ by which log variances were moved to their mean.
     """
 
     coordinates: Coordinates
     held_out: jax.Array
     shrinkage: jax.Array
-    evening: jax.Array
 
 
 @quick_jit
@@ -85,7 +86,7 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
     # Coordinates that do not vary have scale 1 by definition, and at most rounding in them. They
     # say nothing about the others, and are left out.
     varies = jnp.sum(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5 * n
-    diagonal, evening = _even(samples, diagonal, varies, n, average)
+    diagonal = _even(samples, diagonal, varies, n, average)
     x = jnp.where(varies, diagonal.to_kernel(samples), 0.0)
     covariance = x.T @ x / n + jnp.diag(jnp.where(varies, 0.0, 1.0).astype(samples.dtype))
     eigenvalues, counts, squares = _spectrum(lax.stop_gradient(x), varies, n)
@@ -126,7 +127,7 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
     )
     # B is this multiple of (1-ρ) R + ρ I where eigenvalues are 1, and for ρ = 0 everywhere.
     whole = (1.0 - shrinkage) * larger + shrinkage
-    return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), shrinkage, evening)
+    return FittedGaussian(coordinates, larger / (whole * remaining[:, best]), shrinkage)
 
 
 @full_precision
@@ -186,8 +187,8 @@ def _even(
     varies: jax.Array,
     n: Any,
     average: Callable[[jax.Array], jax.Array],
-) -> tuple[Coordinates, jax.Array]:
-    """Standard deviations moved toward their geometric mean, and the fraction τ."""
+) -> Coordinates:
+    """Standard deviations moved toward their geometric mean."""
     weights = varies / jnp.maximum(jnp.sum(varies), 1).astype(samples.dtype)
     z = diagonal.to_kernel(samples)
     # Leaving sample i out: variances, and its deviation from the others' mean.
@@ -211,4 +212,4 @@ def _even(
     scale = jnp.exp(log_scale + tau * (log_scale @ weights - log_scale))
     # Keep the scale bit for bit where τ = 0.
     scale = jnp.where(varies & (tau > 0), scale, diagonal.scale)
-    return dataclasses.replace(diagonal, scale=scale), tau
+    return dataclasses.replace(diagonal, scale=scale)

@@ -1,7 +1,7 @@
 """Separate groups of samples, found by a mixture of Student t distributions of one shape.
 
 The modes of a distribution are its groups where they hardly overlap. In coordinates that make
-neighbors lie in all directions alike (:mod:`.local_shape`) what separates modes is a direction of
+neighbors lie in all directions alike (:func:`local_shape`) what separates modes is a direction of
 large spread, so groups are found by splitting one of them along its longest axis, again and again.
 Heavy tails keep outliers from becoming groups, and one shape keeps the likelihood bounded.
 
@@ -129,7 +129,9 @@ def find_groups(samples: jax.Array) -> Groups:
         split = _split(state.mixture, some, state.tried)
         mixture = _fitted(_either(is_first, state.mixture, split), some)
         posterior = _posterior(mixture, some)
-        criterion = _criterion(mixture, posterior, dim)
+        # Half of log n for every mean and weight; the shape is common to all.
+        parameters = jnp.sum(mixture.log_weights > -jnp.inf) * (dim + 1)
+        criterion = jnp.sum(posterior.log_density) - 0.5 * parameters * jnp.log(n)
         tried = state.tried + 1
         better = criterion > state.criterion + LEAST_GAIN
         better = better & _are_separate(mixture, posterior, some, _fewest(dim) * n / size)
@@ -148,7 +150,6 @@ def find_groups(samples: jax.Array) -> Groups:
 
 
 def _either(first: jax.Array, one: _T, other: _T) -> _T:
-    """One tree or the other."""
     return jax.tree.map(lambda a, b: jnp.where(first, a, b), one, other)
 
 
@@ -220,13 +221,6 @@ def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
         return (weights[:, None] * apart).T @ apart
 
     return jax.vmap(one)(weights.T, means)
-
-
-def _criterion(mixture: _TMixture, posterior: _Posterior, dim: int) -> jax.Array:
-    """Log likelihood less half of log n for every mean and weight; the shape is common to all."""
-    n = posterior.log_density.shape[0]
-    parameters = jnp.sum(mixture.log_weights > -jnp.inf) * (dim + 1)
-    return jnp.sum(posterior.log_density) - 0.5 * parameters * jnp.log(n)
 
 
 def _are_separate(

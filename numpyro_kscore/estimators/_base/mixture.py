@@ -22,8 +22,7 @@ from jax import random
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore.estimators._base.base_scores import Base, EllipticalBase
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
-from numpyro_kscore.estimators._base.local_shape import local_shape
+from numpyro_kscore.estimators._base.standardization import Coordinates, local_shape
 
 # Distance of neighboring groups over the root mean square radius of a group. The usual bandwidth is
 # 1.4 radii, the widest that is tried six. Much farther apart, squared distances need differences
@@ -99,15 +98,15 @@ class MixtureBase(Base):
         labels: the component of each sample, (n,).
     """
 
-    whole: EllipticalBase = EllipticalBase()
-    components: EllipticalBase = EllipticalBase()
-    log_weights: jax.Array | None = None
-    labels: jax.Array | None = None
+    whole: EllipticalBase
+    components: EllipticalBase
+    log_weights: jax.Array
+    labels: jax.Array
 
     @property
     def used(self) -> jax.Array:
         """Which components are in use, (K,)."""
-        return jnp.isfinite(self._fitted("log_weights"))
+        return jnp.isfinite(self.log_weights)
 
     @property
     def number(self) -> jax.Array:
@@ -126,7 +125,7 @@ class MixtureBase(Base):
         """Log density of points and components, (m, K)."""
         # Where squares overflow all are -inf, and shares would be NaN.
         floor = 0.25 * jnp.finfo(x.dtype).min
-        return jnp.maximum(self.each("log_density", x).T, floor) + self._fitted("log_weights")
+        return jnp.maximum(self.each("log_density", x).T, floor) + self.log_weights
 
     def score(self, x: jax.Array) -> jax.Array:
         return mixed_score(self.shares(x), self.each("score", x))
@@ -141,29 +140,22 @@ class MixtureBase(Base):
     def draw(self, key: jax.Array, count: int) -> jax.Array:
         """Draws, (count, d)."""
         first, second = random.split(key)
-        keys = random.split(first, self._fitted("log_weights").shape[0])
+        keys = random.split(first, self.log_weights.shape[0])
         each = jax.vmap(lambda component, key: component.draw(key, count))(self.components, keys)
-        which = random.categorical(second, self._fitted("log_weights"), shape=(count,))
+        which = random.categorical(second, self.log_weights, shape=(count,))
         return each[which, jnp.arange(count)]
 
     def whitening(self) -> Coordinates:
-        """The map that makes the scatter of all samples the identity."""
-        return self.whole.whitening()
+        return self.whole.coordinates
 
     def own_scores(self, samples: jax.Array) -> jax.Array:
         """The score of each sample's own component at it, (n, d)."""
         scores = self.each("score", samples)
-        return jnp.take_along_axis(scores, self._fitted("labels")[None, :, None], axis=0)[0]
+        return jnp.take_along_axis(scores, self.labels[None, :, None], axis=0)[0]
 
     def layout(self) -> GroupLayout:
         """The maps of the components to their own coordinates, with the samples' components."""
-        each = jax.vmap(lambda component: component.whitening())(self.components)
-        return GroupLayout(each, self._fitted("labels"), self.number)
-
-    def _fitted(self, name: str) -> jax.Array:
-        if getattr(self, name) is None:
-            raise ValueError(f"{name}: expected those of a fitted mixture; got None")
-        return getattr(self, name)
+        return GroupLayout(self.components.coordinates, self.labels, self.number)
 
 
 @full_precision

@@ -9,7 +9,7 @@ the tails, and without heavy tails nothing changes.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,13 @@ from jax.scipy.linalg import solve_triangular
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.linalg import cholesky
 from numpyro_kscore._util.precision import full_precision
-from numpyro_kscore.estimators._base.base_scores import log_normalizer, log_tail, tail_weights
+from numpyro_kscore.estimators._base.base_scores import (
+    EllipticalBase,
+    log_normalizer,
+    log_tail,
+    tail_weights,
+)
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 
 # Inverse degrees of freedom that are tried; 0 is a Gaussian.
 INVERSE_DEGREES = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.25, 0.33, 0.5, 0.75, 1.0)
@@ -33,31 +37,9 @@ ROUNDS = 4
 SCALE_ROUNDS = 20
 
 
-class FittedStudent(NamedTuple):
-    """A Student t distribution fitted to samples.
-
-    Attributes:
-        coordinates: the map that makes its scatter the identity.
-        held_out: factors (n,) as those of a :class:`FittedGaussian`.
-        inverse_degrees: 1/ν; 0 is the Gaussian.
-    """
-
-    coordinates: Coordinates
-    held_out: jax.Array
-    inverse_degrees: jax.Array
-
-
-class _Weighted(NamedTuple):
-    """Samples with the deviations of a round's weights, and its inverse degrees and mean."""
-
-    samples: jax.Array
-    inverse: jax.Array
-    mean: jax.Array
-
-
 @quick_jit
 @full_precision
-def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedStudent:
+def fit_student(samples: jax.Array, members: jax.Array | None = None) -> EllipticalBase:
     """The Student t distribution of samples (n, d), n ≥ 2, or of those with ``members`` 1.
 
     Cost: five times that of :func:`fit_gaussian`.
@@ -69,8 +51,10 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedS
         n, counted = jnp.maximum(jnp.sum(members), 2.0), members
     tried = jnp.asarray(INVERSE_DEGREES, samples.dtype)
 
-    def step(carry: _Weighted, _: None) -> tuple[_Weighted, Any]:
-        gaussian = fit_gaussian(carry.samples, members)
+    # Carried on: samples with deviations in the last round's weights, its inverse degrees and mean.
+    def step(carry: tuple[jax.Array, jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
+        last_samples, last_inverse, last_mean = carry
+        gaussian = fit_gaussian(last_samples, members)
         coordinates, held_out = gaussian.coordinates, gaussian.held_out
         z = coordinates.to_kernel(samples)
         squared = jnp.sum(z * z, axis=1)
@@ -87,21 +71,20 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> FittedS
         weighted = mean + jnp.sqrt(weights)[:, None] * (samples - mean)
         # Keep the samples bit for bit: with weights of one only rounding would be left.
         weighted = jnp.where(inverse > 0, weighted, samples)
-        fitted = FittedStudent(coordinates, held_out, carry.inverse)
-        return _Weighted(weighted, inverse, mean), (fitted, carry.mean)
+        fitted = coordinates, held_out, last_inverse, last_mean
+        return (weighted, inverse, mean), fitted
 
-    start = _Weighted(samples, tried[0], samples[0])
+    start = samples, tried[0], samples[0]
     # The scatter is that of the last weights, so there is one round more, whose own weights are
     # not used: outside of the loop it would be a second copy of its program.
     rounds = lax.scan(step, start, None, length=ROUNDS + 1)[1]
-    (coordinates, held_out, inverse), mean = jax.tree.map(lambda a: a[-1], rounds)
+    coordinates, held_out, inverse, mean = jax.tree.map(lambda a: a[-1], rounds)
     mean = jnp.where(inverse > 0, mean, coordinates.mean)
     coordinates = dataclasses.replace(coordinates, mean=mean)
     squared = jnp.sum(jnp.square(coordinates.to_kernel(samples)), axis=1)
     heavier = tail_weights(inverse, squared * held_out * n / (n - 1), dim)
-    return FittedStudent(
-        coordinates, held_out * heavier / tail_weights(inverse, squared, dim), inverse
-    )
+    held_out = held_out * heavier / tail_weights(inverse, squared, dim)
+    return EllipticalBase(coordinates, inverse, held_out=held_out)
 
 
 def _best_scales(

@@ -182,7 +182,8 @@ def _fit_folds(
         # fits do without one more sample, and values at copies are dropped.
         train = np.setdiff1d(np.arange(n), own)[: n - size]
         points = np.concatenate([x[np.resize(own, size)], elsewhere])
-        found.append(log_densities(jnp.asarray(x[train]), jnp.asarray(points), key, num_draws))
+        both = jnp.asarray(x[train]), jnp.asarray(points)
+        found.append(log_densities(*both, key, num_draws=num_draws))
     values, constants = zip(*found, strict=True)
     return values, constants
 

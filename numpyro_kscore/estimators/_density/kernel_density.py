@@ -3,19 +3,6 @@
 Where a :class:`~numpyro_kscore.ScoreEstimator` solves a regularized equation, the estimates here
 are formulas: a smoothed empirical distribution, and the gradient of its logarithm. They cost one
 pass over pairs, have a normalized density, and their rates are theorems (docs/theory).
-
-The normal-reference bandwidth is the best one where the samples are Gaussian. The mean integrated
-squared error of an estimate is asymptotically ``B h^(2r) + V/(n h^d)``, and least at
-``h^(2r + d) = d V/(2 r B n)``. For the standard normal in d dimensions, the reference in whitened
-coordinates, and in units of ``(4π)^(-d/2)``:
-
-* the Gaussian kernel has bias ``(h²/2) Δρ``: r = 2, V = 1, B = d(d+2)/16;
-* samples shifted by (h²/2) s with the exact score s are those of a normal of variance
-  ``1 + h⁴/4`` after smoothing: r = 4, V = 1, B = d(d+2)/256;
-* with the score of the estimate itself that variance is ``1 + 5h⁴/4``, so B = 25 d(d+2)/256, and
-  V = 1 + (d/3)(2/3)^(d/2) + d(d+2)/64 · 2^(-d/2) to first order in the noise;
-* the fourth-order kernel has bias ``-(h⁴/8) Δ²ρ``: r = 4, V = 1 + d/2 + d(d+2)/16,
-  B = d(d+2)(d+4)(d+6)/1024.
 """
 
 from __future__ import annotations
@@ -30,7 +17,13 @@ import numpy as np
 from jax import lax
 from jax.tree_util import Partial
 
-from numpyro_kscore._util.checks import as_points, check_choice, check_positive, is_concrete
+from numpyro_kscore._util.checks import (
+    as_points,
+    as_scores,
+    check_choice,
+    check_positive,
+    is_concrete,
+)
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
@@ -42,9 +35,9 @@ from numpyro_kscore.estimators._density.kernel_density_score import (
     divisor,
     log_norm,
 )
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._fit.path import FEWEST_POINTS
 from numpyro_kscore.estimators._fit.selection import deal
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth
 from numpyro_kscore.kernels._smoothing import Centers, smooth
 
 
@@ -74,6 +67,9 @@ class NormalReference:
 
 def reference_bandwidth(n: int, dim: int, correction: str | None, has_pilot: bool) -> float:
     """The normal-reference bandwidth of n samples, in whitened units.
+
+    It is the best one for the standard normal, whose mean integrated squared error is
+    ``B h^(2r) + V/(n h^d)``; docs/theory has the table of r, B (``bias``) and V (``noise``).
 
     The adaptive correction has the bandwidth of none, since its expansion does not hold in a
     normal's tails. With a pilot, samples are shifted by a score from elsewhere.
@@ -198,21 +194,8 @@ class KernelDensity:
         if self.pilot is not None:
             if not callable(self.pilot):
                 raise TypeError(f"pilot: expected a score function or None; got {self.pilot!r}")
-            pilot_scores = as_points("pilot(samples)", self.pilot(samples), dim=samples.shape[1])
-            if pilot_scores.shape != samples.shape:
-                raise ValueError(
-                    f"pilot(samples): expected shape {samples.shape}; got {pilot_scores.shape}"
-                )
-            pilot_scores = pilot_scores.astype(samples.dtype)
-        return _fit_density(
-            samples,
-            pilot_scores,
-            self.bandwidth,
-            self.floor,
-            correction=self.correction,
-            loss=self.loss,
-            standardize=self.standardize,
-        )
+            pilot_scores = as_scores("pilot(samples)", self.pilot(samples), samples)
+        return _fit_density(dataclasses.replace(self, pilot=None), samples, pilot_scores)
 
 
 # Largest number of samples the selection uses; each of its fits is to half of them.
@@ -222,18 +205,12 @@ SELECTION_POINTS = 4096
 @quick_jit
 @full_precision
 def _fit_density(
-    samples: jax.Array,
-    pilot_scores: jax.Array | None,
-    bandwidth: Any,
-    floor: Any,
-    *,
-    correction: str | None,
-    loss: str,
-    standardize: str,
+    estimator: KernelDensity, samples: jax.Array, pilot_scores: jax.Array | None
 ) -> KernelDensityScore:
     """The estimate of :meth:`~numpyro_kscore.estimators.KernelDensity.fit`, from checked input."""
     n, dim = samples.shape
-    coordinates = standardize_samples(samples, standardize)
+    bandwidth, correction = estimator.bandwidth, estimator.correction
+    coordinates = standardize_samples(samples, estimator.standardize)
     z = coordinates.to_kernel(samples)
     if pilot_scores is not None:
         pilot_scores = coordinates.scores_to_kernel(pilot_scores)
@@ -241,18 +218,18 @@ def _fit_density(
     bandwidths = losses = None
     if isinstance(bandwidth, AutoBandwidth):
         factors = jnp.asarray(bandwidth.factors, z.dtype)
-        held_out = lax.stop_gradient((z, pilot_scores, factors, floor))
-        bandwidths, losses = _held_out_losses(*held_out, correction=correction, loss=loss)
+        held_out = lax.stop_gradient((estimator, z, pilot_scores, factors))
+        bandwidths, losses = _held_out_losses(*held_out)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
         bandwidth = NormalReference(factors[best])
     if isinstance(bandwidth, NormalReference):
         bandwidth = bandwidth.factor * reference
     h = jnp.asarray(bandwidth, z.dtype)
-    centers, log_floor = _place(z, pilot_scores, h, floor, correction)
+    centers, log_floor = _place(estimator, z, pilot_scores, h)
     placed = [h, *jax.tree.leaves(centers)]
     info = KernelDensityInfo(
         bandwidth=h,
-        floor=jnp.asarray(floor, z.dtype) / float(n) ** 2,
+        floor=jnp.asarray(estimator.floor, z.dtype) / float(n) ** 2,
         finite=jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in placed])),
         bandwidths=bandwidths,
         losses=losses,
@@ -268,18 +245,15 @@ def _fit_density(
 
 
 def _place(
-    z: jax.Array,
-    pilot_scores: jax.Array | None,
-    h: jax.Array,
-    floor: Any,
-    correction: str | None,
+    estimator: KernelDensity, z: jax.Array, pilot_scores: jax.Array | None, h: jax.Array
 ) -> tuple[Centers, jax.Array]:
     """Centers in units of the bandwidth, and the logarithm of the floor in these units."""
     n, dim = z.shape
     points = z / h
-    log_floor = jnp.log(jnp.asarray(floor, z.dtype)) - 2 * math.log(n) + dim * jnp.log(h)
+    floor = jnp.asarray(estimator.floor, z.dtype)
+    log_floor = jnp.log(floor) - 2 * math.log(n) + dim * jnp.log(h)
     plain = Centers(points, None)
-    if correction == "debiased":
+    if estimator.correction == "debiased":
         if pilot_scores is None:
             sums = smooth(plain, points)
             scores = sums.gradient / divisor(sums, log_floor, n)[0][:, None]
@@ -287,7 +261,7 @@ def _place(
             scores = h * pilot_scores
         # h² s/2, with s in units of 1/h.
         return Centers(points + 0.5 * scores, None), log_floor
-    if correction == "adaptive":
+    if estimator.correction == "adaptive":
         sums = smooth(plain, points)
         log_pilot = sums.log_scale + jnp.log(sums.total)
         return Centers(points, jnp.exp(0.5 * (jnp.mean(log_pilot) - log_pilot))), log_floor
@@ -295,16 +269,11 @@ def _place(
 
 
 def _held_out_losses(
-    z: jax.Array,
-    pilot_scores: jax.Array | None,
-    factors: jax.Array,
-    floor: Any,
-    *,
-    correction: str | None,
-    loss: str,
+    estimator: KernelDensity, z: jax.Array, pilot_scores: jax.Array | None, factors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Bandwidths of fits to halves of the samples, (b,), and their losses at the others, (b,)."""
     n, dim = z.shape
+    correction = estimator.correction
     stride = -(-n // SELECTION_POINTS)
     some = jax.tree.map(lambda a: a[::stride], (z, pilot_scores))
     halves = deal(some[0].shape[0])
@@ -318,10 +287,10 @@ def _held_out_losses(
 
     def held_out(arguments: Any) -> jax.Array:
         h, (own, scores), other = arguments
-        centers, log_floor = _place(own, scores, h, floor, correction)
+        centers, log_floor = _place(estimator, own, scores, h)
         sums = smooth(centers, other / h, fourth_order=correction == "laplace")
         below, slope = divisor(sums, log_floor, size)
-        if loss == "likelihood":
+        if estimator.loss == "likelihood":
             log_density = sums.log_scale + jnp.log(below) - log_norm(size, dim)
             return dim * jnp.log(h) - jnp.mean(log_density)
         square = jnp.sum(jnp.square(sums.gradient / below[:, None]), axis=1)

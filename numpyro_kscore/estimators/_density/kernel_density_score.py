@@ -12,7 +12,7 @@ from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._fit.score import at_points
 from numpyro_kscore.kernels._smoothing import Centers, Smoothed, smooth
 
@@ -107,7 +107,7 @@ class KernelDensityScore:
         Each sample's own kernel is left out, which would pull the score toward zero there. Shifts
         and widths of the other kernels, and the bandwidth, stay those of the fit to all samples.
         """
-        return _score_at_samples(self)
+        return _score(self, None)
 
     @at_points
     def log_density(self, x: Any) -> jax.Array:
@@ -121,7 +121,7 @@ class KernelDensityScore:
     @property
     def log_density_at_samples(self) -> jax.Array:
         """log ρ̂ at each sample from the kernels of the others, (n,), as :attr:`at_samples`."""
-        return _log_density_at_samples(self)
+        return _log_density(self, None)
 
     @at_points
     def density(self, x: Any) -> jax.Array:
@@ -201,13 +201,5 @@ def divergence(
     return sums.curvature / below - jnp.sum(gradient * slope, axis=1)
 
 
-@quick_jit
-@full_precision
-def _score_at_samples(density: KernelDensityScore) -> jax.Array:
-    return density._score(None)
-
-
-@quick_jit
-@full_precision
-def _log_density_at_samples(density: KernelDensityScore) -> jax.Array:
-    return density._log_density(None)
+_score = quick_jit(full_precision(KernelDensityScore._score))
+_log_density = quick_jit(full_precision(KernelDensityScore._log_density))

@@ -37,18 +37,12 @@ DEGREES = (2.0, 5.0, 20.0)
 STEPS = 200
 
 
-def log_densities(
-    samples: jax.Array, points: jax.Array, key: jax.Array, num_draws: int
-) -> tuple[jax.Array, Normalization]:
-    """Log densities at points by every estimate, (m, k), and the constant one of them needed."""
-    return _log_densities(samples, points, key, num_draws=num_draws)
-
-
 @quick_jit
 @full_precision
-def _log_densities(
+def log_densities(
     samples: jax.Array, points: jax.Array, key: jax.Array, *, num_draws: int
 ) -> tuple[jax.Array, Normalization]:
+    """Log densities at points by every estimate, (m, k), and the constant one of them needed."""
     n = samples.shape[0]
     subset = Subset(SUBSET_POINTS, key=random.fold_in(key, 1)) if n > WHOLE_POINTS else None
     estimator = ScoreEstimator(bandwidth="auto", base="student", subset=subset)

@@ -24,40 +24,35 @@ from numpyro_kscore.estimators._fit.path import (
     pick,
     pick_unseen,
 )
-from numpyro_kscore.estimators._fit.selection import HeldOutProblem
 from numpyro_kscore.estimators._fit.settings import FitSettings
 from numpyro_kscore.estimators._operators.feature_span import FeatureSpan, draw_features, make_span
-from numpyro_kscore.estimators._operators.features import FeatureMoments, FeatureRows, Features
+from numpyro_kscore.estimators._operators.features import FeatureMoments, Features, Rows
 from numpyro_kscore.estimators._operators.operator_options import RandomFeatures
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, Solver, spectral_scale
 
 
 def span_features(
-    settings: FitSettings, problem: HeldOutProblem, bandwidths: jax.Array
-) -> tuple[tuple[jax.Array, Regularizer, Selection | None], FeatureSpan]:
-    """Bandwidth, regularizer and their selection if there was one; and the operator.
+    settings: FitSettings, rows: Rows, bandwidths: jax.Array
+) -> tuple[Selection | None, Regularizer, FeatureSpan]:
+    """Bandwidth and strength, if they are selected, with the regularizer and the operator.
 
-    Each of several candidates for the bandwidth, (b,), costs a pass over the samples.
+    Each of several candidates for the bandwidth, (b,), costs a pass over the samples, which are in
+    standardized units.
     """
     options: RandomFeatures = settings.features  # type: ignore[assignment]
-    dim, base = problem.dim, problem.base_scores
+    dim = rows.points.shape[1]
 
     def span(bandwidth: jax.Array) -> FeatureSpan:
         features = draw_features(options, settings.kernel, settings.scale(dim, bandwidth), dim)
-        rows = FeatureRows(
-            problem.points / bandwidth,
-            None if base is None else base * bandwidth,
-            None if base is None else problem.factors,
-        )
-        return make_span(features, rows, options.operator_samples, settings.normalize)
+        own = rows.in_units(bandwidth)
+        return make_span(features, own, options.operator_samples, settings.normalize)
 
     if not settings.is_auto:
-        return (bandwidths[0], settings.regularizer, None), span(bandwidths[0])
+        return None, settings.regularizer, span(bandwidths[0])
     if bandwidths.shape[0] == 1:
         only = span(bandwidths[0])
-        selection, member = choose_for_span(settings, only, some_rows(only.rows), bandwidths)
-        return (bandwidths[0], member, selection), only
+        return *choose_for_span(settings, only, some_rows(only.rows), bandwidths), only
     path = path_for(settings.regularizer, dim, settings.normalize)
 
     def judged(bandwidth: jax.Array) -> _FeatureLosses:
@@ -65,11 +60,11 @@ def span_features(
         return _judge(candidate, path, settings.solver, some_rows(candidate.rows))
 
     selection, member = _choose(path, lax.map(judged, bandwidths), bandwidths)
-    return (selection.bandwidth, member, selection), span(selection.bandwidth)
+    return selection, member, span(selection.bandwidth)
 
 
 def choose_for_span(
-    settings: FitSettings, span: FeatureSpan, some: FeatureRows, bandwidth: jax.Array
+    settings: FitSettings, span: FeatureSpan, some: Rows, bandwidth: jax.Array
 ) -> tuple[Selection, PathMember]:
     """The strength for an operator at its bandwidth, (1,), and its selection.
 
@@ -95,23 +90,21 @@ class _FeatureLosses(NamedTuple):
     samples: jax.Array
 
 
-def some_rows(rows: FeatureRows) -> FeatureRows:
+def some_rows(rows: Rows) -> Rows:
     """At most 2048 of the samples, even and odd ones in turn."""
     stride = -(-rows.points.shape[0] // SELECTION_POINTS)
     stride += 1 - stride % 2
     return jax.tree.map(lambda a: a[::stride], rows)
 
 
-def _judge(
-    span: FeatureSpan, path: PathMember, solver: Solver, some: FeatureRows
-) -> _FeatureLosses:
+def _judge(span: FeatureSpan, path: PathMember, solver: Solver, some: Rows) -> _FeatureLosses:
     """The losses of fits to each half at the other, and at ``some`` samples by themselves."""
     decomposer: Decomposer = solver  # type: ignore[assignment]
     # An even number, so that halves are of one length.
     even = 2 * (some.points.shape[0] // 2)
     parts = jax.tree.map(lambda a: jnp.stack([a[1:even:2], a[0:even:2]]), some)
 
-    def one(arguments: tuple[FeatureMoments, FeatureMoments, FeatureRows]) -> tuple[jax.Array, ...]:
+    def one(arguments: tuple[FeatureMoments, FeatureMoments, Rows]) -> tuple[jax.Array, ...]:
         own, other, rows = arguments
         operator = span.operator(own)
         target = own.targets.values.own.reshape(1, -1)
@@ -139,7 +132,7 @@ def _judge(
     )
 
 
-def _parts(features: Features, w: jax.Array, rows: FeatureRows) -> tuple[jax.Array, jax.Array]:
+def _parts(features: Features, w: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
     """``½|f|²`` and ``f·s0 + div f`` at rows (r, d), for coefficients (p, m): (p, r)."""
     eye = jnp.eye(rows.points.shape[1], dtype=rows.points.dtype)
 

@@ -15,13 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base.base_scores import Base, ZeroBase
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._fit.feature_selection import choose_for_span, some_rows
 from numpyro_kscore.estimators._fit.grouped_score import grouped
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples
@@ -33,8 +32,8 @@ from numpyro_kscore.estimators._operators.feature_span import FeatureSpan
 from numpyro_kscore.estimators._operators.features import (
     FeatureExpansion,
     FeatureMoments,
-    FeatureRows,
     Features,
+    Rows,
     add_rows,
 )
 from numpyro_kscore.estimators._operators.fit_operator import field_by_rows
@@ -82,7 +81,7 @@ def fit_at_samples(
     values = solution.values
     if problem.operator.solved_rows is not None:
         whole = _expansion(problem, solution)
-        values = field_by_rows(settings.kernel, whole, problem.points, settings.sharding).T
+        values = field_by_rows(settings.kernel, whole, problem.rows.points, settings.sharding).T
     if jackknife:
         values = _jackknife(problem, values)
     return _in_original_units(problem, solution, values, base.at_samples, None)
@@ -90,24 +89,19 @@ def fit_at_samples(
 
 def _expansion(problem: Problem, solution: Solution) -> Expansion | FeatureExpansion:
     """The residual as a function, in the kernel's coordinates."""
-    expansion = problem.operator.expansion(
-        problem.points,
-        problem.base_scores,
-        problem.reduction.expand(solution.coefficients),
-        solution.zeta_weight,
-    )
+    whole = solution._replace(coefficients=problem.reduction.expand(solution.coefficients))
+    expansion = problem.operator.expansion(problem.rows, whole)
     if isinstance(expansion, FeatureExpansion):
         return expansion
-    points, coefficients, zeta_weight = expansion
-    points, coefficients = constrain_rows((points, coefficients), problem.settings.sharding)
-    return Expansion(points, coefficients, zeta_weight)
+    points, coefficients = constrain_rows(expansion[:2], problem.settings.sharding)
+    return expansion._replace(points=points, coefficients=coefficients)
 
 
 def _jackknife(problem: Problem, values: jax.Array) -> jax.Array:
     """Values (d, n) of the fit to all samples, freed of their bias of order 1/n."""
     operator, base_scores = problem.operator, problem.reduction.base_scores
     # Two halves of equal size; they share the middle sample of an odd number.
-    n = problem.points.shape[0]
+    n = problem.rows.points.shape[0]
     size = (n + 1) // 2
     halves = [
         (operator.restricted(rows), None if base_scores is None else base_scores[rows])
@@ -176,7 +170,7 @@ class StreamState:
     base: Base
     features: Features
     halves: FeatureMoments
-    some: FeatureRows
+    some: Rows
 
     @property
     def num_samples(self) -> jax.Array:
@@ -195,18 +189,6 @@ def start_stream(settings: FitSettings, samples: jax.Array, base: Base) -> Strea
     return StreamState(problem.coordinates, base, span.features, span.halves, some_rows(span.rows))
 
 
-def add_batch(state: StreamState, batch: Any, operator_samples: int | None) -> StreamState:
-    """The state after one more batch, (n, d)."""
-    mean = state.coordinates.mean
-    points = as_points("batch", batch, dim=mean.shape[0])
-    if points.dtype != mean.dtype:
-        raise TypeError(
-            f"batch: expected {mean.dtype}, as the first batch has; got {points.dtype}. Convert "
-            f"it with .astype('{mean.dtype}')"
-        )
-    return _add(state, points, operator_samples=operator_samples)
-
-
 @quick_jit
 @full_precision
 def finish_stream(settings: FitSettings, state: StreamState) -> Score:
@@ -219,7 +201,7 @@ def finish_stream(settings: FitSettings, state: StreamState) -> Score:
     if regularizer.is_auto:
         bandwidth = state.coordinates.bandwidth[None]
         selection, regularizer = choose_for_span(settings, span, state.some, bandwidth)
-    solution = span.solve_coefficients(settings.solver, regularizer)
+    solution = span.solve_coefficients(lambda gram, h: settings.solver.solve(gram, h, regularizer))
     info = ScoreInfo(
         steps=solution.steps,
         residual=solution.residual,
@@ -235,11 +217,14 @@ def finish_stream(settings: FitSettings, state: StreamState) -> Score:
 
 @quick_jit
 @full_precision
-def _add(state: StreamState, points: jax.Array, *, operator_samples: int | None) -> StreamState:
+def add_batch(
+    state: StreamState, points: jax.Array, *, operator_samples: int | None
+) -> StreamState:
+    """The state after one more batch, (n, d)."""
     base_scores = None
     if not isinstance(state.base, ZeroBase):
         scores = state.base.score(points).astype(points.dtype)
         base_scores = state.coordinates.scores_to_kernel(scores)
-    rows = FeatureRows(state.coordinates.to_kernel(points), base_scores, None)
+    rows = Rows(state.coordinates.to_kernel(points), base_scores)
     halves = add_rows(state.halves, state.features, rows, operator_samples)
     return dataclasses.replace(state, halves=halves)

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from numpyro_kscore._util.pytree import pytree
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 from numpyro_kscore.estimators._base.mixture import (
     GroupLayout,
     MixtureBase,
     mixed_divergence,
     mixed_score,
 )
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._fit.score import Score, at_points
 
 # Draws of each component of the base, from which its constant is found.

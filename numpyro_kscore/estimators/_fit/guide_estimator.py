@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import jax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 
 
 class AtSamples(NamedTuple):

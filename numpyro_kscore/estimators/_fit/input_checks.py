@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from numpyro_kscore._util.checks import as_points, with_jax_leaves
 from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import divides, num_shards
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth
-from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth, FitSettings
 from numpyro_kscore.estimators._operators.operator_options import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import is_cached

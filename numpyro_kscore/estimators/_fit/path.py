@@ -59,10 +59,6 @@ class PathMember(Regularizer):
         g, g0, r = self._path(sigma / rho)
         return Filter(g / rho, g0 / rho, r / rho**2)
 
-    def at(self, index: jax.Array) -> PathMember:
-        """The member at a position."""
-        return dataclasses.replace(self, index=index)
-
     def strengths(self, dtype: Any) -> jax.Array:
         """λ or the number of steps of all members, (p,)."""
         members = self.family.path(self.bound)
@@ -138,22 +134,16 @@ def pick(
     # Where nothing is finite, the strongest member.
     index = jnp.where(jnp.any(within), jnp.argmax(within), 0 if is_auto else 1)
     if is_auto and path.bound is not None:
-        weaker = jnp.minimum(index + _further(growth), loss.shape[1] - 1)
+        # λ halves from a half of the samples to all, and falls by the root of what is more
+        # (benchmarks/results/2026-11-27-automatic-choice.md).
+        further = 1 + round(0.5 * math.log2(growth))
+        weaker = jnp.minimum(index + further, loss.shape[1] - 1)
         keeps = (index == 0) | ~jnp.isfinite(admissible[row, weaker])
         index = jnp.where(keeps, index, weaker)
     unit = lax.stop_gradient(bandwidths[0]) ** 2
     strengths = path.strengths(loss.dtype)
     selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
-    return selection, path.at(index)
-
-
-def _further(growth: float) -> int:
-    """Members by which an estimate bears less regularization than fits to half of 1/growth.
-
-    Measured (benchmarks/results/2026-11-27-automatic-choice.md): λ halves from a half to all, and
-    falls by the root of what is more.
-    """
-    return 1 + round(0.5 * math.log2(growth))
+    return selection, dataclasses.replace(path, index=index)
 
 
 def _finite(errors: jax.Array) -> jax.Array:
@@ -168,4 +158,4 @@ def pick_unseen(
     unknown = jnp.full((bandwidths.shape[0], strengths.shape[0]), jnp.nan, dtype)
     index = jnp.asarray(1)
     selection = Selection(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index)
-    return selection, path.at(index)
+    return selection, dataclasses.replace(path, index=index)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth
 from numpyro_kscore.estimators._fit.input_checks import check_solver_of_auto
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth
 from numpyro_kscore.estimators._operators.operator_options import Landmarks
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree, Diagonal

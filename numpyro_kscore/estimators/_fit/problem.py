@@ -14,26 +14,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding
 
-from numpyro_kscore._util.sharding import by_rows, constrain_rows
+from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base.base_scores import Base
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
 from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
 from numpyro_kscore.estimators._base.standardization import (
     WHITENING_CHOICES,
+    Coordinates,
     localized,
     regress_out,
     standardize_samples,
 )
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._fit.feature_selection import span_features
 from numpyro_kscore.estimators._fit.info import Selection
-from numpyro_kscore.estimators._fit.selection import HeldOutProblem, choose
-from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._fit.selection import choose, pair_distances
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth, FitSettings, Median
+from numpyro_kscore.estimators._operators.features import Rows
 from numpyro_kscore.estimators._operators.fit_operator import FitOperator, Full, subsample
 from numpyro_kscore.estimators._operators.landmarks import compress
-from numpyro_kscore.kernels._gram import Gram, Reduction, is_cached, make_gram, reduce_dimension
+from numpyro_kscore.kernels._gram import Reduction, is_cached, make_gram, reduce_dimension
 from numpyro_kscore.kernels._median import median_distance
-from numpyro_kscore.kernels._pairwise import cancels, nearest_squared, squared_distances
+from numpyro_kscore.kernels._pairwise import cancels, nearest_squared
 from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._operator import Solution
 from numpyro_kscore.solvers._solvers import Dense, Krylov
@@ -61,9 +61,8 @@ class Problem(NamedTuple):
         regularizer: the filter, its strength selected.
         selection: of strength and bandwidth where one was automatic, otherwise None.
         coordinates: the map to the kernel's coordinates.
-        points: the samples, (n, d).
-        base_scores: base scores at the samples, (n, d), or None.
-        reduction: the same two in the span of their own vectors, which the operator acts in.
+        rows: the samples.
+        reduction: the same in the span of their own vectors, which the operator acts in.
         operator: the operator.
         layout: the maps of groups and of their samples, or None: then ``coordinates`` is all.
         nearest: squared distance of samples to their nearest other, in standardized units.
@@ -74,8 +73,7 @@ class Problem(NamedTuple):
     regularizer: Regularizer
     selection: Selection | None
     coordinates: Coordinates
-    points: jax.Array
-    base_scores: jax.Array | None
+    rows: Rows
     reduction: Reduction
     operator: FitOperator
     layout: GroupLayout | None
@@ -84,7 +82,8 @@ class Problem(NamedTuple):
 
     def solve(self, operator: FitOperator, base_scores: jax.Array | None) -> Solution:
         """The estimate less its base by an operator: that of all samples, or of some."""
-        return operator.solve(self.settings.solver, self.regularizer, base_scores)
+        solver = self.settings.solver
+        return operator.solve(lambda gram, h: solver.solve(gram, h, self.regularizer), base_scores)
 
     def frame(self, rows: jax.Array | None) -> Coordinates | GroupLayout:
         """The map of scores at the samples, or at some of them."""
@@ -100,8 +99,7 @@ class _Standardized(NamedTuple):
     """
 
     coordinates: Coordinates
-    points: jax.Array
-    base_scores: jax.Array | None
+    rows: Rows
     context: jax.Array | None
     layout: GroupLayout | None = None
     together: jax.Array | None = None
@@ -113,35 +111,33 @@ def make_problem(
     """The problem of a fit to samples, (n, d), given a context, (n, c), or None."""
     n, dim = samples.shape
     standardized = _standardize(settings, samples, base, context)
-    z, base_scores, context = standardized[1:4]
-    reduction = Reduction(None, z, base_scores)
+    rows = standardized.rows
+    reduction = Reduction(None, rows.points, rows.base_scores)
     keeps_space = settings.subset is not None or settings.features is not None
     if is_cached(n) and not keeps_space and not isinstance(settings.solver, Dense):
-        reduction = reduce_dimension(z, base_scores)
-    distances = _measure(z, context, settings.sharding)
+        reduction = reduce_dimension(rows.points, rows.base_scores)
+    reduced = Rows(reduction.points, reduction.base_scores, rows.left_out)
+    distances = _measure(rows.points, standardized.context, settings.sharding)
     bandwidths = _bandwidth_candidates(
         settings.bandwidth, _within_groups(settings, standardized, distances)
     )
-    held_out = HeldOutProblem(reduction.points, reduction.base_scores, base.held_out, dim)
-    operator: FitOperator
+    regularizer, selection = settings.regularizer, None
+    span: FitOperator | None = None
     if settings.features is not None:
-        chosen, operator = span_features(settings, held_out, bandwidths)
-        bandwidth, regularizer, selection = chosen
-        points = operator.rows.points
-    else:
-        bandwidth, regularizer, selection = _choose(settings, held_out, bandwidths)
-        gram = _make_gram(settings, reduction.points, dim, distances, bandwidth)
-        operator, points = _make_operator(settings, gram), gram.points
-    in_bandwidths = Reduction(reduction.basis, points, _times(reduction.base_scores, bandwidth))
+        selection, regularizer, span = span_features(settings, reduced, bandwidths)
+    elif settings.is_auto:
+        num_samples = n if settings.subset is None else settings.subset.check(n)
+        selection, regularizer = choose(settings, reduced, dim, bandwidths, num_samples)
+    bandwidth = bandwidths[0] if selection is None else selection.bandwidth
+    reduced = reduced.in_units(bandwidth)
     return Problem(
         settings,
         regularizer,
         selection,
         dataclasses.replace(standardized.coordinates, bandwidth=bandwidth),
-        z / bandwidth,
-        _times(base_scores, bandwidth),
-        in_bandwidths,
-        operator,
+        rows.in_units(bandwidth),
+        Reduction(reduction.basis, reduced.points, reduced.base_scores),
+        span or _make_operator(settings, reduced.points, dim, distances, bandwidth),
         None if standardized.layout is None else standardized.layout.with_bandwidth(bandwidth),
         nearest_squared(distances.joint),
         distances.nearest_context,
@@ -170,12 +166,10 @@ def _standardize(
         # Each group is fitted by itself, with the score of its own component.
         known = base.own_scores(samples)
     frame = coordinates if layout is None else layout
-    points = constrain_rows(frame.to_kernel(samples), sharding)
-    base_scores = None
-    if known is not None:
-        base_scores = frame.scores_to_kernel(known)
-        base_scores = constrain_rows(base_scores, sharding)
-    return _Standardized(coordinates, points, base_scores, context, layout, together)
+    base_scores = None if known is None else frame.scores_to_kernel(known)
+    points, base_scores = constrain_rows((frame.to_kernel(samples), base_scores), sharding)
+    rows = Rows(points, base_scores, base.held_out)
+    return _Standardized(coordinates, rows, context, layout, together)
 
 
 def _within_groups(
@@ -192,68 +186,32 @@ def _within_groups(
     )
 
 
-def _choose(
-    settings: FitSettings, problem: HeldOutProblem, bandwidths: jax.Array
-) -> tuple[jax.Array, Regularizer, Selection | None]:
-    """Bandwidth and regularizer, and how they were selected if they were."""
-    if not settings.is_auto:
-        return bandwidths[0], settings.regularizer, None
-    n = problem.points.shape[0]
-    num_samples = n if settings.subset is None else settings.subset.check(n)
-    selection, regularizer = choose(
-        settings.kernel,
-        settings.regularizer,
-        settings.solver,  # type: ignore[arg-type]
-        problem,
-        bandwidths,
-        settings.normalize,
-        num_samples,
-        settings.sharding,
-    )
-    return selection.bandwidth, regularizer, selection
-
-
-def _make_gram(
+def _make_operator(
     settings: FitSettings,
     points: jax.Array,
     dim: int,
     distances: _Distances,
     bandwidth: jax.Array,
-) -> Gram:
-    """The Gram operator on the samples, in units of the bandwidth."""
-    scale = settings.scale(dim, bandwidth)
-    pairs, within = None, None
-    if is_cached(points.shape[0]):
-        pairs = distances.joint / bandwidth**2
-    if distances.within is not None:
-        within = distances.within / bandwidth**2
-    # The other solvers' recurrences would go on without end at a residual they cannot reach.
-    precision = settings.precision if isinstance(settings.solver, Krylov) else "float32"
-    return make_gram(
+) -> FitOperator:
+    """The operator of the samples, which are in units of the bandwidth."""
+    n = points.shape[0]
+    gram = make_gram(
         settings.kernel,
-        points / bandwidth,
-        pairs,
-        scale,
+        points,
+        distances.joint / bandwidth**2 if is_cached(n) else None,
+        settings.scale(dim, bandwidth),
         dim,
         settings.normalize,
-        within,
+        None if distances.within is None else distances.within / bandwidth**2,
         settings.sharding,
-        precision,
+        # Other solvers' recurrences would go on without end at a residual they cannot reach.
+        settings.precision if isinstance(settings.solver, Krylov) else "float32",
     )
-
-
-def _make_operator(settings: FitSettings, gram: Gram) -> FitOperator:
-    n = gram.points.shape[0]
     if settings.landmarks is not None:
         return compress(gram, settings.landmarks.select(n))
     if settings.subset is not None:
         return subsample(gram, settings.subset.select(n), settings.normalize)
     return Full(gram)
-
-
-def _times(base_scores: jax.Array | None, bandwidth: jax.Array) -> jax.Array | None:
-    """Base scores in units of the inverse bandwidth."""
-    return None if base_scores is None else base_scores * bandwidth
 
 
 def _measure(
@@ -262,18 +220,11 @@ def _measure(
     """Squared distances of samples, (n, d), with those of a context, (n, c), added."""
     n = points.shape[0]
     some = points if is_cached(n) else points[:: -(-n // SOME_POINTS)]
-    own = _all_squared_distances(some, sharding)
+    own = pair_distances(some, cancels(some), sharding)
     if context is None:
         return _Distances(own, None, None)
-    apart = _all_squared_distances(context, sharding)
+    apart = pair_distances(context, cancels(context), sharding)
     return _Distances(own + apart, own, nearest_squared(apart))
-
-
-def _all_squared_distances(points: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return squared_distances(rows, *whole)
-
-    return by_rows(own, sharding, points, (points, cancels(points)))
 
 
 def _bandwidth_candidates(bandwidth: Any, squared: jax.Array) -> jax.Array:

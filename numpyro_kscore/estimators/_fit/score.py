@@ -16,7 +16,7 @@ from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import by_rows, constrain_rows, place
 from numpyro_kscore.estimators._base.base_scores import Base
-from numpyro_kscore.estimators._base.kernel_coordinates import Coordinates
+from numpyro_kscore.estimators._base.standardization import Coordinates
 from numpyro_kscore.estimators._fit.info import ScoreInfo
 from numpyro_kscore.estimators._operators.features import FeatureExpansion
 from numpyro_kscore.kernels._contract import Kernel

@@ -20,7 +20,6 @@ from numpyro_kscore._util.sharding import check_sharding, place, sharding_of
 from numpyro_kscore.estimators._base.base_scores import Base
 from numpyro_kscore.estimators._base.fitted_base import make_base
 from numpyro_kscore.estimators._base.standardization import STANDARDIZE_CHOICES
-from numpyro_kscore.estimators._fit.bandwidth import AutoBandwidth, Median
 from numpyro_kscore.estimators._fit.fitting import (
     StreamState,
     add_batch,
@@ -32,7 +31,7 @@ from numpyro_kscore.estimators._fit.fitting import (
 from numpyro_kscore.estimators._fit.guide_estimator import AtSamples, GuideEstimator
 from numpyro_kscore.estimators._fit.input_checks import check_context, check_settings
 from numpyro_kscore.estimators._fit.score import Score
-from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._fit.settings import AutoBandwidth, FitSettings, Median
 from numpyro_kscore.estimators._operators.operator_options import Landmarks, RandomFeatures, Subset
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._matrix import CurlFree
@@ -219,7 +218,14 @@ class ScoreEstimator(GuideEstimator):
 
         Cost: O(n m d), and O(n m²) until the operator has its samples.
         """
-        return add_batch(state, batch, self._features_of_stream().operator_samples)
+        options, mean = self._features_of_stream(), state.coordinates.mean
+        points = as_points("batch", batch, dim=mean.shape[0])
+        if points.dtype != mean.dtype:
+            raise TypeError(
+                f"batch: expected {mean.dtype}, as the first batch has; got {points.dtype}. "
+                f"Convert it with .astype('{mean.dtype}')"
+            )
+        return add_batch(state, points, operator_samples=options.operator_samples)
 
     def finish(self, state: StreamState) -> Score:
         """The estimate from all batches so far; more may follow.

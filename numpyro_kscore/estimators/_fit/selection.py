@@ -15,7 +15,7 @@ That suits half of the samples; for all of them a weaker member is selected
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,10 @@ from numpyro_kscore.estimators._fit.path import (
     pick,
     pick_unseen,
 )
-from numpyro_kscore.kernels._contract import Kernel
+from numpyro_kscore.estimators._fit.settings import FitSettings
+from numpyro_kscore.estimators._operators.features import Rows
 from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
-from numpyro_kscore.regularizers._filters import Regularizer
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
 # Blocks of samples in each half (benchmarks/results/2026-11-28-score-estimators.md).
@@ -58,70 +58,48 @@ def deal(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(first), np.concatenate(second)
 
 
+def pair_distances(
+    points: jax.Array, direct: jax.Array, sharding: NamedSharding | None
+) -> jax.Array:
+    """Squared distances of all pairs of samples, (n, n), each device the rows of its own."""
+    return by_rows(lambda y, x: squared_distances(y, *x), sharding, points, (points, direct))
+
+
 # Largest number of pairs times vectors that are worked on at once.
 VECTOR_PAIRS = 2**19
 # Dimensions up to which one product with moments costs less than weights for each vector.
 FEW_DIMENSIONS = 3
 
 
-class HeldOutProblem(NamedTuple):
-    """Samples that strength and bandwidth are selected for, in standardized coordinates.
-
-    Points and base scores are (n, k) where they are rotated into their span, in a space of ``dim``
-    dimensions. Factors turn s0 at a sample into s0 fitted without it, (n,).
-    """
-
-    points: jax.Array
-    base_scores: jax.Array | None
-    factors: jax.Array | None
-    dim: int
-
-
 def _held_out_losses(
-    kernel: Kernel,
-    path: PathMember,
-    solver: Decomposer,
-    problem: HeldOutProblem,
-    bandwidth: jax.Array,
-    normalize: bool,
-    sharding: NamedSharding | None = None,
+    settings: FitSettings, path: PathMember, rows: Rows, dim: int, bandwidth: jax.Array
 ) -> jax.Array:
     """Loss of every member of the path at every sample, from the half it is not in: (p, 2 m).
 
     In the coordinates of the kernel, and less the loss of the base.
     """
-    points = problem.points / bandwidth
-    base = None if problem.base_scores is None else problem.base_scores * bandwidth
+    points, base, factors = rows.in_units(bandwidth)
     left_out = base
-    if base is not None and problem.factors is not None:
-        left_out = base * problem.factors[:, None]
-    scale = jnp.asarray(1.0 / kernel.trace(problem.dim), points.dtype)
-    if not normalize:
-        scale = jnp.asarray(bandwidth ** -kernel.scale_exponent(), points.dtype)
-
+    if base is not None and factors is not None:
+        left_out = base * factors[:, None]
+    scale, sharding = settings.scale(dim, bandwidth), settings.sharding
     halves = deal(points.shape[0])
 
-    def stacked(a: Any, order: tuple[np.ndarray, np.ndarray]) -> Any:
-        return None if a is None else jnp.stack([a[rows] for rows in order])
+    def stacked(rows: Rows, order: tuple[np.ndarray, np.ndarray]) -> Rows:
+        return jax.tree.map(lambda a: jnp.stack([a[half] for half in order]), rows)
 
     # One condition for both halves: under vmap, conditions of their own would run both branches.
     direct = cancels(points)
 
-    def fold(x: jax.Array, x_base: jax.Array | None, y: jax.Array, y_base: Any) -> jax.Array:
-        def own(rows: jax.Array, whole: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return squared_distances(rows, *whole)
+    def fold(own: Rows, other: Rows) -> jax.Array:
+        x = own.points
+        s = pair_distances(x, direct, sharding)
+        gram = make_gram(settings.kernel, x, s, scale, dim, settings.normalize, sharding=sharding)
+        solver: Any = settings.solver
+        return _path_losses(gram, path, solver, own.base_scores, other, direct)
 
-        s = by_rows(own, sharding, x, (x, direct))
-        gram = make_gram(kernel, x, s, scale, problem.dim, normalize, sharding=sharding)
-        return _path_losses(gram, path, solver, x_base, y, y_base, direct)
-
-    swapped = halves[::-1]
-    values = jax.vmap(fold)(
-        stacked(points, halves),
-        stacked(base, halves),
-        stacked(points, swapped),
-        stacked(left_out, swapped),
-    )
+    own, other = Rows(points, base), Rows(points, left_out)
+    values = jax.vmap(fold)(stacked(own, halves), stacked(other, halves[::-1]))
     return jnp.concatenate([values[0], values[1]], axis=1)
 
 
@@ -130,11 +108,11 @@ def _path_losses(
     path: PathMember,
     solver: Decomposer,
     base: jax.Array | None,
-    y: jax.Array,
-    y_base: jax.Array | None,
+    other: Rows,
     direct: jax.Array,
 ) -> jax.Array:
-    """Loss, less that of the base, of every member fitted on ``gram``, at points y: (p, m)."""
+    """Loss, less that of the base, of every member fitted on ``gram``, at other rows: (p, m)."""
+    y, y_base, _ = other
     target = gram.zeta()
     if base is not None:
         target = target + gram @ base.T
@@ -235,39 +213,29 @@ STEPS, STEPS_OF_MANY = 32, 48
 
 
 def choose(
-    kernel: Kernel,
-    family: Regularizer,
-    solver: Decomposer,
-    problem: HeldOutProblem,
-    bandwidths: jax.Array,
-    normalize: bool,
-    num_samples: int,
-    sharding: NamedSharding | None = None,
+    settings: FitSettings, rows: Rows, dim: int, bandwidths: jax.Array, num_samples: int
 ) -> tuple[Selection, PathMember]:
-    """The bandwidth among some, (b,), the strength if ``family`` is open, and their regularizer.
+    """The bandwidth among some, (b,), the strength if it is open, and their regularizer.
 
-    At most 2048 samples of the problem are used, evenly spaced. ``num_samples`` is the number of
-    those that the operator of the estimate is averaged over.
+    At most 2048 of the samples are used, evenly spaced. They are in standardized units; where they
+    are rotated into their span, (n, k), the space still has ``dim`` dimensions. ``num_samples`` is
+    the number of those that the operator of the estimate is averaged over.
     """
-    unchosen = path_for(family, problem.dim, normalize)
-    dtype = problem.points.dtype
-    n = problem.points.shape[0]
-    stride, tried = -(-n // SELECTION_POINTS), bandwidths
-    problem = jax.tree.map(lambda a: a[::stride] if jnp.ndim(a) else a, problem)
-
-    if problem.points.shape[0] < FEWEST_POINTS:
-        return pick_unseen(unchosen, tried, dtype)
+    unchosen = path_for(settings.regularizer, dim, settings.normalize)
+    stride, tried = -(-rows.points.shape[0] // SELECTION_POINTS), bandwidths
+    rows = jax.tree.map(lambda a: a[::stride], rows)
+    n = rows.points.shape[0]
+    if n < FEWEST_POINTS:
+        return pick_unseen(unchosen, tried, rows.points.dtype)
 
     def losses(bandwidth: jax.Array) -> jax.Array:
-        values = _held_out_losses(kernel, unchosen, solver, problem, bandwidth, normalize, sharding)
+        values = _held_out_losses(settings, unchosen, rows, dim, bandwidth)
         # Fields are in units of the inverse bandwidth. In units of the first one losses can be
         # compared, and their squares neither underflow nor overflow.
         return values * (bandwidths[0] / bandwidth) ** 2
 
-    # A selection has no derivative, and its input is not differentiated either. The dimension
-    # stays a number, which programs depend on.
-    problem = lax.stop_gradient(problem)._replace(dim=problem.dim)
-    bandwidths = lax.stop_gradient(bandwidths)
+    # A selection has no derivative, and its input is not differentiated either.
+    rows, bandwidths = lax.stop_gradient((rows, bandwidths))
     values = lax.map(losses, bandwidths)
     # Losses that are not finite are never selected.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
@@ -276,7 +244,7 @@ def choose(
         differences = values - values[rows, members][:, None]
         return jnp.std(differences, axis=2) / values.shape[2] ** 0.5
 
-    growth = max(num_samples / problem.points.shape[0], 1.0)
+    growth = max(num_samples / n, 1.0)
     selection, member = pick(unchosen, jnp.mean(values, axis=2), error, tried, growth)
     steps = STEPS_OF_MANY if growth > 1 else STEPS
     return selection, dataclasses.replace(member, least_steps=steps)

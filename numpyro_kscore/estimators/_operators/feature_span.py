@@ -5,9 +5,8 @@ kernel of the features is ``J(x)ᵀ J(y)``, so that
 
     L̂ J(·)ᵀ w = J(·)ᵀ A w ,  ζ' = J(·)ᵀ h ,  A = E J Jᵀ ,  h = E [div J + J s0]
 
-with expectations over the samples, and ``ŝ = s0 - g(L̂) ζ'`` has ``w = -g(A) h``: the estimator of
-the package for this kernel, exactly, from moments that one pass over the samples gives. With
-Tikhonov's filter it is the finite kernel exponential family of Strathmann et al. (2015).
+with expectations over the samples, and ``w = -g(A) h`` (docs/theory). With Tikhonov's filter it is
+the finite kernel exponential family of Strathmann et al. (2015).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore.estimators._operators.features import (
     FeatureExpansion,
     FeatureMoments,
-    FeatureRows,
     Features,
+    Rows,
     add_rows,
     in_tiles,
     no_moments,
@@ -30,9 +29,7 @@ from numpyro_kscore.estimators._operators.operator_options import RandomFeatures
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._device import MATRIX
 from numpyro_kscore.kernels._spectral import draw_frequencies
-from numpyro_kscore.regularizers._filters import Regularizer
-from numpyro_kscore.solvers._operator import Solution
-from numpyro_kscore.solvers._spectrum import Solver
+from numpyro_kscore.solvers._operator import ApplyFilter, Solution
 
 
 @pytree
@@ -72,19 +69,14 @@ class FeatureSpan:
     """
 
     features: Features
-    rows: FeatureRows
+    rows: Rows
     halves: FeatureMoments
     operator_samples: int | None = static()
     normalized: bool = static()
 
-    @property
-    def solved_rows(self) -> None:
-        return None
-
-    @property
-    def is_cached(self) -> bool:
-        # Two halves as one batch would need the memory of both.
-        return False
+    solved_rows = None
+    # Two halves as one batch would need the memory of both.
+    is_cached = False
 
     @property
     def path(self) -> jax.Array:
@@ -99,20 +91,17 @@ class FeatureSpan:
         bound = share if self.normalized else None
         return MatrixOperator(moments.matrix(self.features), share * trace, bound)
 
-    def solve_coefficients(self, solver: Solver, regularizer: Regularizer) -> Solution:
+    def solve_coefficients(self, apply: ApplyFilter) -> Solution:
         """The filter applied to h: ``values`` are w, (1, m)."""
         whole = self.halves.over_both()
-        operator, target = self.operator(whole), whole.targets.values.own
-        return solver.solve(operator, target.reshape(1, -1), regularizer)
+        return apply(self.operator(whole), whole.targets.values.own.reshape(1, -1))
 
-    def solve(
-        self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
-    ) -> Solution:
+    def solve(self, apply: ApplyFilter, base_scores: jax.Array | None) -> Solution:
         """The estimate: values at the samples (d, n), coefficients of the features (1, m).
 
         The base scores are already in the moments.
         """
-        solution = self.solve_coefficients(solver, regularizer)
+        solution = self.solve_coefficients(apply)
         w = solution.values.reshape(2, -1)
         values = in_tiles(lambda rows: self.features.field(w, rows), self.rows.points)
         return solution._replace(
@@ -121,18 +110,11 @@ class FeatureSpan:
             zeta_weight=jnp.zeros_like(solution.zeta_weight),
         )
 
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> FeatureExpansion:
-        return FeatureExpansion(self.features, coefficients.reshape(2, -1))
+    def expansion(self, rows: Rows, solution: Solution) -> FeatureExpansion:
+        return FeatureExpansion(self.features, solution.coefficients.reshape(2, -1))
 
     def restricted(self, rows: slice) -> FeatureSpan:
-        points, base_scores, _ = self.rows
-        some = FeatureRows(points[rows], None if base_scores is None else base_scores[rows], None)
+        some = jax.tree.map(lambda a: a[rows], self.rows._replace(left_out=None))
         return make_span(self.features, some, self.operator_samples, self.normalized)
 
 
@@ -146,7 +128,7 @@ def draw_features(options: RandomFeatures, kernel: Kernel, scale: jax.Array, dim
 
 
 def make_span(
-    features: Features, rows: FeatureRows, operator_samples: int | None, normalized: bool
+    features: Features, rows: Rows, operator_samples: int | None, normalized: bool
 ) -> FeatureSpan:
     """The operator of samples, averaged over some of them that are evenly spaced."""
     n = rows.points.shape[0]

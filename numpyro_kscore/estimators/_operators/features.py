@@ -93,7 +93,7 @@ def in_tiles(fn: Any, y: jax.Array) -> jax.Array:
     return blocks.reshape(-1, *blocks.shape[2:])[: y.shape[0]]
 
 
-class FeatureRows(NamedTuple):
+class Rows(NamedTuple):
     """Samples in the coordinates of the kernel.
 
     Attributes:
@@ -104,7 +104,12 @@ class FeatureRows(NamedTuple):
 
     points: jax.Array
     base_scores: jax.Array | None
-    left_out: jax.Array | None
+    left_out: jax.Array | None = None
+
+    def in_units(self, bandwidth: jax.Array) -> Rows:
+        """The same in units of a bandwidth."""
+        base = None if self.base_scores is None else self.base_scores * bandwidth
+        return Rows(self.points / bandwidth, base, self.left_out)
 
 
 class _Products(NamedTuple):
@@ -184,7 +189,7 @@ def no_moments(features: Features) -> FeatureMoments:
 def add_rows(
     halves: FeatureMoments,
     features: Features,
-    rows: FeatureRows,
+    rows: Rows,
     wanted: int | None,
     stride: int = 1,
 ) -> FeatureMoments:
@@ -197,7 +202,7 @@ def add_rows(
     """
     starts_odd = jnp.sum(halves.targets.number) % 2 == 1
     targets = _add(halves.targets, rows, starts_odd, lambda *a: _target_sums(features, *a))
-    some = FeatureRows(rows.points[::stride], None, None)
+    some = Rows(rows.points[::stride], None)
 
     def with_products(products: Mean) -> Mean:
         return _add(products, some, starts_odd, lambda *a: _product_sums(features, *a))
@@ -211,9 +216,9 @@ def add_rows(
 
 def _add(
     means: Mean,
-    rows: FeatureRows,
+    rows: Rows,
     starts_odd: jax.Array,
-    sums: Callable[[FeatureRows, jax.Array], Any],
+    sums: Callable[[Rows, jax.Array], Any],
 ) -> Mean:
     """The means of both halves with rows (n, …) dealt to them, some rows after the others."""
     n = rows.points.shape[0]
@@ -228,11 +233,11 @@ def _add(
 
     size = min(TILE_ROWS, masks.shape[0])
 
-    def one(half: tuple[Mean, FeatureRows, jax.Array]) -> Mean:
+    def one(half: tuple[Mean, Rows, jax.Array]) -> Mean:
         mean, *dealt = half
         tiles = jax.tree.map(lambda a: split_rows(a, size), tuple(dealt))
 
-        def step(mean: Mean, tile: tuple[FeatureRows, jax.Array]) -> tuple[Mean, None]:
+        def step(mean: Mean, tile: tuple[Rows, jax.Array]) -> tuple[Mean, None]:
             number = jnp.sum(tile[1]).astype(mean.number.dtype)
             return mean.add(sums(*tile), number), None
 
@@ -241,12 +246,12 @@ def _add(
     return lax.map(one, (means, *jax.tree.map(deal, (pairs, masks))))
 
 
-def _product_sums(features: Features, rows: FeatureRows, mask: jax.Array) -> _Products:
+def _product_sums(features: Features, rows: Rows, mask: jax.Array) -> _Products:
     sines, cosines = (mask[:, None] * wave for wave in features.waves(rows.points))
     return _Products(sines.T @ sines, sines.T @ cosines, cosines.T @ cosines)
 
 
-def _target_sums(features: Features, rows: FeatureRows, mask: jax.Array) -> _Targets:
+def _target_sums(features: Features, rows: Rows, mask: jax.Array) -> _Targets:
     sines, cosines = features.waves(rows.points)
     columns = [mask[:, None]]
     if rows.base_scores is not None:

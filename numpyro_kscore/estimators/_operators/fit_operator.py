@@ -1,15 +1,9 @@
 """The operators an estimate can be made with, as a fit sees them: of all samples, or of a subset.
 
-The full estimate ``ŝ = s0 - g(L̂) ζ'`` costs O(n² d) a solver step. Most of its noise comes from
-ζ'; the operator L̂ only determines how ζ' is smoothed, and its average over a random subset S of b
-samples is nearly as good. Here
-
-    ŝ = s0 - g(L̂_S) ζ' ,   ζ' = ζ + L̂ s0 over all n samples,
-
-which is one pass over n b pairs and a Krylov space of the b by b operator, O(b² d) a step. With
-``h_S = ζ'(X_S)`` it is ``ŝ = s0 + a ζ' + Σ_(j in S) K(·, x_j) c_j``, the algebra of the full
-estimate: the filter is that of the subset's operator, exact as a function of it. Compared with a
-fit to the subset alone it has the noise of all samples (docs/performance).
+The full estimate ``ŝ = s0 - g(L̂) ζ'`` costs O(n² d) a solver step. With a subset S of b samples
+``ŝ = s0 - g(L̂_S) ζ'``, where ζ' is still over all samples, takes one pass over n b pairs and
+O(b² d) a step (docs/theory). With ``h_S = ζ'(X_S)`` it is ``ŝ = s0 + a ζ' + Σ_(j in S) K(·, x_j)
+c_j``, the algebra of the full estimate.
 """
 
 from __future__ import annotations
@@ -23,14 +17,12 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.pytree import pytree
 from numpyro_kscore._util.sharding import by_rows, divides
-from numpyro_kscore.estimators._operators.features import FeatureExpansion
+from numpyro_kscore.estimators._operators.features import FeatureExpansion, Rows
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import Kernel
 from numpyro_kscore.kernels._gram import Gram, is_cached, make_gram
 from numpyro_kscore.kernels._pairwise import Expansion
-from numpyro_kscore.regularizers._filters import Regularizer
-from numpyro_kscore.solvers._operator import Solution
-from numpyro_kscore.solvers._spectrum import Solver
+from numpyro_kscore.solvers._operator import ApplyFilter, Solution
 
 
 class FitOperator(Protocol):
@@ -48,26 +40,19 @@ class FitOperator(Protocol):
     def solved_rows(self) -> jax.Array | None:
         """Rows of the samples at which a solution has values; None if it has them at all."""
 
-    def solve(
-        self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
-    ) -> Solution:
+    def solve(self, apply: ApplyFilter, base_scores: jax.Array | None) -> Solution:
         """The estimate less its base, from base scores (n, d) or None."""
 
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> Expansion | FeatureExpansion:
-        """The estimate less its base as a function, from samples, (n, d), and a solution."""
+    def expansion(self, rows: Rows, solution: Solution) -> Expansion | FeatureExpansion:
+        """The estimate less its base as a function, from all samples and a solution."""
 
     def restricted(self, rows: slice) -> Self:
         """The operator of some of the samples; not for one whose halves have other operators."""
 
 
-class _OverAllSamples:
-    """The operators whose estimate is ``a ζ' + Σ_j K(·, x_j) c_j`` over all samples."""
+@pytree
+class Full:
+    """The Gram operator ``K/n``: its estimate is ``a ζ' + Σ_j K(·, x_j) c_j`` over all samples."""
 
     gram: Gram
 
@@ -83,49 +68,34 @@ class _OverAllSamples:
     def solved_rows(self) -> jax.Array | None:
         return None
 
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> Expansion:
-        if base_scores is not None:
+    def expansion(self, rows: Rows, solution: Solution) -> Expansion:
+        coefficients, weight = solution.coefficients, solution.zeta_weight
+        if rows.base_scores is not None:
             # a ζ' + K c with ζ' = ζ + (1/n) K s0 is a ζ + K (c + (a/n) s0).
-            coefficients = coefficients + zeta_weight / points.shape[0] * base_scores
+            coefficients = coefficients + weight / rows.points.shape[0] * rows.base_scores
         scale = self.gram.scale
-        return Expansion(points, scale * coefficients, scale * zeta_weight)
+        return Expansion(rows.points, scale * coefficients, scale * weight)
 
-
-@pytree
-class Full(_OverAllSamples):
-    """The Gram operator ``K/n`` on all samples."""
-
-    gram: Gram
-
-    def solve(
-        self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
-    ) -> Solution:
+    def solve(self, apply: ApplyFilter, base_scores: jax.Array | None) -> Solution:
         """Apply the filter to h' = ζ'(X) = ζ(X) + (K/n) s0(X): values and coefficients (d, n)."""
         target = self.gram.zeta()
         if base_scores is not None:
             # The filter multiplies errors of the target by up to g(0).
             exact = dataclasses.replace(self.gram, precision="float32")
             target = target + exact @ base_scores.T
-        return solver.solve(self.gram, target, regularizer)
+        return apply(self.gram, target)
 
-    def restricted(self, rows: slice) -> Full:
-        return Full(self.gram.restricted(rows))
+    def restricted(self, rows: slice) -> Self:
+        return dataclasses.replace(self, gram=self.gram.restricted(rows))
 
 
 @pytree
-class Subsampled(_OverAllSamples):
+class Subsampled(Full):
     """The operator ``K/b`` of samples at ``rows``, (b,), with all samples, (n, d).
 
     Coefficients of the expansion outside the subset come from ζ' alone.
     """
 
-    gram: Gram
     points: jax.Array
     rows: jax.Array
 
@@ -139,19 +109,17 @@ class Subsampled(_OverAllSamples):
     def solved_rows(self) -> jax.Array:
         return self.rows
 
-    def solve(
-        self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
-    ) -> Solution:
+    def solve(self, apply: ApplyFilter, base_scores: jax.Array | None) -> Solution:
         """The estimate: values at the subset (d, b), coefficients at all samples (d, n)."""
         gram, n = self.gram, self.points.shape[0]
         coefficients = None if base_scores is None else gram.scale / n * base_scores
         expansion = Expansion(self.points, coefficients, gram.scale)
         target = field_by_rows(gram.kernel, expansion, gram.points, gram.sharding).T
-        solution = solver.solve(gram, target, regularizer)
+        solution = apply(gram, target)
         spread = jnp.zeros_like(self.points.T).at[:, self.rows].set(solution.coefficients)
         return solution._replace(coefficients=spread)
 
-    def restricted(self, rows: slice) -> Subsampled:
+    def restricted(self, rows: slice) -> Self:
         raise NotImplementedError
 
 

@@ -1,17 +1,12 @@
 """Nyström: estimates in the span of a few landmarks, for any regularizer.
 
-With landmarks Z among the samples and P the orthogonal projection onto ``{Σ_l K(·, z_l) c_l}``,
-the estimate is ``ŝ = s0 - g(P L̂ P) P ζ'``. In an orthonormal basis ``K(·, Z) W`` of that span,
-``Wᵀ K_ZZ W = 1``, the operator is the matrix ``A = Wᵀ (K_ZX K_XZ / n) W`` and ``P ζ'`` the vector
-``Wᵀ h_Z`` with ``h_Z = ζ'(Z)``, so that
+In an orthonormal basis ``K(·, Z) W`` of that span, ``Wᵀ K_ZZ W = 1``, the operator is the matrix
+``A = Wᵀ (K_ZX K_XZ / n) W``, and with ``h_Z = ζ'(Z)`` (docs/theory)
 
     ŝ = s0 + Σ_l K(·, z_l) c_l ,    c = -W g(A) Wᵀ h_Z .
 
-Nothing outside the span is left: unlike the full estimate there is no multiple of ζ, whatever
-``g(0)``. A function of the span that vanishes at all samples vanishes at the landmarks and is
-zero, hence A is positive definite, Tikhonov's filter and its truncated form coincide, and
-``c = -(K_ZX K_XZ / n + λ K_ZZ)⁻¹ h_Z``: the estimator NKEF of Sutherland et al. (2018) and of
-Zhou, Shi and Zhu (2020), Example 3.6, whose printed form lacks 1/n and the sign.
+Tikhonov's filter gives the estimator NKEF of Sutherland et al. (2018) and of Zhou, Shi and Zhu
+(2020), Example 3.6, whose printed form lacks 1/n and the sign.
 """
 
 from __future__ import annotations
@@ -27,14 +22,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpyro_kscore._util.linalg import inverse_root
 from numpyro_kscore._util.pytree import pytree, static
 from numpyro_kscore._util.sharding import divides, mapped
+from numpyro_kscore.estimators._operators.features import Rows
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.kernels._contract import FieldWeights, Kernel
 from numpyro_kscore.kernels._device import MATRIX, TILES
 from numpyro_kscore.kernels._gram import Gram, make_gram, norm_bound
 from numpyro_kscore.kernels._pairwise import Expansion
-from numpyro_kscore.regularizers._filters import Regularizer
-from numpyro_kscore.solvers._operator import Solution
-from numpyro_kscore.solvers._spectrum import Solver
+from numpyro_kscore.solvers._operator import ApplyFilter, Solution
 
 # Number of columns of A that are formed at once.
 DENSE_BATCH = 32
@@ -71,9 +65,7 @@ class Compression:
     spectral_bound: float | None = static(default=None)
     sharding: NamedSharding | None = static(default=None)
 
-    @property
-    def solved_rows(self) -> None:
-        return None
+    solved_rows = None
 
     @property
     def is_cached(self) -> bool:
@@ -146,12 +138,9 @@ class Compression:
             return pairwise.field(self.kernel, expansion, self.samples).T
         return pairwise.product(_transposed(self.weights), self.samples, self.points, c).T
 
-    def solve(
-        self, solver: Solver, regularizer: Regularizer, base_scores: jax.Array | None
-    ) -> Solution:
+    def solve(self, apply: ApplyFilter, base_scores: jax.Array | None) -> Solution:
         """The estimate: values at the samples (d, n) and coefficients at the landmarks (d, m)."""
-        coordinates = self.to_coordinates(self.target(base_scores))
-        solution = solver.solve(self, coordinates, regularizer)
+        solution = apply(self, self.to_coordinates(self.target(base_scores)))
         coefficients = self.to_coefficients(solution.values)
         return solution._replace(
             values=self.at_samples(coefficients),
@@ -159,15 +148,9 @@ class Compression:
             zeta_weight=jnp.zeros_like(solution.zeta_weight),
         )
 
-    def expansion(
-        self,
-        points: jax.Array,
-        base_scores: jax.Array | None,
-        coefficients: jax.Array,
-        zeta_weight: jax.Array,
-    ) -> Expansion:
+    def expansion(self, rows: Rows, solution: Solution) -> Expansion:
         """``Σ_l K(·, z_l) c_l`` over the landmarks, which hold base scores and ζ' already."""
-        return Expansion(points[self.rows], self.scale * coefficients, None)
+        return Expansion(rows.points[self.rows], self.scale * solution.coefficients, None)
 
     def _at_landmarks_of_samples(self, coefficients: jax.Array) -> jax.Array:
         """``K_ZX K_XZ c / n``, (d, m) -> (d, m), in one pass over tiles of the samples."""
