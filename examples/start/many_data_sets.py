@@ -51,7 +51,7 @@ def model(levels: Array, correct: Array | None = None, total: int | None = None)
 
 
 class Encoder(nn.Module):
-    """What a data set says: a network of its trials, averaged, and a network of that."""
+    """Summary of a data set: a network of its trials, averaged, and a network of that."""
 
     @nn.compact
     def __call__(self, trials: Array) -> Array:

@@ -221,7 +221,7 @@ def described(doc: str) -> set[str]:
 
 
 def parameters(thing: object) -> set[str]:
-    """What a caller gives, or what a result holds."""
+    """Names of a callable's arguments, or of a result's fields."""
     if inspect.isclass(thing) and hasattr(thing, "_fields"):
         return set(thing._fields)
     if dataclasses.is_dataclass(thing):
@@ -297,7 +297,7 @@ def templates() -> list[str]:
 
 
 def is_said(quote: str, said: list[str]) -> bool:
-    """Whether a message holds the quote: "…" for anything, and its first word may be put in."""
+    """True if a message holds the quote: "…" is anything, and its first word may be put in."""
     forms = {quote, re.sub(r"^[\w()]+(?=: )", HOLE, quote)}
     patterns = [".*".join(map(re.escape, form.split("…"))) for form in forms]
     return any(re.search(pattern, text) for pattern in patterns for text in said)

@@ -11,7 +11,7 @@ from support.compiling import quick_jit
 
 
 def test_stored_draws_of_nuts_are_of_the_model():
-    """At its mean the density of all rows, by the model, is that of a mode, but for the spread."""
+    """The draws have a coordinate for each number of the model, and their two halves agree."""
     found = tall.stored()
     assert found.seconds > 60
     assert found.draws.shape[1] == 2 + tall.NUM_FEATURES + tall.NUM_CLINICS

@@ -165,7 +165,7 @@ def test_every_estimator_takes_a_step(name):
 @pytest.mark.parametrize("name", RIVALS)
 @pytest.mark.thorough
 def test_rivals_compare_codes_as_they_say(name):
-    """With a decoder that ignores codes the reconstruction cost is known, and the rest is left."""
+    """A decoder that ignores codes has a known reconstruction cost, and the rest is left."""
     settings = Settings(name, latent_dim=3, batch_size=16, weight=0.5)
     autoencoder = make_autoencoder(settings, (2, 2, 1))
     x = random.bernoulli(random.key(1), shape=(16, 2, 2, 1)).astype(jnp.float32)
@@ -191,7 +191,7 @@ def test_rivals_compare_codes_as_they_say(name):
 
 
 def test_discrepancy_is_unbiased():
-    """Of draws of one distribution it is zero on average; against a shifted one it is not."""
+    """The discrepancy of one distribution's draws is 0 on average; against a shifted one not."""
     x, y = random.normal(random.key(0), (2, 500, 8, 3))
     values = np.asarray(jax.vmap(discrepancy)(x, y))
     assert abs(values.mean()) < 4 * values.std() / np.sqrt(500)
