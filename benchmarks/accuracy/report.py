@@ -31,7 +31,7 @@ STYLES = {
     OURS: "ko", "AutoImplicit, svi.run": "k+", "AutoImplicit, far start": "k*",
     "AutoNormal": "C0v", "AutoMultivariateNormal": "C1s", "AutoIAFNormal": "C2^",
     "AutoBNAFNormal": "C3D", "SteinVI": "C4x", "multi-Pathfinder": "C9p",
-    "NUTS": "m*", "MAMS": "mX",
+    "NUTS": "m*", "MAMS": "C5X",
     "AutoImplicit, Stein": "C5<", "AutoImplicit, SSGE": "C6>", "AutoImplicit, nu": "C8o",
     FLOOR: "C7|",
 }  # fmt: skip
