@@ -142,6 +142,15 @@ def menus() -> list[tuple[str, list[str]]]:
     ]
 
 
+def test_exceptions_to_the_check_of_links_exist():
+    """A private class that moves takes its exception in the settings along."""
+    settings = (DOCS / "conf.py").read_text()
+    names = re.findall(r'"(numpyro_kscore[\w.]+)\.(\w+)"\)', settings)
+    assert names
+    for module, name in names:
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
 def test_every_page_is_in_one_menu():
     listed = [page for _, pages in menus() for page in pages]
     assert sorted(listed) == sorted(set(PAGES) - {"index"})
