@@ -75,7 +75,7 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def is_fair(operator: str) -> bool:
-    """Whether the changed operator works on numbers, so that only the value is wrong."""
+    """True if the changed operator works on numbers, so that only the value is wrong."""
     if operator.endswith(("_Invert", "USub_Not")):
         return False
     if not operator.startswith("ReplaceBinaryOperator"):
@@ -85,7 +85,7 @@ def is_fair(operator: str) -> bool:
 
 
 def is_program(source: str) -> bool:
-    """Whether the source compiles without a warning: Cosmic Ray takes ``*,`` for a product."""
+    """True if the source compiles without a warning: Cosmic Ray takes ``*,`` for a product."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:

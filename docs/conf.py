@@ -122,8 +122,8 @@ nitpick_ignore = [
     # What jax.sharding exports is defined without a module of its own.
     ("py:class", "NamedSharding"),
     # Parts of other objects, which nobody makes by hand.
-    ("py:class", "numpyro_kscore._model.program.Split"),
-    ("py:class", "numpyro_kscore._model.anchor.Anchor"),
+    ("py:class", "numpyro_kscore._model.package_guide.Split"),
+    ("py:class", "numpyro_kscore._model.control_variate.ControlVariate"),
     ("py:class", "numpyro_kscore._util.batches.Batches"),
     ("py:class", "numpyro_kscore._starts.start.ExactDraws"),
     ("py:class", "numpyro_kscore.estimators._base.base_scores.Base"),

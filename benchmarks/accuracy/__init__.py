@@ -1,1 +1,1 @@
-"""How close fitted guides and estimated scores are to the truth."""
+"""Errors of fitted guides and of estimated scores against the truth."""

@@ -133,7 +133,7 @@ def digest(start: Any) -> str:
 
 
 def taken(start: Any) -> str:
-    """Which forms a start has."""
+    """Names of the forms that a start has."""
     degrees = start.centering.degrees
     names = {
         "non-centered": bool(np.all(np.isin(degrees, (0, 1))) and np.any(degrees == 0)),

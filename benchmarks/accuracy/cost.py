@@ -1,4 +1,4 @@
-"""What a posterior costs: seconds of a first and of a later call, gradients, and distance.
+"""Costs of a posterior: seconds of a first and of a later call, gradients, and distance.
 
     python -m benchmarks.accuracy.cost --cache FOLDER --csv FILE [--data PATH]
         [--targets banana ...] [--methods AutoImplicit ...] [--figure FILE] [--quick]

@@ -90,7 +90,7 @@ class Figure:
 
     @property
     def passed(self) -> bool:
-        """Whether the value is within its limits; always true for a figure without limits."""
+        """True if the value is within its limits; always true for a figure without limits."""
         return self.limits is None or bool(self.limits[0] <= self.value <= self.limits[1])
 
 

@@ -1,4 +1,4 @@
-"""What a method of the comparison returns, and the clocks it is timed with."""
+"""The result of a method of the comparison, and the clocks that time it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many separate groups of samples are found, and how many there are.
+"""Counts of separate groups of samples: those found, and the true ones.
 
     python -m benchmarks.accuracy.groups [--csv FILE] [--dims 2 8 20 32] [--samples 100 200 1000]
         [--sets 64] [--quick]
@@ -74,12 +74,12 @@ def of_target(name: str, dim: int) -> tuple[int, Draw]:
 
 @jax.jit
 def numbers(sets: Array) -> Array:
-    """How many groups are found in each of some sets of samples (s, n, d)."""
+    """Numbers of groups found in sets of samples (s, n, d), one for each set."""
     return lax.map(lambda samples: find_groups(samples).number, sets)
 
 
 def compute(target: str, dim: int, samples: int, sets: int) -> Row:
-    """How many sets were taken for how many groups."""
+    """Counts of sets by the number of groups found in them."""
     draw = of_target(target, dim)[1]
     drawn = jnp.stack([draw(random.key(seed), samples) for seed in range(sets)])
     counts = np.bincount(np.asarray(numbers(drawn)), minlength=MOST_GROUPS + 1)

@@ -47,7 +47,7 @@ class Posterior:
 
     @property
     def batch_share(self) -> float:
-        """Which part of all rows a gradient in a fit reads."""
+        """Share of all rows that a gradient in a fit reads."""
         return 1.0 if self.batch_size is None else self.batch_size / len(self.target.args[0])
 
     def summarize(self, draws: Draws) -> Array:

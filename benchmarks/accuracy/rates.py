@@ -1,4 +1,4 @@
-"""How fast errors of kernel density estimates fall with the number of samples.
+"""Rates at which errors of kernel density estimates fall with the number of samples.
 
     python -m benchmarks.accuracy.rates [--dims 1 2 3] [--seeds 8] [--csv FILE] [--quick]
 

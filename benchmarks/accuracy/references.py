@@ -67,7 +67,7 @@ class Reference:
 
     @property
     def trusted(self) -> bool:
-        """Whether the chains agree and there are enough independent draws."""
+        """True if the chains agree and there are enough independent draws."""
         return self.rhat < _LARGEST_RHAT and self.ess >= _SMALLEST_ESS
 
 

@@ -1,4 +1,4 @@
-"""From guide to exact: ``refine`` and ``warm_start`` against NUTS from scratch.
+"""``refine`` and ``warm_start``, which make a guide exact, against NUTS from scratch.
 
     python -m benchmarks.accuracy.refinement --cache FOLDER --csv FILE [--data PATH]
         [--targets banana ...] [--starts AutoImplicit ...] [--seeds 0 ...] [--no-nuts] [--quick]
@@ -161,13 +161,13 @@ class Refinements(Bench):
 
 
 def is_right(row: Row, prefix: str = "") -> bool:
-    """Whether the draws of a row are within the limits."""
+    """True if the draws of a row are within the limits."""
     names = ("mean_error", "sd_low", "sd_high")
     return within_limits(*(float(row[prefix + name]) for name in names))
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """What the table says, for each way to start."""
+    """A summary of the table, for each way to start."""
     lines = []
     for start in dict.fromkeys(row["start"] for row in rows):
         own = [row for row in rows if row["start"] == start]

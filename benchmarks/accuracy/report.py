@@ -1,4 +1,4 @@
-"""What the benchmark of posteriors prints and plots, from the rows of its table."""
+"""Output of the benchmark of posteriors, printed and plotted from the rows of its table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STYLES = {
     OURS: "ko", "AutoImplicit, svi.run": "k+", "AutoImplicit, far start": "k*",
     "AutoNormal": "C0v", "AutoMultivariateNormal": "C1s", "AutoIAFNormal": "C2^",
     "AutoBNAFNormal": "C3D", "SteinVI": "C4x", "multi-Pathfinder": "C9p",
-    "NUTS": "m*", "MAMS": "mX",
+    "NUTS": "m*", "MAMS": "C5X",
     "AutoImplicit, Stein": "C5<", "AutoImplicit, SSGE": "C6>", "AutoImplicit, nu": "C8o",
     FLOOR: "C7|",
 }  # fmt: skip
@@ -56,12 +56,12 @@ class Figures(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether mean and spread are within the limits; false for NaN."""
+        """True if mean and spread are within the limits; false for NaN."""
         return within_limits(self.mean_error, self.sd_low, self.sd_high)
 
 
 def within_limits(mean_error: float, sd_low: float, sd_high: float) -> bool:
-    """Whether a fit is right; false for NaN."""
+    """True if a fit is right; false for NaN."""
     low, high = SPREAD_LIMITS
     return mean_error <= MEAN_LIMIT and sd_low >= low and sd_high <= high
 
@@ -100,13 +100,13 @@ def table(found: dict[tuple[str, str], Figures], methods: Sequence[str]) -> list
 
 
 def is_silent(row: Row) -> bool:
-    """Whether a fit is far off, and neither ``fit`` nor ``diagnose``, if it was run, says so."""
+    """True if a fit is far off and neither ``fit`` nor ``diagnose``, if it was run, says so."""
     reported = row["ending"] not in ("plateau", "tol") or row.get("diagnosis") == "bad"
     return not (float(row["mean_error"]) <= SILENT_LIMIT or reported)
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """On how many posteriors the claims hold, of those whose methods were run."""
+    """The number of posteriors on which the claims hold, of those whose methods were run."""
     found = over_seeds(rows)
     targets = [target for target, method in found if method == OURS]
     if not targets:
@@ -148,7 +148,7 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 
 def row_is_right(row: Row) -> bool:
-    """Whether one fit is within the limits."""
+    """True if one fit is within the limits."""
     return within_limits(*(float(row[name]) for name in ("mean_error", "sd_low", "sd_high")))
 
 

@@ -27,7 +27,7 @@ MAMS_ACCEPTANCE = 0.9
 
 
 def _repeated(draws: dict[str, Array], key: Array, num_draws: int) -> dict[str, Array]:
-    """As many draws as are compared, some of them more than once."""
+    """Draws, as many as are compared, some of them more than once."""
     count = len(next(iter(draws.values())))
     rows = random.choice(key, count, (num_draws,), replace=count < num_draws)
     return {name: values[rows] for name, values in draws.items()}

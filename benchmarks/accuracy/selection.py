@@ -58,7 +58,7 @@ def _errors(
 def errors_of(
     names: Sequence[str], dim: int, num_samples: int, seeds: int, base: str = "auto"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """For each target the errors of all members, (seeds, p), and those chosen, (seeds,)."""
+    """Errors of all members for each target, (seeds, p), and those chosen, (seeds,)."""
     results = {}
     for name in names:
         target = score_targets.TARGETS[name](dim)

@@ -27,7 +27,6 @@ from scipy.io import loadmat
 
 __all__ = [
     "DATA_VARIABLE",
-    "EXACT_TARGETS",
     "TARGETS",
     "Target",
     "flat_prior",
@@ -268,10 +267,6 @@ _FACTORIES: dict[str, Callable[[], Target]] = {
         from_nuts=_center,
     ),
 }
-EXACT_TARGETS = (
-    *("banana", "multimodal", "x_shape", "student", "ring"),
-    *("gaussian30", "gaussian100"),
-)
 TARGETS = (*_FACTORIES, "waveform")
 
 

@@ -1,1 +1,1 @@
-"""Whether diagnostics are right as often as they claim."""
+"""Checks that diagnostics are right as often as they claim."""

@@ -1,1 +1,1 @@
-"""What fits cost: time, memory, compilation, growth."""
+"""Costs of fits: time, memory, compilation, growth."""

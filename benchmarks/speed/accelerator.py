@@ -1,4 +1,4 @@
-"""What an accelerator does: the table behind docs/performance, "On an accelerator".
+"""Measurements on an accelerator: the table behind docs/performance, "On an accelerator".
 
     python -m benchmarks.speed.accelerator --csv benchmarks/results/performance_gpu.csv
         [--only products ...] [--quick]

@@ -1,4 +1,4 @@
-"""Which Hamiltonian Monte Carlo should chains run: BlackJAX's, NumPyro's or the package's own?
+"""Comparison of engines of Hamiltonian Monte Carlo: BlackJAX's, NumPyro's and the package's own.
 
     python -m benchmarks.speed.hmc_engines [--csv FILE] [--quick]
 
@@ -38,7 +38,7 @@ Evaluate = Callable[[Array], tuple[Array, Array]]
 
 
 def step_sizes(state: ChainState, key: Array) -> Array:
-    """Between a tenth of the longest and the longest, (n,)."""
+    """Step sizes between a tenth of the longest and the longest, (n,)."""
     return jnp.exp(state.log_step) * 0.1 ** random.uniform(key, state.value.shape)
 
 

@@ -100,7 +100,7 @@ def counted_compilations() -> Iterator[list[float]]:
 
 
 def device_name() -> str:
-    """What JAX computes on, as its driver names it."""
+    """Name of the device that JAX computes on, by its driver."""
     device = jax.devices()[0]
     return "CPU" if device.platform == "cpu" else str(device.device_kind)
 

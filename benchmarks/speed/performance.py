@@ -43,7 +43,7 @@ PARTS = {
 
 
 def default_parts() -> list[str]:
-    """What ``make bench`` runs on this machine."""
+    """The parts that ``make bench`` runs on this machine."""
     if jax.default_backend() != "cpu":
         return ["gpu"]
     return [name for name in PARTS if name != "gpu"]

@@ -62,7 +62,7 @@ WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 
 
 class Variant(NamedTuple):
-    """What the name of a variant stands for."""
+    """The settings that the name of a variant stands for."""
 
     objective: Callable[[int], ELBO]
     weight: float

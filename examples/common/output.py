@@ -1,4 +1,4 @@
-"""Where scripts write: folders that are missing are made when the options are read.
+"""Folders that scripts write to: missing ones are made when the options are read.
 
 A fit of minutes should not end at a folder that does not exist.
 """

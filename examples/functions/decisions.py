@@ -163,7 +163,7 @@ def no_belief(state: Any, means: Array, counts: Array, key: Array) -> tuple[Any,
 
 
 class Campaign(NamedTuple):
-    """What happened in each of T rounds.
+    """Record of T rounds.
 
     Attributes:
         regret: best effect less that of the dose given, (T,).

@@ -95,7 +95,7 @@ def sampler(program: Program) -> Callable[[Array, Array], Array]:
 
 
 def count_numbers(program: Program, points: Array) -> int:
-    """How many random numbers the program draws."""
+    """The number of random numbers that the program draws."""
     trace = handlers.trace(handlers.seed(program, random.key(0))).get_trace(points)
     return sum(int(np.size(s["value"])) for s in trace.values() if s["type"] == "sample")
 

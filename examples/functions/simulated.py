@@ -148,7 +148,7 @@ def forecast(draws: np.ndarray, noise: float, y: np.ndarray) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Panel:
-    """What a toy's column of the figure shows: draws on the grid, (S, m)."""
+    """The content of a toy's column of the figure: draws on the grid, (S, m)."""
 
     task: Task
     prior: np.ndarray

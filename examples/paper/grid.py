@@ -178,7 +178,7 @@ def compute(
 
 
 def is_affordable(estimator: str, num_samples: int, dim: int) -> bool:
-    """Whether the matrix that the estimator factorizes is small enough."""
+    """True if the matrix that the estimator factorizes is small enough."""
     return METHODS[estimator].blocks * num_samples * dim <= LARGEST
 
 

@@ -51,7 +51,7 @@ def model(levels: Array, correct: Array | None = None, total: int | None = None)
 
 
 class Encoder(nn.Module):
-    """What a data set says: a network of its trials, averaged, and a network of that."""
+    """Summary of a data set: a network of its trials, averaged, and a network of that."""
 
     @nn.compact
     def __call__(self, trials: Array) -> Array:
@@ -97,11 +97,11 @@ def simulate(key: Array, num_subjects: int) -> tuple[Array, Array, dict[str, Arr
 
 
 def studies(key: Array, total: int, batch: int) -> Callable[[int], Iterator[tuple[Array, Array]]]:
-    """A loader whose every epoch has ``total`` new subjects."""
+    """A loader whose every epoch has ``total`` new subjects, less those of a short last batch."""
 
     def batches(epoch: int) -> Iterator[tuple[Array, Array]]:
         levels, correct, _ = simulate(random.fold_in(key, epoch), total)
-        for start in range(0, total, batch):
+        for start in range(0, total - batch + 1, batch):
             yield levels[start : start + batch], correct[start : start + batch]
 
     return batches
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_checked, num_new, num_draws = 500, 20, 2_000
     if options.quick:
         options.studies, options.steps = 40, 20
-        num_checked, num_new, num_draws = 20, 2, 50
+        num_checked, num_new, num_draws = 20, 3, 50
 
     key = random.key(options.seed)
     loader = studies(key, options.studies, options.batch)

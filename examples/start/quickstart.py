@@ -147,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         panel.set_title(title)
         panel.legend(fontsize=8, markerscale=3)
     figure.savefig(options.out / "quickstart.png", dpi=110)
+    print(f"\nThe figure is {options.out / 'quickstart.png'}.")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Images(NamedTuple):
 
     @property
     def is_binary(self) -> bool:
-        """Whether grey values are probabilities of binary pixels."""
+        """True if gray values are probabilities of binary pixels."""
         return self.shape[2] == 1
 
 

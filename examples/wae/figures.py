@@ -13,7 +13,7 @@ from examples.wae.metrics import CODES, draw_codes, held_out_batch
 from examples.wae.training import Autoencoder, Trained
 
 COLUMNS, ROWS = 10, 6
-GREY = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
+GRAY = {"cmap": "gray_r", "vmin": 0, "vmax": 1}
 
 
 def reconstructions(
@@ -48,7 +48,7 @@ def plot_run(
         (panels[0, 0], rebuilt, "test images, reconstructions below"),
         (panels[0, 1], made_up, "decoded draws of the prior"),
     ):
-        panel.imshow(picture, **GREY)
+        panel.imshow(picture, **GRAY)
         panel.set(title=name, xticks=[], yticks=[])
     plot_losses(panels[0, 2], trained)
     plot_pairs(panels[1, 0], codes, draws, labels)
@@ -72,7 +72,7 @@ def plot_pairs(panel: Any, codes: np.ndarray, draws: np.ndarray, labels: np.ndar
     panel.scatter(draws[:, first], draws[:, second], s=4, c="0.8")
     panel.scatter(codes[:, first], codes[:, second], s=4, c=labels, cmap="tab10", alpha=0.6)
     panel.set(
-        title="codes; grey: draws of the prior", aspect="equal",
+        title="codes; gray: draws of the prior", aspect="equal",
         xlabel=f"coordinate {first + 1}", ylabel=f"coordinate {second + 1}",
     )  # fmt: skip
 

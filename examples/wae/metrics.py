@@ -144,7 +144,7 @@ def measure_likelihood(
     """
     if not images.is_binary:
         raise ValueError(
-            f"likelihood: expected grey images, whose values are probabilities; got "
+            f"likelihood: expected gray images, whose values are probabilities; got "
             f"{images.shape[2]} channels. Use --ais-images 0, and the Fréchet distance"
         )
     return annealed_log_likelihood(

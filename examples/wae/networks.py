@@ -1,4 +1,4 @@
-"""Encoders and decoders: perceptrons for small grey images, convolutions for color images."""
+"""Encoders and decoders: perceptrons for small gray images, convolutions for color images."""
 
 import flax.linen as nn
 import jax.numpy as jnp

@@ -95,7 +95,7 @@ PRIORS: dict[str, Callable[[int, Codes, Array], dist.Distribution]] = {
 
 
 def spread_examples(pixels: np.ndarray) -> Array:
-    """As many of the images (n, ...) as a mixture has components, evenly spread, in [0, 1]."""
+    """Evenly spread images of (n, ...), one for each component of a mixture, in [0, 1]."""
     few = pixels[:: max(1, len(pixels) // COMPONENTS)][:COMPONENTS]
     return jnp.asarray(few / np.float32(255))
 

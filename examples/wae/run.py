@@ -57,7 +57,7 @@ def make_parser() -> ArgumentParser:
                         help="of the divergence from the prior, next to the cost")  # fmt: skip
     parser.add_argument("--value", type=float, help="regularization parameter of the estimator")
     parser.add_argument("--latent-dim", type=int, default=8)
-    parser.add_argument("--cost", choices=COSTS, help="reconstruction cost; default: norm for grey "
+    parser.add_argument("--cost", choices=COSTS, help="reconstruction cost; default: norm for gray "
                         "images, squared for colors")  # fmt: skip
     parser.add_argument("--epochs", type=int, help="default: 200 for digits, otherwise 100")
     parser.add_argument("--batch-size", type=int, default=64)

@@ -216,7 +216,7 @@ def plot_weights(estimate: KhatEstimate) -> Any:
     left.plot(rank, raw, ".", ms=3, label="weights")
     left.plot(rank, smoothed, lw=1, label="smoothed")
     left.axhline(-np.log(raw.shape[0]), color="0.7", lw=1)
-    left.set(xscale="log", xlabel="rank", ylabel="log weight (grey: all equal)")
+    left.set(xscale="log", xlabel="rank", ylabel="log weight (gray: all equal)")
     left.legend()
     low, high = max(estimate.low, -1.0), max(estimate.high, -1.0)
     right.vlines(0, low, high, lw=6, color="C0", alpha=0.4)

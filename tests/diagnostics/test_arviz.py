@@ -172,7 +172,7 @@ def test_statistics_work_on_it(az, tree):
 
 
 def test_improper_priors():
-    """With a site that cannot be drawn from, everything works but draws of the prior."""
+    """Everything but draws of the prior works with a site that cannot be drawn from."""
 
     def model(sigma, y=None):
         mu = numpyro.sample("mu", dist.ImproperUniform(dist.constraints.real, (), ()))

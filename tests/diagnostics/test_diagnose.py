@@ -51,7 +51,7 @@ def noise(n=4_000):
 )
 @pytest.mark.thorough
 def test_a_gaussian_guide_of_a_stiff_valley(scale, shift, verdict, codes):
-    """What is reported is within four standard errors of what was done to the guide."""
+    """The report is within four standard errors of the error that was given to the guide."""
     z = noise() * np.asarray(scale)
     z[:, 0] += shift
     found = examine((z @ ROOT.T).astype(np.float32), ModelDensity(valley), SITES, KEY)

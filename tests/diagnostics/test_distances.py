@@ -102,7 +102,7 @@ def test_sampling_floor_falls_as_stated():
 
 
 def exact_mmd_squared(dim, shift, scale, bandwidth):
-    """Between N(0, I) and N(t, s² I), with the Gaussian kernel: three Gaussian integrals."""
+    """MMD² between N(0, I) and N(t, s² I) with the Gaussian kernel: three Gaussian integrals."""
     h2 = bandwidth**2
 
     def mean_kernel(variance, distance_squared):

@@ -71,7 +71,7 @@ def test_features_are_the_formulas(x64):
 
 @pytest.mark.parametrize("name", ["heavy tails", "tempered model, skewed", "model, affine"])
 def test_closed_form_minimizes_the_loss(x64, name):
-    """In the free weights its gradient is that of the ridge alone; all others are 0."""
+    """The gradient in the free weights is that of the ridge alone; all other weights are 0."""
     target, family = a_target(), FAMILY[name]
 
     @quick_jit

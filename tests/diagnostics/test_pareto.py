@@ -31,7 +31,7 @@ def test_smoothed_weights_are_normalized_and_ordered():
 
 
 def test_a_huge_shape_does_not_overflow():
-    """As of an energy of draws in a plane: the logarithms themselves have a heavy tail."""
+    """An energy of draws in a plane gives such weights: their logarithms have a heavy tail."""
     weights = -10.0 * np.arange(400)
     smoothed, shape = pareto_smooth(weights)
     assert shape > 10

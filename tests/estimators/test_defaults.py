@@ -1,4 +1,4 @@
-"""What ``ScoreEstimator()`` does by default: its bandwidths, and how accurate it is."""
+"""Defaults of ``ScoreEstimator()``: its bandwidths, and how accurate it is."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is called again with the same shapes is compiled no second time, outside of ``jit`` too."""
+"""A second call with the same shapes compiles nothing, outside of ``jit`` too."""
 
 import jax
 import jax.numpy as jnp

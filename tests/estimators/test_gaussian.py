@@ -62,7 +62,7 @@ def test_gaussian_of_more_coordinates_than_samples(x64):
 
 
 def test_far_points_have_finite_scores_and_one_divergence():
-    """In single precision, where squares of the last two overflow."""
+    """The points are in single precision, where squares of the last two overflow."""
     samples = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
     points = np.outer([1e10, 1e20, 1e30], [1.0, -1.0, 2.0]).astype(np.float32)
 

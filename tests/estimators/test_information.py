@@ -131,7 +131,7 @@ def test_wrong_input_is_named():
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_estimates_are_within_their_errors():
-    """Of skewed samples, whose entropy is known: within three of the standard errors given."""
+    """The samples are skewed, with a known entropy; errors are below three standard errors."""
     rng = np.random.default_rng(2)
     p = np.log(rng.gamma(2.0, size=(800, 2)))
     exact = 2 * (special.gammaln(2.0) - 2.0 * special.digamma(2.0) + 2.0)

@@ -79,7 +79,7 @@ def test_every_value_is_that_of_the_definition(name, x64):
 
 
 def test_the_laplace_correction_is_minus_half_the_laplacian(x64):
-    """Where it is negative, the logarithm is -inf and the divisor a tenth of the plain density."""
+    """A negative density has the logarithm -inf, and a tenth of the plain density as divisor."""
     x = np.array([[0.0], [0.1], [0.3]])
     estimator = KernelDensity(0.5, "laplace", floor=0.0, standardize="none")
     plain = KernelDensity(0.5, standardize="none", floor=0.0)
@@ -126,7 +126,7 @@ def test_the_selected_bandwidth_has_the_least_held_out_loss(loss, x64):
 
 
 def held_out_loss(density, x, loss):
-    """At one held-out sample."""
+    """Loss at one held-out sample."""
     value, score = density.at(x)
     if loss == "likelihood":
         return -np.log(max(value, density.epsilon))
@@ -170,7 +170,7 @@ def test_densities_integrate_to_one(x64):
 
 @functools.cache
 def fitted():
-    """In float32, as most users do."""
+    """The fit in float32, as most users have it."""
     return jax.jit(lambda x: KernelDensity(correction="debiased", floor=0.0).fit(x))(
         jnp.asarray(SAMPLES, jnp.float32)
     )

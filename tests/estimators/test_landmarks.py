@@ -219,7 +219,7 @@ def test_landmarks_with_more_dimensions_than_samples(x64):
 
 @pytest.mark.slow
 def test_error_of_landmarks_shrinks_with_samples_and_landmarks():
-    """On Gaussian draws, whose score is known, in float32."""
+    """The draws are Gaussian, so that the score is known, and in float32."""
     samples = np.random.default_rng(3).normal(size=(1600, 2)).astype(np.float32)
     points = np.random.default_rng(4).normal(size=(200, 2)).astype(np.float32)
     errors = {}

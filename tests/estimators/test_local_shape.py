@@ -23,7 +23,7 @@ def shape_of(z, dtype=None):
 
 @pytest.mark.parametrize(("n", "d"), [(61, 3), (9, 2)])
 def test_the_shape_is_its_definition(n, d, x64):
-    """In eight neighbors of each sample, and in two where there are nine samples."""
+    """The shape is that of eight neighbors of each sample, or of two if there are nine samples."""
     z = whitened(make_scaled(n, d, seed=3))
     shape = shape_of(z)
     np.testing.assert_allclose(shape, oracle.local_shape(z), rtol=1e-9, atol=1e-9)
@@ -98,7 +98,7 @@ def test_hard_samples_have_a_finite_shape():
 
 @pytest.mark.parametrize(("n", "d"), [(3, 2), (5, 8), (30, 1)])
 def test_few_samples_and_one_dimension(n, d):
-    """Without near neighbors, or with one dimension, it is the whitening alone."""
+    """The shape is the whitening alone if there are no near neighbors or is one dimension."""
     x = jnp.asarray(make_scaled(n, d, seed=2), jnp.float32)
     found, whole = quick_jit(lambda x: [standardize_samples(x, how) for how in ("local", "full")])(
         x

@@ -185,7 +185,7 @@ KERNEL = CurlFree(Gaussian())
 
 @pytest.mark.thorough
 def test_far_apart_it_is_the_estimate_of_each_group(x64):
-    """By the definition in each group's samples alone, in double precision.
+    """The reference is the definition in each group's samples alone, in double precision.
 
     The operator is averaged over all n samples, so that Tikhonov's λ is n/n_k times as large in
     group k. Groups are so far apart that shares are zero or one, and the kernel falls off so fast
@@ -275,7 +275,7 @@ def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
 
 @pytest.mark.thorough
 def test_one_group_is_the_default():
-    """To rounding, at samples and elsewhere."""
+    """Both agree to rounding, at samples and elsewhere."""
     rng = np.random.default_rng(3)
     x = jnp.asarray(rng.normal(size=(48, 3)) + 0.3 * rng.normal(size=(48, 3)) ** 2, jnp.float32)
     points = 1.5 * x[:9] + 0.1
@@ -302,7 +302,7 @@ def trapezoid(log_density, x):
 
 @pytest.mark.thorough
 def test_the_density_has_the_shares_of_the_samples(x64):
-    """In one dimension, by quadrature: to four standard errors of the constants."""
+    """Quadrature in one dimension gives the shares, to four standard errors of the constants."""
     rng = np.random.default_rng(5)
     z = rng.normal(size=(60, 1)) ** 3 / 3 + rng.normal(size=(60, 1))
     x = np.where(np.arange(60)[:, None] % 3 == 0, 0.6 * z - 14.0, z + 14.0)
@@ -366,7 +366,7 @@ def test_a_density_of_two_groups_is_normalized():
 
 @pytest.mark.thorough
 def test_a_subset_has_values_at_all_samples():
-    """Those of each sample's own group, which is all there is where groups are far apart."""
+    """The values are those of each sample's own group, since the groups are far apart."""
     x = jnp.asarray(two_groups(1e3), jnp.float32)
     estimator = ScoreEstimator(regularizer=NuMethod(20), base="auto", subset=Subset(20))
     score, values = quick_jit(lambda x: (lambda s: (s, s(x)))(estimator.fit(x)))(x)

@@ -32,7 +32,7 @@ SAMPLES = make_scaled(N, D)
 
 
 def left_out_factors(samples):
-    """By Sherman and Morrison, in the Gaussian's own parameters."""
+    """Factors by Sherman and Morrison's formula, in the Gaussian's own parameters."""
     n, d = samples.shape
     scale, rho, _ = oracle.held_out_parameters(samples)
     x = (samples - samples.mean(axis=0)) / scale
@@ -164,7 +164,7 @@ def test_the_choice_equals_its_definition(case, x64):
 
 
 def test_reduced_problems_have_the_same_loss(x64):
-    """Where samples span less than the space, the problem is rotated into their span."""
+    """A problem whose samples span less than the space is rotated into their span."""
     samples = make_scaled(5, 12, seed=9)
     scores = base_function(samples)
     estimator = ScoreEstimator(standardize="none", bandwidth=4.0)
@@ -231,7 +231,7 @@ def whitened_kernel():
 
 
 def test_a_chosen_fit_is_the_fit_with_that_number(x64):
-    """With the jackknife, whose halves take the number of the whole."""
+    """The halves of the jackknife take the number of the whole."""
     estimator = ScoreEstimator(
         CurlFree(),
         NuMethod("auto"),
@@ -250,7 +250,7 @@ def test_a_chosen_fit_is_the_fit_with_that_number(x64):
 
 
 def test_a_chosen_fit_on_landmarks_is_the_fit_with_that_number(x64):
-    """At the samples and elsewhere."""
+    """Both fits agree at the samples and elsewhere."""
     rows = np.array([0, 2, 5, 8])
     points = SAMPLES[:3] + 0.2
     estimator = ScoreEstimator(

@@ -53,7 +53,7 @@ def test_hard_samples():
 
 
 def test_losses_on_the_samples_own_scale(x64):
-    """Without standardization, the loss and its error follow the units, the selection does not."""
+    """The loss and its error follow the units of the samples, the selection does not."""
     estimator = ScoreEstimator(standardize="none", base=None, bandwidth="auto")
     fit = quick_jit(lambda x: estimator.fit(x).info.selection)
     with jax.enable_x64(False):
@@ -136,7 +136,7 @@ def test_a_chain_is_not_fitted_to_its_own_steps(estimator, correlation):
 
 @pytest.mark.thorough
 def test_estimates_from_more_samples_than_the_choice_looks_at_take_more_steps():
-    """With the steps of the choice the residual of so little regularization is 1e-2."""
+    """The steps of the choice would leave a residual of 1e-2 at so little regularization."""
     x = score_targets.TARGETS["spiral"](2).draw(jax.random.key(0), 2100)
     info = ScoreEstimator(base="student", bandwidth="median").fit(x).info
     assert int(info.steps) == STEPS_OF_MANY

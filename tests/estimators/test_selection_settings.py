@@ -25,7 +25,7 @@ BANDWIDTHS = "bandwidth: expected 'median', 'auto' or a positive finite number, 
 
 @pytest.mark.thorough
 def test_batches_and_one_trace():
-    """Under vmap each data set has its selection; new data compile nothing."""
+    """Each data set under vmap has its selection; new data compile nothing."""
     traces = 0
 
     def selected(x):

@@ -83,7 +83,7 @@ def whole_and_left_out():
 
 @pytest.mark.thorough
 def test_a_left_out_student_by_leaving_out(x64):
-    """By fits to the others, where these have the same degrees of freedom: right to O(1/n)."""
+    """Fits to the others with the same degrees of freedom agree with the factors to O(1/n)."""
     whole, expected, inverse_degrees = whole_and_left_out()
     assert whole.inverse_degrees > 0
     same = inverse_degrees == whole.inverse_degrees
@@ -122,7 +122,7 @@ def test_the_base_is_a_multivariate_t_distribution(x64):
 
 
 def test_densities_of_all_degrees_integrate_to_one(x64):
-    """In one dimension; those of a single degree of freedom have a tail of 1/x²."""
+    """The integrals are in one dimension; at one degree of freedom the tail is 1/x²."""
     angles = np.linspace(-np.pi / 2, np.pi / 2, 4001)[1:-1]
     x = np.tan(angles)
     place = Coordinates(jnp.array([0.3]), jnp.array([1.7]), None, jnp.ones(()))

@@ -32,7 +32,7 @@ def whole():
 
 
 def same(a, b):
-    """Whether two results are equal, to the last bit."""
+    """Assert that two results are equal, to the last bit."""
 
     def bits(x):
         typed = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -161,7 +161,7 @@ def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole
 
 @pytest.mark.thorough
 def test_minibatches_go_on_to_the_last_bit(monkeypatch, tmp_path):
-    """Between the second and the fourth chunk they live on an expansion made after the second."""
+    """The fit stops after its third chunk, whose expansion was made after the second."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(300, 2)), jnp.float32)
     path, settings = tmp_path / "fit.npz", {**QUICK, "max_steps": 100}
 

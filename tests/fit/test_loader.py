@@ -59,7 +59,7 @@ def derivatives(weights, x=X, y=Y):
 
 
 def same(a, b):
-    """Whether two results are equal, to the last bit."""
+    """Assert that two results are equal, to the last bit."""
     kept = [jax.tree.leaves((r.params, r.losses, r.state.optim_state)) for r in (a, b)]
     for left, right in zip(*kept, strict=True):
         np.testing.assert_array_equal(left, right)
@@ -68,7 +68,7 @@ def same(a, b):
 
 @pytest.mark.thorough
 def test_a_fit_is_at_the_posterior_of_all_data(monkeypatch):
-    """Of 2000 rows in batches of 50, with a start that looks closely at 200 to 400 of them."""
+    """The data are 2000 rows in batches of 50; the start looks closely at 200 to 400 of them."""
     monkeypatch.setattr(batches_module, "SAMPLE_ROWS", 200)
     runs = []
 

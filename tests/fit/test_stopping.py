@@ -255,7 +255,7 @@ def test_a_doubtful_end_is_reported(smoothed, error, skipped, doubt, words):
 
 
 def test_an_interrupted_fit_has_no_other_reason():
-    """With looks and without."""
+    """The only cause is the interruption, with looks and without."""
     for looks in ((), (Look(1.0, 0.01, 0.0, 0.1, 0, 1, 0, 0),)):
         progress = Progress(looks=looks, cause="plateau", recoveries=1)
         ending = conclude(progress, RULE, "interrupted")

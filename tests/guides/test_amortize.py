@@ -300,7 +300,7 @@ def vector_rows(seen, batch=None):
 
 @pytest.mark.thorough
 def test_a_row_may_have_several_latents_and_plates_within():
-    """By importance weights of rows: log p / q has the mean log p(data | level) of each."""
+    """Importance weights of rows are the check: log p / q has the mean log p(data | level)."""
     amortized = Amortized(vector_rows, ("rows",), "auto")
 
     def draw(key):
@@ -429,7 +429,7 @@ def test_settings():
 
 @pytest.mark.thorough
 def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
-    """At narrow particles, so that what is left is small; the parameters of rows go with it."""
+    """The particles are narrow, so that little noise is left; parameters of rows go with it."""
     guide, svi, _, params = fitted
     narrow = {**params, "auto_scale": jnp.full(2, 0.01)}
 

@@ -1,4 +1,4 @@
-"""Where automatic guides start, and the networks in them."""
+"""The starts of automatic guides, and the networks in them."""
 
 import flax.linen as nn
 import jax

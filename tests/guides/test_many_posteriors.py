@@ -27,7 +27,7 @@ def model(y):
 )
 @pytest.mark.thorough
 def test_fits_of_many_data_sets_are_those_of_each(warm_start):
-    """From initial parameters to draws; a warm start is that of the data set seen before."""
+    """Everything agrees, from initial parameters to draws; a warm start is that of earlier data."""
     data = 10 * random.normal(random.key(1), (NUMBER, 3))
     keys = random.split(random.key(2), NUMBER)
     guide = AutoImplicit(model, warm_start=warm_start, hidden_dims=(4,))

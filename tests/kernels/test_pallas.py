@@ -176,7 +176,7 @@ def test_lowers_for_cuda(dim, precision):
 
 @pytest.mark.parametrize(("precision", "full"), [("float32", 4), ("tensorfloat32", 1)])
 def test_full_products_are_three_passes_of_tensor_cores(precision, full):
-    """Without tensor cores they take twice the time, and five times in 64 dimensions."""
+    """The products take twice the time without tensor cores, and five times in 64 dimensions."""
     program = triton_text(16, TILING, precision)
     assert program.count("tt.dot") == 4
     assert program.count("inputPrecision = tf32x3") == full
@@ -321,7 +321,7 @@ def test_devices_that_share_rows_take_the_kernel(gpu):
 
 
 def test_falls_back_to_tiles(gpu, monkeypatch):
-    """Without Pallas, its Triton backend, or a rule of it for an operation of a profile."""
+    """Tiles are used if Pallas, its Triton backend or its rule for an operation is missing."""
     x, c, y, _ = problem(64, 32, 5)
     suits = partial(_device.suits_kernel, expansion=Expansion(x, c, None), y=y)
     # Sorting: what Triton surely cannot do inside a kernel.

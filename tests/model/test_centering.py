@@ -108,7 +108,7 @@ def test_the_jacobian_is_that_of_the_map(name, x64):
 
 
 def test_there_is_no_funnel_where_the_data_are_a_normal_observation(x64):
-    """By conjugacy: given its scale, a coordinate is normal with one mean and one sd."""
+    """Conjugacy gives the coordinate, given its scale, a normal with one mean and one sd."""
     rng = np.random.default_rng(2)
     y, noise, loc, typical = 3.0, 0.7, -1.0, 0.4
     degree = typical**2 / (typical**2 + noise**2)

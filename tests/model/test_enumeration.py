@@ -120,7 +120,7 @@ def test_loss_of_minibatches_is_that_of_the_marginal_model(x64):
 
 @pytest.mark.parametrize("scale", [0.5, np.array([0.5, 1.0, 2.0])])
 def test_scaled_factors_are_scaled_before_values_are_summed_over(scale):
-    """As NumPyro's density of enumerated models has it: ``handlers.scale`` is of each factor."""
+    """``handlers.scale`` scales each factor, as in NumPyro's density of enumerated models."""
     y, x = np.array([-1.0, 0.5, 2.0]), 0.3
 
     def model():

@@ -1,4 +1,4 @@
-"""Which noise of a guide may be drawn once, for all passes over its particles."""
+"""Noise of a guide that may be drawn once, for all passes over its particles."""
 
 import jax.numpy as jnp
 import numpyro

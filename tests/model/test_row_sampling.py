@@ -40,7 +40,7 @@ def test_the_weights_of_a_row_add_up_to_one_on_average():
 
 @pytest.mark.parametrize("is_curved", [True, False])
 def test_remainders_are_those_of_the_expansion(is_curved):
-    """Of polynomials, three quarters of the cubic and the quartic, and none of what is expanded."""
+    """Three quarters of the cubic and the quartic are left, and nothing of expanded orders."""
     point, draws = jnp.array([0.3]), jnp.array([[1.3], [0.3]])
     orders = jnp.arange(5)
     found = row_remainders(lambda x: (x[0] - 0.3) ** orders, point, draws, is_curved)

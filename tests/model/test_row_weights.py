@@ -19,7 +19,7 @@ def logistic(rng):
 
 @pytest.mark.parametrize("is_curved", [True, False])
 def test_remainders_of_scores_are_those_of_the_expansion(is_curved):
-    """Of monomials up to the fourth order in one coordinate, by hand."""
+    """The rows are monomials up to the fourth order in one coordinate, expanded by hand."""
     point, x = jnp.array([0.5, 1.0]), jnp.array([[2.0, 1.0], [0.5, 3.0]])
     root = jnp.array([[2.0, 0.0], [1.0, 3.0]])
 

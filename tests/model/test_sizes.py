@@ -61,7 +61,7 @@ def test_the_density_is_that_of_the_coordinates(x64):
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
 def test_sizes_are_posterior_widths(scale):
-    """Of a normal effect with unit errors, in units of its scale: 1 / √(1 + scale²)."""
+    """A normal effect with unit errors has the width 1 / √(1 + scale²) in units of its scale."""
     center = 1.5  # of the scale
     rates = np.array([[0.0, 0.0], [center**2 / (1 + center**2), 0.0]])
     sizes = Sizes(rates, np.array([np.log(center), 0.0]))

@@ -55,7 +55,7 @@ def test_batches_from_outside_stay_as_they_are():
 
 
 def test_rows_that_are_drawn_can_count_as_often_as_they_are_there():
-    """In a plate within another each row counts once, whichever of the plates is subsampled."""
+    """Each row of a plate within another counts once, whichever of the plates is subsampled."""
 
     def model(rows, columns):
         mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
@@ -104,7 +104,7 @@ def test_rows_are_spread_evenly(size, count):
 
 @pytest.mark.thorough
 def test_many_rows_are_searched_in_part_and_then_all():
-    """Of 40 000 rows the search sees 8192, whose mean is off by two standard deviations."""
+    """The search sees 8192 of 40 000 rows, whose mean is off by two standard deviations."""
     data = jnp.asarray(np.random.default_rng(1).normal(3.0, 1.0, 40_000).astype(np.float32))
     few = few_rows(indexed, (data, 20), {}, 8192)
     assert few.share == 8192 / 40_000
@@ -128,7 +128,7 @@ def test_many_rows_are_searched_in_part_and_then_all():
 
 @pytest.mark.thorough
 def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
-    """With rows of equal curvature the loss of a batch is then that of all, wherever the guide."""
+    """The loss of a batch of rows of equal curvature is then that of all, wherever the guide."""
     guide = AutoImplicit(indexed)
     guide.set_up(random.key(0), DATA, 20)
     svi = SVI(indexed, guide, optax.adam(1e-2), ImplicitELBO(8))
@@ -152,7 +152,7 @@ def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
 
 @pytest.mark.thorough
 def test_a_group_that_no_batch_has_keeps_its_width():
-    """By expansions of first order its likelihood would be linear where it has no row."""
+    """Expansions of first order would make its likelihood linear where it has no row."""
     rng = np.random.default_rng(5)
     groups = jnp.asarray(np.where(np.arange(4_000) < 25, 1, 0))
     y = jnp.asarray(rng.random(4_000) < 0.4, jnp.int32)

@@ -69,7 +69,7 @@ def make_guide(kind):
 
 
 def negative_elbo(params):
-    """In closed form: the guide is the affine image v = μ + A ε, and log p is quadratic."""
+    """Closed form of the loss: the guide is v = μ + A ε, and log p is quadratic."""
     x, y = X.copy(), Y.copy()
     loc = jnp.concatenate(
         [params["g_loc"][None], params["slope"] * x + params["on_g"] * params["g_loc"]]
@@ -116,7 +116,7 @@ def make_gradients(elbo, guide, *args, target=model):
 
 @functools.cache
 def gaussian_gradients(kind, rows):
-    """With the exact conditional scores of a Gaussian guide; one program for all parameters."""
+    """Gradients with exact conditional scores of a Gaussian guide; one program for all."""
     elbo = ImplicitELBO(512, estimator=GaussianScore(), debias=None)
     return make_gradients(elbo, make_guide(kind), rows)
 
@@ -133,7 +133,7 @@ def gaussian_gradients(kind, rows):
     ],
 )
 def test_expected_gradient_is_the_closed_form(kind, rows, x64):
-    """With the exact conditional scores of a Gaussian guide; also for two of six rows a step."""
+    """The scores are the exact conditional ones of a Gaussian guide; also for two of six rows."""
     num_keys = 32 if rows == N else 128
     params = {name: jnp.array(value) for name, value in PARAMS.items()}
     losses, found = gaussian_gradients(kind, rows)(num_keys, params)
@@ -151,7 +151,7 @@ def test_expected_gradient_is_the_closed_form(kind, rows, x64):
 
 @pytest.mark.thorough
 def test_gradient_of_a_shared_parameter_is_not_counted_twice(x64):
-    """At the optimum it vanishes: only terms with mean zero are left out."""
+    """The gradient vanishes at the optimum: only terms with mean zero are left out."""
     params = {name: jnp.array(value) for name, value in PARAMS.items()}
     gradient = jax.grad(negative_elbo)
 
@@ -367,7 +367,7 @@ def test_conditional_estimates_equal_their_definition(x64):
 )
 @pytest.mark.thorough
 def test_conditional_scores_of_a_gaussian(kernel, largest):
-    """With a correlation of .9 with the context, marginal scores are five times too small."""
+    """Marginal scores are five times too small where the correlation with the context is .9."""
     estimator = ScoreEstimator(kernel, NuMethod(6), bandwidth=Median(0.8), base=None)
 
     @quick_jit

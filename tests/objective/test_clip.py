@@ -106,7 +106,7 @@ def test_typical_length_of_directions_that_vanish_or_overflow():
 
 @pytest.mark.slow
 def test_a_fit_from_far_off_arrives():
-    """What Adam has seen on the way does not keep it from the spread once it is there.
+    """Gradients that Adam has seen on the way do not keep it from the spread once it is there.
 
     The scores fall from 1e4 to 1e2, and Adam's mean of their squares loses a share of 1e-3 a step:
     unshortened, its steps stay far too small for all of the 1000.

@@ -220,7 +220,7 @@ def test_reported_loss_at_the_posterior_is_minus_log_evidence(dim):
 
 
 def slow(*values):
-    """What an estimator does with these options does not depend on the objective."""
+    """Slow cases: what an estimator does with these options does not depend on the objective."""
     return pytest.param(*values, marks=pytest.mark.slow)
 
 

@@ -197,7 +197,7 @@ def test_moments_need_more_draws_than_dimensions():
 
 
 def test_default_numbers_of_particles():
-    """For an aggregate the draws of all rows count."""
+    """The draws of all rows count for an aggregate."""
 
     def rows(size):
         def guide():
@@ -304,7 +304,7 @@ def test_aggregates_are_of_one_plate_and_depend_on_nothing():
 
 
 def test_draws_that_are_not_finite_are_replaced_by_their_neighbors():
-    """By the last good draw before, or else by the first; no bad draw is differentiated."""
+    """The last good draw before, or else the first, stands in; no bad draw is differentiated."""
 
     def guide():
         loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)
@@ -412,7 +412,7 @@ def test_mutable_values_of_particles():
 )
 @pytest.mark.thorough
 def test_known_densities_are_differentiated_and_others_estimated(implicit, base):
-    """For every draw, with the exact score instead of an estimate."""
+    """Every draw has its gradient, with the exact score instead of an estimate."""
     loss, gradient, walks = recorded(
         guide=make_guide(implicit), num_particles=6, base=base, estimator=EXACT, clip=None
     )

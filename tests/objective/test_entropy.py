@@ -175,7 +175,7 @@ def test_the_fit_hands_over_what_the_estimate_needs():
 
 @pytest.mark.thorough
 def test_correction_where_only_some_draws_are_looked_at():
-    """With too many draws for all pairs, coordinates come from all and neighbors from 1000."""
+    """Coordinates come from all draws, and neighbors from 1000 if all pairs are too many."""
     n, dim = 3000, 200
     regularizer = LandweberIteration(1)
     estimator = ScoreEstimator(

@@ -63,7 +63,7 @@ def gradients_along_paths(loc, log_sd):
 
 
 def test_gradients_along_paths_are_those_of_the_divergence():
-    """Of KL(N(m, s²) || N(0, 1)): m, and s² - 1 in log s, from 640 draws (1280 columns)."""
+    """KL(N(m, s²) || N(0, 1)) has the gradients m, and s² - 1 in log s; here from 640 draws."""
     quarter, whole = gradients_along_paths(np.full(DIM, 0.3), np.full(DIM, 0.2))
     for name in whole:
         np.testing.assert_allclose(quarter[name], 0.25 * whole[name], rtol=1e-4)
@@ -145,7 +145,7 @@ def test_behind_a_fold_there_is_no_score():
 )
 @pytest.mark.thorough
 def test_a_guide_gives_the_density_of_its_derivative(dim, num_labels, flipped, width):
-    """By narrow layers and wide ones, with flipped scales or mixing, and of draws behind folds."""
+    """Layers are narrow or wide, scales or mixing flipped, and some draws lie behind folds."""
     generator = np.random.default_rng(dim)
     widths = (dim + num_labels, 6, width, 2 * dim)
     size = sum((fan_in + 1) * fan_out for fan_in, fan_out in itertools.pairwise(widths))
@@ -249,7 +249,7 @@ def test_densities_of_single_draws_are_refused():
 
 @pytest.mark.parametrize("batch", [None, 2])
 def test_densities_of_rows_given_others_count_as_they_are(batch):
-    """At the model itself every draw has the same density in guide and model: the loss is zero."""
+    """A guide that is the model gives every draw the model's density: the loss is zero."""
 
     def model():
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))

@@ -53,7 +53,7 @@ def test_moment_scores_of_ill_conditioned_samples_in_float32():
 
 
 def test_entropy_gradient_of_a_linear_guide_is_exact(x64):
-    """For f = A ε it is A⁻ᵀ, for any noise of full rank, Gaussian or not, and any draws."""
+    """The gradient for f = A ε is A⁻ᵀ, for noise of full rank, Gaussian or not, and any draws."""
     rng = np.random.default_rng(3)
     root, noise = rng.normal(size=(4, 4)), rng.exponential(size=(9, 4))
     scores = np.asarray(quick_scores(jnp.asarray(noise @ root.T)))

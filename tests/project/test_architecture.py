@@ -113,7 +113,7 @@ def test_no_cycle_between_folders_inside_of_folders():
 
 
 def test_a_folder_holds_modules_or_folders():
-    """Not both: such modules would belong to none of the inner folders."""
+    """No folder holds both: such modules would belong to none of the inner folders."""
     for inner in {path.parent for path in FILES.values()} - {PACKAGE}:
         if any(path.is_dir() and list(path.glob("*.py")) for path in inner.iterdir()):
             assert {path.name for path in inner.glob("*.py")} == {"__init__.py"}
@@ -179,7 +179,7 @@ def test_no_public_names_differ_by_case_alone():
 
 
 def test_the_reader_of_imports():
-    """What is looked for is seen, in every form it can have."""
+    """The reader sees an import in every form it can have."""
     source = """
 import numpyro_kscore._fit.fit, arviz
 from numpyro_kscore import kernels

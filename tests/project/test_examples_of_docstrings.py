@@ -97,7 +97,7 @@ def check(name: str, names: dict[str, object]) -> None:
 
 
 def is_about(thing: object, code: str, names: dict[str, object]) -> bool:
-    """Whether code uses the thing, or reads a field of an instance of it."""
+    """True if code uses the thing, or reads a field of an instance of it."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Name) and names.get(node.id) is thing:
             return True
@@ -135,7 +135,7 @@ def test_values_are_read():
 
 
 def test_examples_are_formatted(tmp_path):
-    """As the package is, in the lines that a docstring leaves; and they import what they use."""
+    """Ruff accepts them in the width that a docstring leaves, and they import what they use."""
     for name, thing in CALLABLES.items():
         (tmp_path / f"{name}.py").write_text(example(thing))
     for command in (["format", "--check", "--diff"], ["check", "--select=E,F401,F841,I,UP"]):

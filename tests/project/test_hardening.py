@@ -212,7 +212,7 @@ def make_svi():
 
 @pytest.mark.slow
 def test_no_step_makes_a_nan_on_its_way():
-    """With JAX looking at the results of a step and of a fit, forwards and backwards."""
+    """JAX finds no NaN in the results of a step and of a fit, forwards and backwards."""
     svi = make_svi()
     state = svi.init(random.key(0), 1.0)
     with jax.debug_nans(True), jax.debug_infs(True):

@@ -145,7 +145,7 @@ def children_seconds():
 
 
 def test_first_lines_of_the_readme(user, tmp_path):
-    """With what the README's installation brings, within the seconds of a core that it states."""
+    """They run after the README's installation, within the seconds of a core that it states."""
     python, copy = user
     page = (copy / "README.md").read_text()
     stated = re.search(r"\babout (\d+) seconds on one core\b", page)
@@ -158,7 +158,7 @@ def test_first_lines_of_the_readme(user, tmp_path):
 
 
 def run_model(python, script, folder):
-    """What a script prints last; no fit may warn."""
+    """The last line that a script prints; no fit may warn."""
     printed = run(python, "-W", "error::UserWarning", "-c", script, cwd=folder, env=PLAIN)
     return json.loads(printed.splitlines()[-1])
 
@@ -184,7 +184,7 @@ def test_a_guide_with_dropout(user, tmp_path):
 
 
 def test_the_tour(user, tmp_path):
-    """With the extra that the page names."""
+    """The tour runs with the extra that the page names."""
     python, copy = user
     page = (copy / "docs" / "tour.md").read_text()
     assert '".[examples]"' in page

@@ -1,4 +1,4 @@
-"""What a user installs: built, put into an empty environment, and used there."""
+"""The package as a user has it: built, put into an empty environment, and used there."""
 
 import json
 import tarfile

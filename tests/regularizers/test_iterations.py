@@ -35,7 +35,7 @@ def relative(found, truth):
 @pytest.mark.parametrize("steps", [1, 2, 45, 100, 512])
 @pytest.mark.thorough
 def test_the_filter_is_exact_to_rounding(steps, nu):
-    """In float32 the recursion itself is off by 5e-6 after 100 steps and 1e-4 after 512."""
+    """The recursion itself is off by 5e-6 in float32 after 100 steps and 1e-4 after 512."""
     g, g0, r = recursion(steps, nu, SIGMA)
     single = NuMethod(steps, nu).evaluate(jnp.asarray(SIGMA))
     # An angle t θ is off by t π eps/2 at most, 1e-4 for the last terms, whose coefficients are

@@ -40,7 +40,7 @@ def guide():
 
 
 def exact_covariance():
-    """Of a, b, z: all but z have the factor z/100 times their sd, three times."""
+    """Sds and covariance of a, b, z: all but z are moved by z/100, times three of their sds."""
     sds = np.concatenate([np.ravel(SDS[name]) for name in sorted(SDS)])
     slopes = np.array([FACTOR, FACTOR, FACTOR, 1.0])
     covariance = np.outer(slopes, slopes) + np.diag([1.0, 1.0, 1.0, 0.0])
@@ -75,7 +75,7 @@ def test_the_metric_is_the_covariance_in_sorted_order(start):
 
 @pytest.mark.thorough
 def test_nuts_takes_few_steps_in_that_metric(start):
-    """In the wrong order of coordinates it would take hundreds: scales differ by 100 000."""
+    """The wrong order of coordinates would take hundreds of steps: scales differ by 100 000."""
     mcmc = MCMC(start.nuts(), num_warmup=30, num_samples=100, progress_bar=False)
     first = {name: value[0] for name, value in start.positions.items()}
     mcmc.run(KEY, init_params=first, extra_fields=("num_steps", METRIC))

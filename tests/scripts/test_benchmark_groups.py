@@ -11,7 +11,7 @@ from benchmarks.accuracy import groups
 
 @pytest.mark.parametrize("name", groups.SEVERAL)
 def test_there_are_as_many_modes_as_the_table_says(name):
-    """Between modes the density is a third of theirs at most, so a level of a half divides them."""
+    """The density between modes is a third of theirs at most, so a level of a half divides them."""
     number, draw = groups.of_target(name, 2)
     samples = np.asarray(draw(random.key(0), 4000), float)
     # Cells of one unit above the level, joined to their eight neighbors. A cell at a mode has 127

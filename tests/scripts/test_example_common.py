@@ -67,7 +67,7 @@ def test_compiled_programs_are_found_again(tmp_path):
 
 
 def test_folders_of_output_are_made(tmp_path, monkeypatch, capsys):
-    """When the options are read: before the work whose result is written."""
+    """Reading the options makes the folders: before the work whose result is written."""
     made = tmp_path / "missing" / "folder"
     options = tables.make_parser("table").parse_args(["--csv", str(made / "table.csv")])
     tables.fill([{"name": "a"}], lambda name: {"value": 1}, ("value",), options.csv)

@@ -84,7 +84,7 @@ def test_prior_functions_have_the_covariance_of_the_process():
 
 
 def test_paths_are_draws_of_the_exact_posterior():
-    """At the start, the mean is exact and the covariance that of 1024 draws."""
+    """The mean is exact at the start, and the covariance that of 1024 draws."""
     process = gp.condition(FOUND, X, Y)
     zero = np.zeros(len(Y))
     draws = pathwise.draw_paths(process, pathwise.draw_prior(process), zero, zero, 1)(POINTS)

@@ -108,7 +108,7 @@ def test_missing_and_broken_files(tmp_path):
 
 
 def write_pictures(folder, per_class, size=(178, 218)):
-    """Two classes: a red and a blue square on grey, in the middle."""
+    """Two classes: a red and a blue square on gray, in the middle."""
     for name, color in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
         (folder / name).mkdir()
         for k in range(per_class):
@@ -136,13 +136,13 @@ def test_pictures_are_cropped_and_labeled(tmp_path):
 
 
 def test_binary_pixels_have_the_probability_of_their_grey():
-    grey = np.array([0, 1, 100, 254, 255], np.uint8)
-    drawn = to_batch(random.key(0), jnp.broadcast_to(jnp.asarray(grey), (20_000, 5)), True)
-    p = grey / 255
+    gray = np.array([0, 1, 100, 254, 255], np.uint8)
+    drawn = to_batch(random.key(0), jnp.broadcast_to(jnp.asarray(gray), (20_000, 5)), True)
+    p = gray / 255
     # Four standard errors; 2⁻¹⁶ is the resolution.
     assert np.all(np.abs(drawn.mean(0) - p) <= 4 * np.sqrt(p * (1 - p) / 20_000) + 2**-14)
     assert not drawn[:, 0].any()
-    colors = to_batch(random.key(0), jnp.asarray(grey), False)
+    colors = to_batch(random.key(0), jnp.asarray(gray), False)
     np.testing.assert_allclose(colors, p, rtol=1e-6)
 
 
@@ -165,7 +165,7 @@ def test_every_estimator_takes_a_step(name):
 @pytest.mark.parametrize("name", RIVALS)
 @pytest.mark.thorough
 def test_rivals_compare_codes_as_they_say(name):
-    """With a decoder that ignores codes the reconstruction cost is known, and the rest is left."""
+    """A decoder that ignores codes has a known reconstruction cost, and the rest is left."""
     settings = Settings(name, latent_dim=3, batch_size=16, weight=0.5)
     autoencoder = make_autoencoder(settings, (2, 2, 1))
     x = random.bernoulli(random.key(1), shape=(16, 2, 2, 1)).astype(jnp.float32)
@@ -191,7 +191,7 @@ def test_rivals_compare_codes_as_they_say(name):
 
 
 def test_discrepancy_is_unbiased():
-    """Of draws of one distribution it is zero on average; against a shifted one it is not."""
+    """The discrepancy of one distribution's draws is 0 on average; against a shifted one not."""
     x, y = random.normal(random.key(0), (2, 500, 8, 3))
     values = np.asarray(jax.vmap(discrepancy)(x, y))
     assert abs(values.mean()) < 4 * values.std() / np.sqrt(500)

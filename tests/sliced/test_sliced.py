@@ -109,7 +109,7 @@ def test_loss_of_a_curved_field_by_finite_differences(x64):
 
 @pytest.mark.slow
 def test_recovers_the_score_of_a_gaussian():
-    """Without whitening, so that the network has to find it: its base alone is off by 0.82.
+    """The network has to find the whitening, which is left out: its base is off by 0.82.
 
     Squared relative errors at fresh points were 0.012 with these settings.
     """

@@ -127,7 +127,7 @@ def divergence(mean, factor, other, covariance):
 
 @pytest.mark.parametrize("found", [1], indirect=True)
 def test_where_the_scales_are_is_found(found):
-    """By quadrature for one scale: its mean and its width, which no mode tells."""
+    """The mean and width of one scale, which no mode tells, agree with quadrature."""
     walks, _, candidate = found
     given = candidate.conditional
     masses = np.exp([walks.given(np.array([s]))[2] for s in LINE])
@@ -145,7 +145,7 @@ def test_where_the_scales_are_is_found(found):
 
 
 def test_its_bound_is_near_the_evidence(found):
-    """By quadrature for one scale; for more it is above that of the Gaussian it comes from."""
+    """Quadrature checks it for one scale; for more it is above its Gaussian's bound."""
     walks, known, candidate = found
     assert candidate.bound.value > known.bound.value + 0.5
     if walks.count == 1:

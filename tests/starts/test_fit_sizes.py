@@ -60,7 +60,7 @@ def test_energies_in_coordinates_whose_sizes_vary():
 
 
 def test_rates_are_read_off_scores():
-    """To first order: what is left is the curvature of the sizes, which narrow draws see less."""
+    """They are right to first order: narrow draws see less of the curvature of the sizes."""
     rng = np.random.default_rng(1)
     errors = []
     for width in (0.8, 0.2):

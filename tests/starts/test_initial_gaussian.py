@@ -207,7 +207,7 @@ NON_CENTERED = of_degrees(np.where(IS_EFFECT, 0.0, 1.0))
 
 
 def test_non_centered_coordinates_have_rounds_of_their_own():
-    """Where partial degrees have the higher bound, so that these would be all."""
+    """They have them even where partial degrees have the higher bound, so would be all."""
     noise = antithetic(np.random.default_rng(2), 64, 7)
     rng, none = np.random.default_rng(0), np.zeros(7, bool)
     latents = Latents(np.zeros(7), np.empty((0, 7)), IS_EFFECT, none, none, (1,) * 7)
@@ -226,7 +226,7 @@ def test_non_centered_coordinates_have_rounds_of_their_own():
 
 
 def test_sizes_that_vary_make_up_for_the_non_centered_form():
-    """With them it is as near to the evidence as with partial degrees, and has the prior's tail."""
+    """It is then as near to the evidence as partial degrees, and has the prior's tail."""
     grid = np.linspace(-9.0, 9.0, 20_001)[:, None]
     variance = np.exp(2 * grid) + SIGMAS**2
     given = np.sum(np.log(2 * np.pi * SIGMAS**2 / variance) - TRUTH**2 / variance, axis=1) / 2

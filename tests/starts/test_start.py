@@ -22,7 +22,7 @@ EXACT = Affine(MEAN, FACTOR)
 
 
 def energies(points):
-    """Those of the Gaussian, of total mass e, with gradients."""
+    """Energies of the Gaussian, of total mass e, with gradients."""
     z = np.linalg.solve(FACTOR, (points - MEAN).T).T
     normal = 0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=1) + EXACT.log_det
     return normal - 1.0, np.linalg.solve(FACTOR.T, z.T).T
@@ -62,7 +62,7 @@ def test_a_start_that_is_off_takes_few_gradients():
 
 
 def test_divergence_of_a_shift():
-    """With a mean off by δ gaps are normal with variance δ², and the divergence is half of that."""
+    """Gaps of a mean off by δ are normal with variance δ², and the divergence is half of that."""
     rng = np.random.default_rng(0)
     gaps = 5.0 + 0.3 * rng.normal(size=100_000)
     # The error of the mean of the gaps is .3 / √100000 = .001, of half their variance .0002.

@@ -37,7 +37,7 @@ def normal(x, loc, scale):
 
 
 def energy(y):
-    """Of the mean, the log spread and the effects in some coordinates, and what is seen there."""
+    """Energy of mean, log spread and effects in some coordinates, and what is seen there."""
 
     def at(point, centering, other):
         mean, log_spread = point[:2]
@@ -90,7 +90,7 @@ def whole(expand):
 
 
 def log_evidence(y):
-    """By quadrature over the mean and the log spread."""
+    """Log evidence by quadrature over the mean and the log spread."""
     mean, log_spread = np.meshgrid(np.linspace(-5, 5, 401), np.linspace(-6, 4, 401), indexing="ij")
     head = normal(mean, 0.0, PRIOR) + normal(log_spread, 0.0, PRIOR)
     total = np.sqrt(np.exp(2 * log_spread[..., None]) + NOISE**2)
@@ -101,7 +101,7 @@ def log_evidence(y):
 @pytest.mark.parametrize("is_sound", [True, False])
 @pytest.mark.thorough
 def test_a_start_knows_where_all_data_place_the_effects(is_sound):
-    """By surrogates, or by scores where the surrogates are no good."""
+    """Surrogates tell the start, or scores where the surrogates are no good."""
     with jax.enable_x64(True):
         some, every = density(PART), density(DATA)
         is_effect = np.arange(DIM) >= 2
@@ -149,7 +149,7 @@ def in_groups(group, y, batch=None):
 
 
 def evidence_by_group(y):
-    """By quadrature over the location and the log scale of each group."""
+    """Log evidence of each group, by quadrature over its location and log scale."""
     total = 0.0
     for k, size in enumerate(SIZES):
         own = y[GROUPS == k].astype(float)

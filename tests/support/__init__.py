@@ -1,1 +1,1 @@
-"""What several tests use: models, draws, compilation, and the reference by dense algebra."""
+"""Code that several tests use: models, draws, compilation, and the dense reference."""

@@ -1,4 +1,4 @@
-"""How tests compile."""
+"""Compilation in tests."""
 
 import functools
 

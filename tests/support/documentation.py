@@ -1,4 +1,4 @@
-"""What the tests of the documentation read: code of pages, public names, examples of docstrings."""
+"""Readers of the documentation for tests: code of pages, public names, examples of docstrings."""
 
 import ast
 import importlib

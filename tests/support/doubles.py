@@ -1,4 +1,4 @@
-"""What stands in the place of an estimator in tests of what is around it."""
+"""Estimators that tests of the code around an estimator put in its place."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ class GaussianScore(ScoreEstimator):
 
 
 def _solve(matrix, right):
-    """For a positive-definite matrix, in a few operations: much less to compile than any LU."""
+    """Solve with a positive-definite matrix in a few operations, which compile faster than LU."""
     factor = lax.linalg.cholesky(matrix)
     half = lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
     return lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)

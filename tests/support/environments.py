@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def run(*command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What a command prints, which must not fail."""
+    """Output of a command, which must not fail."""
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,4 +1,4 @@
-"""How XLA is told to compile quickly: read before JAX is imported, so it imports none."""
+"""Flags that make XLA compile quickly: read before JAX is imported, so it imports none."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""What tests/test_sharding.py runs in processes of their own: JAX counts its devices once.
+"""Programs that test_sharding.py runs in their own processes: JAX counts its devices once.
 
 ``devices [everything]`` compares forced devices with one, ``process I ADDRESS FOLDER`` is one of
 two that fit together until the second dies, ``alone ADDRESS`` waits for one that never comes.
@@ -62,7 +62,7 @@ def pair(compute):
 
 
 def fit_and_choose(sharding, **options):
-    """In the samples' own units, unless told otherwise: landmarks are standardized below."""
+    """Fit in the samples' own units, unless told otherwise: landmarks are standardized below."""
     options = {"base": None, "bandwidth": 4.0, "standardize": "none"} | options
 
     @jax.jit
@@ -80,7 +80,7 @@ def estimator(sharding=None, **options):
 
 
 def of_process():
-    """What processes fit: devices of one process cover the ways to standardize."""
+    """The estimator of processes: devices of one process cover the ways to standardize."""
     return estimator(bandwidth=1.0, standardize="none")
 
 
@@ -158,7 +158,7 @@ def use_tiles():
 
 
 def shares():
-    """What one of two devices does and holds."""
+    """Work and memory of one of two devices."""
     work = share_of_work()
     use_tiles()
     return {"work": work, "memory": share_of_memory()}

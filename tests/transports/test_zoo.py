@@ -188,7 +188,7 @@ def test_a_component_of_a_mixture_is_its_gaussian():
 
 
 def test_the_gaussian_with_the_moments_of_a_mixture():
-    """By draws of it: 200 000, so that errors of moments are some .005."""
+    """The reference is 200 000 draws of the mixture, so that errors of moments are some .005."""
     parts, weights = [affine(2, seed) for seed in (0, 1)], np.array([0.3, 0.7])
     rng = np.random.default_rng(0)
     labels = rng.random(200_000) < weights[1]

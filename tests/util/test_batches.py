@@ -102,7 +102,7 @@ def test_other_arguments_of_a_function_are_no_epoch(loader):
 
 
 def test_an_iterator_goes_back_to_its_state():
-    """Without reading what came before."""
+    """The iterator does not read what came before."""
     made = []
 
     def loader():
@@ -140,7 +140,7 @@ def test_numbers_have_the_precision_of_the_program(x64):
 
 
 def test_means_are_over_all_batches_once():
-    """In double precision: in single precision the sum of these would be 2^24."""
+    """The sum is in double precision: in single precision it would be 2^24."""
     values = [2.0**24] + 40 * [1.0]
     made = Batches([np.array([v], np.float32) for v in values], (), {})
     assert made.count == 41

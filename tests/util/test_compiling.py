@@ -171,7 +171,7 @@ def test_programs_are_traced_again_once_they_are_forgotten():
 
 @pytest.mark.parametrize("kept", [0, 100], ids=["empty", "cut short"])
 def test_half_a_kept_program_is_compiled_again(kept, tmp_path):
-    """What a process finds while another one is still writing it."""
+    """A process finds half a program while another one is still writing it."""
     x = jnp.arange(7.0)
     before = jax.config.jax_compilation_cache_dir
     try:

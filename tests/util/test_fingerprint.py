@@ -17,7 +17,7 @@ LONG = np.arange(5000.0)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Named:
-    """What is no program and no list, and shows a part of what is in it."""
+    """An object that is no program and no list, and whose text shows a part of its content."""
 
     numbers: np.ndarray
 

@@ -61,7 +61,7 @@ def test_equals_the_plain_function_batched_and_differentiated(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_batches_are_loops_on_a_cpu_and_single_calls_on_a_gpu(name, monkeypatch):
-    """As the program is lowered for one or the other, on a machine that has both."""
+    """The program is lowered for one or the other, on a machine that has both."""
     function, _, arguments = CASES[name]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     batches = [np.stack([a, np.float32(1.1) * a]) for a in arguments]
@@ -142,7 +142,7 @@ def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
 
 
 def assert_factors(matrices, sign, value, inverse):
-    """Those of NumPy in float64, of matrices with determinants of both signs."""
+    """Assert that factors are NumPy's in float64, for determinants of both signs."""
     expected = np.linalg.slogdet(matrices)
     assert set(expected[0]) == {-1.0, 1.0}
     np.testing.assert_array_equal(sign, expected[0])

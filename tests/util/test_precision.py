@@ -16,7 +16,7 @@ COARSE = {"tensorfloat32": "HIGH", "bfloat16": "DEFAULT"}
 
 
 def products(jaxpr, path=()):
-    """How often each precision occurs, and whether inside a loop."""
+    """Counts of each precision, inside loops and outside."""
     found = collections.Counter()
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":

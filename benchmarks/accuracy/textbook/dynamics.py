@@ -111,7 +111,7 @@ def sir() -> Posterior:
 def _concentration(
     hours: Any, dose: Any, absorption: Any, clearance: Any, volume: Any, exp: Any = jnp.exp
 ) -> Any:
-    """Of one compartment after an oral dose, (subjects, hours); arrays of NumPy or JAX."""
+    """Concentrations in one compartment after an oral dose, (subjects, hours); NumPy or JAX."""
     elimination = clearance / volume
     height = dose * absorption / (volume * (absorption - elimination))
     gone, absorbed = (exp(-rate[:, None] * hours) for rate in (elimination, absorption))

@@ -25,7 +25,7 @@ _TESTS = 8
 
 
 def _loadings(diagonal: Array, below: Array) -> Array:
-    """Of tests on two factors, (..., 8, 2): the first test has none on the second factor."""
+    """Loadings of tests on two factors, (..., 8, 2): the first test has none on the second."""
     first = jnp.concatenate([diagonal[..., :1], below[..., : _TESTS - 1]], axis=-1)
     zero = jnp.zeros_like(diagonal[..., :1])
     second = jnp.concatenate([zero, diagonal[..., 1:], below[..., _TESTS - 1 :]], axis=-1)

@@ -23,7 +23,7 @@ __all__ = ["gp_counts", "icar", "smooth_rw2"]
 
 
 def _neighbors(rows: int, columns: int) -> np.ndarray:
-    """Which areas of a grid share an edge, row after row, (n, n) of zeros and ones."""
+    """Matrix (n, n) of ones where areas of a grid, row after row, share an edge, else zeros."""
     vertical, horizontal = (np.eye(n, k=1) + np.eye(n, k=-1) for n in (rows, columns))
     return np.kron(vertical, np.eye(columns)) + np.kron(np.eye(rows), horizontal)
 

@@ -1,4 +1,4 @@
-"""How far a value is from the reference."""
+"""Distances of values from the reference."""
 
 from __future__ import annotations
 

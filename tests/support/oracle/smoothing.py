@@ -48,7 +48,7 @@ class KernelDensity:
         return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
 
     def left_out(self, samples):
-        """At each sample without its own kernel."""
+        """Values and scores at each sample without its own kernel."""
         everyone = np.arange(len(samples))
         pairs = [self.at(x, everyone != i) for i, x in enumerate(samples)]
         return np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
