@@ -141,9 +141,11 @@ def test_draws_in_a_plane_cannot_tell(spread):
     assert "do not vary in some direction" in found.reason
 
 
-def test_fisher_divergence_is_a_lower_bound(hidden):
+@pytest.mark.usefixtures("closed_forms")
+def test_fisher_divergence_is_a_lower_bound():
     """N(½, ¼) against N(0, 1): s_q - s_p = -4(x - ½) + x, whitened by the guide's sd of ½."""
-    draws, found = hidden
+    draws = gaussian_draws(0.5, dim=2, n=600, shift=0.5)
+    found = khat(draws._replace(log_q=None), num_bootstrap=20, num_repeats=2)
     bound = fisher_divergence(draws, found)
     # ¼ E(½ - 3 (x - ½))² = ¼ (¼ + 9/4). The sample sd in the unit is off by 1/√1200 of itself.
     expected = 0.625

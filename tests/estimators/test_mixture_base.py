@@ -65,19 +65,16 @@ def test_samples_that_do_not_count_do_not_matter(fit, x64):
 # ------------------------------------------------------------------------------------------- groups
 
 
-@functools.cache
-def groups_in(count, dim):
-    return jax.jit(jax.vmap(find_groups))
+groups_of_each = quick_jit(jax.vmap(find_groups))
 
 
 def found(name, dim, n, seeds=4):
     """Numbers of groups found in draws of a target."""
     draw = of_target(name, dim)[1]
-    sets = jnp.stack([draw(random.key(seed), n) for seed in range(seeds)])
-    return np.asarray(groups_in(n, dim)(sets).number)
+    sets = np.stack([draw(random.key(seed), n) for seed in range(seeds)])
+    return np.asarray(groups_of_each(sets).number)
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("dim", [2, 8])
 @pytest.mark.thorough
 def test_modes_are_found_and_nothing_else(dim):
@@ -87,7 +84,6 @@ def test_modes_are_found_and_nothing_else(dim):
         assert np.all(found(name, dim, 200) == 1), name
 
 
-@pytest.mark.optimized
 @pytest.mark.thorough
 def test_a_ring_that_is_cut_is_one_group():
     """Two halves of a ring or an arc are as dense where they meet as anywhere; modes are not.
@@ -104,7 +100,6 @@ def test_a_ring_that_is_cut_is_one_group():
     assert np.sum(found("mixture", 8, 1000) == 2) >= 3
 
 
-@pytest.mark.optimized
 @pytest.mark.thorough
 def test_groups_are_those_of_the_samples():
     """Whatever the units and axes, in either precision, under jit and vmap."""
@@ -113,7 +108,7 @@ def test_groups_are_those_of_the_samples():
     moved = x @ (1e3 * rng.normal(size=(2, 2))) + 1e4
     for sets in (np.float32([x, moved]), np.float64([x, moved])):
         with jax.enable_x64(sets.dtype == np.float64):
-            groups = jax.device_get(jax.jit(jax.vmap(find_groups))(jnp.asarray(sets)))
+            groups = jax.device_get(groups_of_each(sets))
         assert np.all(groups.number == 2)
         # Which of them is first depends on the sign of an eigenvector.
         for own in groups.own:
@@ -148,23 +143,23 @@ def test_score_and_divergence_are_derivatives_of_the_mixture(x64):
     @quick_jit
     def evaluate(base, x):
         gradient = jax.grad(lambda x: jnp.sum(base.log_density(x)))(x)
-        return base.score(x), gradient, base.divergence(x), Base.divergence(base, x)
+        divergences = base.divergence(x), Base.divergence(base, x)
+        return base.score(x), gradient, *divergences, base.shares(x)
 
-    score, gradient, divergence, by_jacobian = evaluate(base, points)
+    score, gradient, divergence, by_jacobian, shares = evaluate(base, points)
     np.testing.assert_allclose(score, gradient, rtol=1e-8, atol=1e-12)
     np.testing.assert_allclose(divergence, by_jacobian, rtol=1e-8, atol=1e-12)
     # Between the modes the second term of the divergence counts.
-    shares = np.asarray(base.shares(points))
-    np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(np.sum(shares, axis=1), 1.0, rtol=1e-12)
     np.testing.assert_allclose(np.exp(base.log_weights[:2]), [0.5] * 2, atol=0.2)
     assert np.all(np.isneginf(base.log_weights[2:]))
 
 
 @pytest.mark.thorough
 def test_squares_that_overflow():
-    samples = jnp.asarray(two_groups(7.0), jnp.float32)
-    base = quick_jit(lambda x: make_base("auto", x, None))(samples)
-    assert np.all(np.isfinite(base.score(jnp.array([[1e25, -1e25], [1e19, 0.0]]))))
+    samples, points = np.float32(two_groups(7.0)), np.float32([[1e25, -1e25], [1e19, 0.0]])
+    scores = quick_jit(lambda x, points: make_base("auto", x, None).score(points))(samples, points)
+    assert np.all(np.isfinite(scores))
 
 
 @pytest.mark.thorough
@@ -219,14 +214,17 @@ def test_far_apart_it_is_the_estimate_of_each_group(x64):
         np.testing.assert_allclose(apart, apart[0], atol=1e-7)
 
 
+IN_GROUPS = ScoreEstimator(regularizer=NuMethod(30), base="auto", bandwidth=2.0)
+fit_in_groups = quick_jit(IN_GROUPS.fit)
+
+
 @functools.cache
 def touching():
     """A fit in double precision to groups that touch, and points in and between them."""
     x = two_groups(7.0)
     points = np.concatenate([x[:6], 0.5 * (x[:3] + x[1:4])])
     with jax.enable_x64(True):
-        estimator = ScoreEstimator(regularizer=NuMethod(30), base="auto")
-        return quick_jit(estimator.fit)(jnp.asarray(x)), points
+        return fit_in_groups(x), points
 
 
 @pytest.mark.thorough
@@ -236,41 +234,51 @@ def test_score_and_divergence_are_derivatives_of_the_log_density(x64):
 
     @quick_jit
     def evaluate(score, x):
-        gradient = jax.grad(lambda x: jnp.sum(score.log_density(x)))(x)
-        jacobian = jax.vmap(jax.jacfwd(lambda p: score(p[None])[0]))(x)
         parts = score.base.score(x) + score.residual(x)
         divergences = score.base.divergence(x) + score.residual_divergence(x)
         density = score.base.log_density(x) + score.residual_potential(x)
-        return score(x), gradient, jacobian, parts, score.divergence(x), divergences, density
+        return score(x), score.log_density(x), score.divergence(x), parts, divergences, density
 
-    values, gradient, jacobian, parts, divergence, divergences, density = evaluate(
-        score, jnp.asarray(points)
+    # Differences of fourth order, whose error is 1e-12 times fifth derivatives, over 30.
+    step = 1e-3
+    moves = step * np.array([1, -1, 2, -2])[:, None, None] * np.eye(2)
+    around = (points[:, None, None] + moves).reshape(-1, 2)
+    found = evaluate(score, np.concatenate([points, around]))
+    values, log_density, divergence, parts, divergences, density = (
+        np.asarray(a)[: len(points)] for a in found
     )
+
+    def derivatives(values):
+        """By coordinate, of values at the points: (n, d, ...)."""
+        of_steps = np.asarray(values)[len(points) :].reshape(len(points), 4, 2, *values.shape[1:])
+        right, left, right_twice, left_twice = np.moveaxis(of_steps, 1, 0)
+        return (8 * (right - left) - (right_twice - left_twice)) / (12 * step)
+
+    gradient, jacobian = derivatives(found[1]), derivatives(found[0])
     np.testing.assert_allclose(values, gradient, rtol=1e-7, atol=1e-10)
     np.testing.assert_allclose(jacobian, jacobian.transpose(0, 2, 1), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(divergence, np.trace(jacobian, axis1=1, axis2=2), rtol=1e-7)
     np.testing.assert_allclose(parts, values, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(divergences, divergence, rtol=1e-9)
-    np.testing.assert_allclose(density, score.log_density(jnp.asarray(points)), rtol=1e-9)
+    np.testing.assert_allclose(density, log_density, rtol=1e-9)
 
 
-@pytest.mark.optimized
 @pytest.mark.thorough
 def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
     x = two_groups(7.0)
     # The shrinkage of a group's covariance depends on the axes, and on the ratio of their units.
     unit, shift = 1e3, np.array([1e4, -4e3])
-    estimator = ScoreEstimator(regularizer=NuMethod(30), base="auto", bandwidth=2.0)
-    fit = jax.jit(jax.vmap(lambda x: estimator.fit(x)(x)))
-    single = np.asarray(fit(jnp.asarray([x, x[::-1]], jnp.float32)))
-    one = np.asarray(jax.jit(lambda x: estimator.fit(x)(x))(jnp.asarray(x, jnp.float32)))
-    # Places of groups that are sixty radii apart cost two digits of seven.
-    assert oracle.relative_error(single[0], one) < 1e-3
+    one = np.asarray(touching()[0].at_samples)
+    single = np.asarray(fit_in_groups(np.float32(x)).at_samples)
     with jax.enable_x64(True):
-        double = np.asarray(fit(jnp.asarray([x, unit * x + shift])))
-    assert double.dtype == np.float64
-    assert oracle.relative_error(single[0], double[0]) < 1e-2
-    assert oracle.relative_error(unit * double[1], double[0]) < 1e-6
+        each = quick_jit(jax.vmap(lambda x: IN_GROUPS.fit(x).at_samples))
+        double = np.asarray(each(np.stack([x, unit * x + shift])))
+    assert double.dtype == one.dtype == np.float64
+    assert oracle.relative_error(double[0], one) < 1e-9
+    assert oracle.relative_error(unit * double[1], one) < 1e-6
+    # Places of groups that are sixty radii apart cost two digits of seven.
+    assert single.dtype == np.float32
+    assert oracle.relative_error(single, one) < 1e-2
 
 
 @pytest.mark.thorough
@@ -293,8 +301,8 @@ def test_one_group_is_the_default():
 
 
 def trapezoid(log_density, x):
-    """Integrals over the left and the right half of the axis."""
-    values = np.exp(np.asarray(log_density(jnp.asarray(x)[:, None]), float))
+    """Integrals over the left and the right half of the axis, of values there."""
+    values = np.exp(np.asarray(log_density, float))
     total = np.cumsum(0.5 * (values[1:] + values[:-1]) * np.diff(x))
     left = np.interp(0.0, x[1:], total)
     return left, total[-1] - left
@@ -312,22 +320,19 @@ def test_the_density_has_the_shares_of_the_samples(x64):
     @quick_jit
     def evaluate(x, grid):
         score = estimator.fit(x)
-        return score, score.log_density(grid), score._residuals("potential", grid)
+        values = score.log_density(grid), score._residuals("potential", grid)
+        return score.base, *values, score.base.each("log_density", grid)
 
-    score, log_density, potentials = evaluate(jnp.asarray(x), jnp.asarray(grid)[:, None])
-    assert score.base.number == 2
+    base, log_density, potentials, components = evaluate(x, grid[:, None])
+    assert base.number == 2
     assert np.ptp(potentials[:2]) > 0.1
-    masses = trapezoid(lambda _: log_density, grid)
-    components = score.base.each("log_density", jnp.asarray(grid)[:, None])
+    masses = trapezoid(log_density, grid)
     for k in (0, 1):
-        side = int(score.base.components.coordinates.mean[k, 0] > 0)
+        side = int(base.components.coordinates.mean[k, 0] > 0)
         # Relative variance of exp(f) for draws of the component.
-        once, twice = (
-            sum(trapezoid(lambda _, p=p, k=k: components[k] + p * potentials[k], grid))
-            for p in (1, 2)
-        )
+        once, twice = (sum(trapezoid(components[k] + p * potentials[k], grid)) for p in (1, 2))
         error = ((twice / once**2 - 1) / DRAWS) ** 0.5
-        weight = np.exp(score.base.log_weights[k])
+        weight = np.exp(base.log_weights[k])
         assert weight == pytest.approx([1 / 3, 2 / 3][side], abs=0.01)
         assert abs(masses[side] / weight - 1) < 4 * error + 1e-3
 
@@ -348,18 +353,16 @@ def test_weights_of_distant_modes(name):
 
 
 @pytest.mark.thorough
-def test_a_density_of_two_groups_is_normalized():
-    x = jnp.asarray(two_groups(9.0), jnp.float32)
-    estimator = ScoreEstimator(regularizer=NuMethod(20), base="auto")
-
+def test_a_density_of_two_groups_is_normalized(x64):
     @quick_jit
-    def evaluate(x):
-        family = KernelExponentialFamily(x, estimator)
-        gradient = jax.vmap(jax.grad(family.log_prob))(x)
-        return gradient, family.score.at_samples, family.normalize(random.key(1)).normalization
+    def evaluate(x, score):
+        family = KernelExponentialFamily(x, score)
+        gradient = jax.grad(lambda x: jnp.sum(family.log_prob(x)))(x)
+        return gradient, family.normalize(random.key(1)).normalization
 
-    gradient, score, constant = evaluate(x)
-    np.testing.assert_allclose(gradient, score, rtol=1e-3, atol=1e-3)
+    score = touching()[0]
+    gradient, constant = evaluate(two_groups(7.0), score)
+    np.testing.assert_allclose(gradient, score.at_samples, rtol=1e-3, atol=1e-3)
     # The constants of the groups have an error of the same size.
     assert abs(constant.log_constant) < 4 * 2**0.5 * max(constant.standard_error, 0.02)
 
@@ -415,7 +418,7 @@ def test_groups_that_touch_are_no_truncated_ones():
     x, points = (target.draw(random.key(seed), 1_000) for seed in (1, 2))
     score = ScoreEstimator().fit(x)
     assert score.base.number == 2
-    error = score(points) - jax.vmap(jax.grad(target.log_density))(points)
+    error = score(points) - quick_jit(jax.vmap(jax.grad(target.log_density)))(points)
     # Of a Gaussian of 500 samples the score has an error of about d/n times 1 + 2 for mean and
     # covariance; between the modes the weights count too.
     assert np.mean(np.square(error)) < 0.03

@@ -10,6 +10,7 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
+from support.compiling import quick_jit
 
 NUM_STEPS, NUMBER = 10, 3
 
@@ -32,15 +33,15 @@ def test_fits_of_many_data_sets_are_those_of_each(warm_start):
     keys = random.split(random.key(2), NUMBER)
     guide = AutoImplicit(model, warm_start=warm_start, hidden_dims=(4,))
     svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO(16))
-    svi.init(random.key(0), data[0])
+    guide.set_up(random.key(0), data[0])
 
     def posterior(key, y):
         result = svi.run(key, NUM_STEPS, y, progress_bar=False)
         draws = guide.sample_posterior(key, result.params, sample_shape=(5,))
         return draws, result.params, result.losses
 
-    many = jax.jit(jax.vmap(posterior))(keys, data)
-    one = jax.jit(posterior)
+    many = quick_jit(jax.vmap(posterior))(keys, data)
+    one = quick_jit(posterior)
     assert np.ptp(many[2], axis=0).min() > 0, "different data, different losses"
     for k in range(NUMBER):
         alone = one(keys[k], data[k])

@@ -21,6 +21,7 @@ from numpyro_kscore._model.subsampling import (
     spread_rows,
     whole_plates,
 )
+from support.autoguides import first_state
 from support.compiling import quick_jit
 
 DATA = jnp.asarray(np.random.default_rng(0).normal(3.0, 1.0, 500).astype(np.float32))
@@ -132,7 +133,7 @@ def test_an_expansion_of_all_rows_serves_many_steps(monkeypatch):
     guide = AutoImplicit(indexed)
     guide.set_up(random.key(0), DATA, 20)
     svi = SVI(indexed, guide, optax.adam(1e-2), ImplicitELBO(8))
-    params = svi.get_params(svi.init(random.key(0), DATA, 20))
+    params = svi.get_params(first_state(svi, DATA, 20))
     moved = {**params, "auto_loc": params["auto_loc"] + 0.5}
     args = svi.model, guide, DATA
     # Not affordable for 8 particles of 20 rows, but for 80 steps with as many.

@@ -28,7 +28,7 @@ from numpyro_kscore import (
 from numpyro_kscore._fit.checkpoint import load_checkpoint, save_checkpoint
 from numpyro_kscore.estimators import Subset, kef_cg, nu_method, ssge, stein
 from numpyro_kscore.regularizers import NuMethod
-from support.compiling import default_jit, quick_jit
+from support.compiling import default_jit, package_jit, quick_jit
 
 # Few shapes, so that few programs are compiled: what varies freely are the numbers.
 MANY, FEW = (16, 3), (2, 1)
@@ -49,11 +49,6 @@ IN_UNITS = [
         ("default", FEW),
         ("default", (3, 5)),
     ]
-]
-# In single precision: with a choice of the strength, and with what the paper prescribes.
-IN_SINGLE_PRECISION = [
-    name if name in ("default", "nu_method") else pytest.param(name, marks=pytest.mark.slow)
-    for name in ESTIMATORS
 ]
 searched = settings(deadline=None, max_examples=40, derandomize=True, database=None)
 
@@ -77,8 +72,20 @@ def everything(estimator, x, points):
     return score.at_samples, score(points), score.divergence(points), score.info, score
 
 
-# As users run it, and as it compiles fastest, for what no optimization of the compiler changes.
-evaluate, evaluate_quickly = default_jit(everything), quick_jit(everything)
+# As it compiles fastest, for what no optimization of the compiler changes; and optimized, by the
+# package and by users.
+evaluate_quickly = quick_jit(everything)
+OPTIMIZED = {"package": package_jit(everything), "user": default_jit(everything)}
+# In single precision: with a choice of the strength, and with what the paper prescribes.
+IN_SINGLE_PRECISION = [
+    ("default", "package"),
+    ("nu_method", "user"),
+    *(
+        pytest.param(name, "user", marks=pytest.mark.slow)
+        for name in ESTIMATORS
+        if name != "nu_method"
+    ),
+]
 
 
 def same(a, b):
@@ -125,9 +132,9 @@ def test_any_samples_in_any_units(name, shape, x64):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
-def test_any_samples_in_single_precision(name):
-    estimator = ESTIMATORS[name]
+@pytest.mark.parametrize(("name", "compiled_by"), IN_SINGLE_PRECISION)
+def test_any_samples_in_single_precision(name, compiled_by):
+    estimator, evaluate = ESTIMATORS[name], OPTIMIZED[compiled_by]
 
     @searched
     @given(samples(MANY), st.integers(-27, 27))
@@ -140,10 +147,10 @@ def test_any_samples_in_single_precision(name):
     holds()
 
 
-@pytest.mark.parametrize("name", IN_SINGLE_PRECISION)
+@pytest.mark.parametrize(("name", "compiled_by"), IN_SINGLE_PRECISION)
 @pytest.mark.thorough
-def test_values_that_are_not_finite_are_never_hidden(name):
-    estimator, shape = ESTIMATORS[name], MANY
+def test_values_that_are_not_finite_are_never_hidden(name, compiled_by):
+    estimator, shape, evaluate = ESTIMATORS[name], MANY, OPTIMIZED[compiled_by]
 
     @searched
     @given(
@@ -262,7 +269,7 @@ def test_threads_do_not_see_each_other():
 def test_results_can_be_pickled_and_copied():
     x = np.random.default_rng(0).normal(size=MANY).astype(np.float32)
     # A program of tests above.
-    score = evaluate(ESTIMATORS["default"], x, between(x))[-1]
+    score = OPTIMIZED["package"](ESTIMATORS["default"], x, between(x))[-1]
     for made in (score, *ESTIMATORS.values()):
         assert same(pickle.loads(pickle.dumps(made)), made)
         assert same(copy.deepcopy(made), made)

@@ -9,6 +9,7 @@ import pytest
 from jax import random
 from numpyro.infer import SVI
 from numpyro.optim import Adam
+from scipy import special
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
 from numpyro_kscore._starts.candidates import in_form
@@ -18,6 +19,8 @@ from numpyro_kscore._starts.search import AtPoints, CountedDensity, Latents, Sea
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.conditional import Conditional
+from support.autoguides import first_state
+from support.compiling import quick_jit
 
 STEPS, NOISE = 10, 0.5
 # Where a scale's logarithm is integrated.
@@ -221,7 +224,7 @@ def test_a_guide_starts_at_the_posterior_of_a_curve():
 
     guide = AutoImplicit(model)
     svi = SVI(model, guide, Adam(1e-2), ImplicitELBO())
-    state = svi.init(random.key(0))
+    state = first_state(svi)
     assert isinstance(guide.start.transports.steps[1], Conditional)
     draws = guide.sample_posterior(random.key(1), svi.get_params(state), sample_shape=(4000,))
 
@@ -230,11 +233,12 @@ def test_a_guide_starts_at_the_posterior_of_a_curve():
         covariance = scale**2 * kernel + noise**2 * jnp.eye(15)
         return dist.MultivariateNormal(jnp.zeros(15), covariance).log_prob(data)
 
+    normal = rng.normal(size=(200_000, 3))
+    prior = np.exp(normal * np.array([1, 0.5, 0.5]) - np.array([0.0, 1.0, 1.0]))
     with jax.enable_x64(True):
-        normal = random.normal(random.key(2), (200_000, 3))
-        prior = jnp.exp(normal * jnp.array([1, 0.5, 0.5]) - jnp.array([0.0, 1.0, 1.0]))
-        weights = jax.nn.softmax(jax.lax.map(lambda p: log_likelihood(*p), prior, batch_size=1000))
-    prior, weights = np.log(np.asarray(prior)), np.asarray(weights)
+        of_all = quick_jit(lambda p: jax.lax.map(lambda p: log_likelihood(*p), p, batch_size=1000))
+        weights = special.softmax(np.asarray(of_all(prior)))
+    prior = np.log(prior)
     size = 1 / np.sum(weights**2)
     for column, name in enumerate(("scale", "length", "noise")):
         mean = weights @ prior[:, column]

@@ -15,6 +15,7 @@ from numpyro_kscore._fit.svi import inspect_svi
 from numpyro_kscore._starts.start import FARTHEST, NUM_DRAWS, divergence_of, draw_exactly
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.transport import Chain
+from support.autoguides import first_state
 
 KEY = random.key(0)
 MEAN, FACTOR = np.array([1.0, -2.0, 0.5]), np.array([[2.0, 0, 0], [1.0, 0.5, 0], [0, 0.3, 0.1]])
@@ -83,7 +84,7 @@ def test_a_look_at_them_sees_what_one_at_the_guide_sees():
     y = jnp.asarray(np.random.default_rng(3).normal(size=8) * 2)
     guide = AutoImplicit(groups)
     svi = SVI(groups, guide, optax.adam(1e-2), ImplicitELBO())
-    state = svi.init(KEY, y)
+    state = first_state(svi, y)
     draws = guide.prepare(KEY, (y,), {})
     assert draws.divergence == divergence_of(draws.gaps) < FARTHEST
     near = look_at_exact_draws(draws)

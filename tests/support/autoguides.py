@@ -8,6 +8,7 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore._fit.svi import initial_state
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 
@@ -33,6 +34,11 @@ def initialized(model, *args, guide=None, key=KEY, compiled=True, **options):
     svi = SVI(model, guide, optax.adam(1e-2), CHEAP)
     state = (quick_jit(svi.init) if compiled else svi.init)(key, *args)
     return guide, svi, state, svi.get_params(state)
+
+
+def first_state(svi, *args, key=KEY):
+    """The state of ``svi.init``, in one program, of a guide that looks for its start before."""
+    return initial_state(svi, key, args, {}, None)
 
 
 def shapes_of(draws):

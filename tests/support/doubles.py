@@ -20,8 +20,10 @@ class GaussianScore(ScoreEstimator):
 
     Without a mean and sd, those of the samples: cheap to compile, for tests of what is around
     the estimator. With a context it is that of the Gaussian's conditional, fitted to the samples.
+    Its coordinates are those of the default estimator of ``ImplicitELBO``.
     """
 
+    standardize: str = "full"
     mean: object = None
     sd: object = None
 
