@@ -38,7 +38,7 @@ def initialized(model, *args, guide=None, key=KEY, compiled=True, **options):
 
 def first_state(svi, *args, key=KEY):
     """The state of ``svi.init``, in one program, of a guide that looks for its start before."""
-    return initial_state(svi, key, args, {}, None)
+    return initial_state(svi, key, (args, {}))[0]
 
 
 def shapes_of(draws):
