@@ -42,6 +42,9 @@ LONGEST = (
     "test_docs",
 )
 
+# JAX forgets all programs here, and what comes after would trace its own again.
+FORGETFUL = ("test_pallas",)
+
 # Programs need not know the lines that they come from: to find them takes time at every operation.
 # What fails says so by Python's own traceback.
 jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -50,9 +53,10 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 def pytest_collection_modifyitems(items):
     """Files that take longest come first, so that no process of a run has one of them at its end.
 
-    Within a file the order stays.
+    Last are those that make JAX forget. Within a file the order stays.
     """
     place = {name: k for k, name in enumerate(LONGEST)}
+    place |= dict.fromkeys(FORGETFUL, len(LONGEST) + 1)
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 

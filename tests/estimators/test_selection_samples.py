@@ -143,6 +143,7 @@ def test_estimates_from_more_samples_than_the_choice_looks_at_take_more_steps():
     assert bool(info.converged)
 
 
+@pytest.mark.thorough
 def test_a_benchmark_has_both_errors(capsys):
     chains.main(["--quick"])
     lines = [line.strip("|").split("|") for line in capsys.readouterr().out.splitlines()[2:]]

@@ -115,6 +115,7 @@ def test_expansions_are_of_all_data(of):
     np.testing.assert_allclose(control_variate.of_all.curvature, bend, rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.thorough
 def test_static_arguments_of_the_svi_come_with_every_batch():
     def tempered(x, y, *, power):
         with handlers.scale(scale=power):

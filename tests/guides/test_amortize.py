@@ -101,6 +101,7 @@ def test_observations_may_belong_to_rows_by_an_index():
     np.testing.assert_allclose(found, exact(u), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_a_minibatch_stands_for_all_rows():
     """The mean over many minibatches is the density of all rows; so is its gradient."""
     u = jnp.array([0.3, -0.4])

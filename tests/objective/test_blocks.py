@@ -124,7 +124,7 @@ def gaussian_gradients(kind, rows):
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        ("both", 2),
+        pytest.param("both", 2, marks=pytest.mark.thorough),
         ("global", 2),
         pytest.param("local", 2, marks=pytest.mark.slow),
         pytest.param("both", N, marks=pytest.mark.slow),

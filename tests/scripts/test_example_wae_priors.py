@@ -82,6 +82,7 @@ def test_density_integrates_to_one_and_has_the_moments_of_draws(name):
     assert np.all(np.abs(draws.var(0) / variance - 1) < 4 * np.sqrt(5 / 4000))
 
 
+@pytest.mark.thorough
 def test_first_flow_is_almost_standard_normal():
     prior = Autoencoder(Settings(latent_dim=DIM, prior="flow"), SHAPE).prior(params_of("flow")[0])
     z = np.random.default_rng(0).normal(size=(100, DIM)).astype(np.float32)
@@ -183,6 +184,7 @@ def test_a_vae_with_a_learned_prior_has_the_divergence_of_its_draws(name):
     assert abs(figure - expected.mean()) < 4 * expected.std() / np.sqrt(8)
 
 
+@pytest.mark.thorough
 def test_an_old_checkpoint_has_the_normal_prior(tmp_path):
     """Records of earlier versions do not name the prior."""
     images = load_images("digits", limit=64)

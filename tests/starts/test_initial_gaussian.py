@@ -134,6 +134,7 @@ def schools():
         numpyro.sample("y", dist.Normal(effect, SIGMA), obs=EFFECTS)
 
 
+@pytest.mark.thorough
 def test_hierarchical_models_are_partially_centered():
     """Draws follow the coordinates: effects are means plus spreads times what the guide draws."""
     guide = AutoImplicit(schools, hidden_dims=(4,))
