@@ -136,6 +136,7 @@ def test_groups_names_and_dimensions(tree):
     np.testing.assert_array_equal(dataset(tree, "constant_data")["sigma"], SIGMA)
 
 
+@pytest.mark.thorough
 def test_numbers_belong_to_the_draws(tree):
     """Densities recomputed from the draws, by formula."""
     from scipy import stats

@@ -256,6 +256,7 @@ def test_new_rows_are_drawn_from_their_posterior(fitted):
     np.testing.assert_allclose(unit.std(0), 1, atol=4 / 8000**0.5)
 
 
+@pytest.mark.thorough
 def test_new_data_that_are_no_call_of_the_model_are_an_error(fitted):
     guide, _, _, params = fitted
     with pytest.raises(

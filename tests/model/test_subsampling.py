@@ -257,6 +257,7 @@ def test_the_expectation_is_that_of_all_rows_with_a_tenth_of_the_noise(monkeypat
         np.testing.assert_array_less(np.abs(error.mean(axis=0)), 4 * standard_error)
 
 
+@pytest.mark.thorough
 def test_a_pass_over_all_rows_must_be_affordable(monkeypatch):
     data = _logistic(np.random.default_rng(1))
     seen = []

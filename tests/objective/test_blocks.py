@@ -125,7 +125,7 @@ def gaussian_gradients(kind, rows):
     ("kind", "rows"),
     [
         pytest.param("both", 2, marks=pytest.mark.thorough),
-        ("global", 2),
+        pytest.param("global", 2, marks=pytest.mark.thorough),
         pytest.param("local", 2, marks=pytest.mark.slow),
         pytest.param("both", N, marks=pytest.mark.slow),
         pytest.param("local", N, marks=pytest.mark.slow),

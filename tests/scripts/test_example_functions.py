@@ -99,6 +99,7 @@ def test_the_ratio_divides_what_data_count(monkeypatch):
         fit.functional(*given, pool=POOL, function=function, ratio=1.5)
 
 
+@pytest.mark.thorough
 def test_metrics_of_a_gaussian_prediction():
     """Quantiles represent a Gaussian, whose figures are known."""
     levels = norm.ppf((np.arange(500) + 0.5) / 500)
@@ -193,6 +194,7 @@ def exact_periodic(task, num_periods=401):
     return mean, np.sqrt(share @ (values**2 + within) - mean**2)
 
 
+@pytest.mark.thorough
 def test_importance_sampling_of_a_program():
     """The posterior of the periodic program is known: a mixture of Gaussians over periods."""
     task = tasks.make_task("periodic")

@@ -96,6 +96,7 @@ def test_paths_are_draws_of_the_exact_posterior():
     assert np.abs(found - covariance / sd / sd[:, None]).max() < 4 * (2 / 512) ** 0.5 + 0.05
 
 
+@pytest.mark.thorough
 def test_the_guide_draws_what_the_predictions_do():
     """Values in the guide at the data and the pool have the moments of ``draw_paths``."""
     process = gp.condition(FOUND, X, Y)

@@ -190,6 +190,7 @@ def test_rivals_compare_codes_as_they_say(name):
     assert error < 0.1 * 10 * 16 * 0.1
 
 
+@pytest.mark.thorough
 def test_discrepancy_is_unbiased():
     """The discrepancy of one distribution's draws is 0 on average; against a shifted one not."""
     x, y = random.normal(random.key(0), (2, 500, 8, 3))
@@ -203,6 +204,7 @@ def test_discrepancy_is_unbiased():
     assert abs(float(discrepancy(x[0], y[0] + 2.0)) - exact) < 1e-5
 
 
+@pytest.mark.thorough
 def test_convolutions_take_a_step():
     settings = Settings("stein", latent_dim=2, cost="squared", width=8)
     autoencoder = Autoencoder(settings, (64, 64, 3))

@@ -213,6 +213,7 @@ def one_mode(point):
     return -normal(point[0], 3.0, 0.2) - normal(point[1], 1.0, 0.2)
 
 
+@pytest.mark.thorough
 def test_modes_of_a_part_that_are_one_for_all_data():
     """Both Gaussians of the part move to the same place, and count once."""
 
