@@ -57,7 +57,7 @@ DRAWS = np.random.default_rng(0).normal(size=(400, 2)) * [1.0, 3.0]
 DRAWS = DRAWS.astype(np.float32)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_pairs():
     figure = plots.plot_pairs(DRAWS, ["first", "second"], reference=DRAWS + 1)
     upper_right, lower_left = figure.axes[1], figure.axes[2]
@@ -147,7 +147,7 @@ def test_vsbc_of_a_conjugate_model():
         vsbc(svi, 0, observed_sites=["y"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_vsbc_looks_for_a_start_in_every_data_set():
     """Posteriors are a hundredth of the prior wide: no fit gets from the start of another to them.
 

@@ -122,7 +122,7 @@ SCORES = quick_jit(
 )
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("far modes", 0.75), ("student", 0.2)])
 def test_far_modes_and_heavy_tails_cost_less_than_with_gaussian_coordinates(name, share):
     """Squared errors at 400 samples in eight dimensions, over those with Gaussian ones.

@@ -84,7 +84,7 @@ def test_modes_are_found_and_nothing_else(dim):
         assert np.all(found(name, dim, 200) == 1), name
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_ring_that_is_cut_is_one_group():
     """Two halves of a ring or an arc are as dense where they meet as anywhere; modes are not.
 
@@ -281,7 +281,7 @@ def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
     assert oracle.relative_error(single, one) < 1e-2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_one_group_is_the_default():
     """Both agree to rounding, at samples and elsewhere."""
     rng = np.random.default_rng(3)
@@ -411,7 +411,7 @@ def test_outside_of_jit_the_program_is_that_of_what_is_found():
     assert isinstance(jax.eval_shape(lambda x: make_base("auto", x, None), two[:16]), MixtureBase)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_groups_that_touch_are_no_truncated_ones():
     """Score matching sees no boundary: fields toward one looked good, with an error of .50 here."""
     target = TARGETS["mixture"](2)

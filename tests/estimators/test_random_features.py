@@ -56,7 +56,7 @@ def fields_of(score):
     return oracle.FeatureFields(omega, float(features.amplitude))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_features_equal_their_definition(x64, monkeypatch):
     """Rows in tiles of a size that does not divide their number; base scores alternate."""
     monkeypatch.setattr(feature_module, "TILE_ROWS", 4)

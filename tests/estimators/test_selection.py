@@ -317,7 +317,7 @@ def test_a_choice_is_not_differentiated(x64):
     assert jax.eval_shape(jax.grad(total), SAMPLES).shape == (N, D)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_base_that_cannot_be_improved_is_left_alone():
     """Normal draws: the Gaussian base is the whole score."""
     samples = np.random.default_rng(0).normal(size=(64, 3))

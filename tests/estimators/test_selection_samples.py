@@ -122,7 +122,7 @@ def test_halves_are_of_equal_size_and_share_nothing(n):
         assert 1 + np.sum(np.diff(rows) > 1) == min(n // 2, BLOCKS)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("estimator", "correlation"), [("kernel", 0.9), ("density", 0.95)])
 def test_a_chain_is_not_fitted_to_its_own_steps(estimator, correlation):
     """Draws of a standard normal with a correlation from each to the next.
@@ -134,7 +134,7 @@ def test_a_chain_is_not_fitted_to_its_own_steps(estimator, correlation):
     assert in_blocks < 0.4 * singly
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_estimates_from_more_samples_than_the_choice_looks_at_take_more_steps():
     """The steps of the choice would leave a residual of 1e-2 at so little regularization."""
     x = score_targets.TARGETS["spiral"](2).draw(jax.random.key(0), 2100)

@@ -66,7 +66,7 @@ def guide(batch):
 
 
 @pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_group_of_three_rows_is_in_every_step(x64):
     """Third orders of its likelihood matter, and one batch in 67 has a row if all are as likely."""
     with jax.enable_x64(x64):

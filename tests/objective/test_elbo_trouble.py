@@ -55,7 +55,7 @@ def test_bad_densities_leave_parameters_finite(value, where):
     assert_close(stable, before, rtol=0, atol=0)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_outside_of_jit_is_the_compiled_one():
     """One operation after another, as users take it when they look for what is wrong."""
     (_, expected, _), _ = steps_with_trouble(np.nan, 0.5)

@@ -26,7 +26,7 @@ def test_densities_integrate_to_one_with_three_tenths_on_the_left(name):
     assert np.sum(weights[points[:, 0] < 0]) == pytest.approx(modes.WEIGHT, abs=1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_two_modes_are_printed_and_written(tmp_path, capsys, monkeypatch):
     # To choose a strength takes most of the time, and changes nothing here.
     cheap = functools.partial(ScoreEstimator, regularizer=NuMethod(20))

@@ -96,7 +96,7 @@ def test_the_reference_of_data_in_a_file(tmp_path):
     assert out_of_core.write_data(tmp_path, 3_000).stat().st_mtime_ns == written
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_table_of_an_accelerator_goes_on(tmp_path, capsys, monkeypatch):
     """Rows that are there are kept; those of another device, and of failures, are rows, too."""
     path = tmp_path / "table.csv"

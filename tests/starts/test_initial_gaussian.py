@@ -524,7 +524,7 @@ def test_a_peak_without_probability_is_left_alone(wandering):
         assert abs(start.locs[name] - mean) < sd
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_gaussian_that_changes_with_both_scales_is_near_the_evidence(wandering):
     """Its mean and covariance are those of a normal posterior at every value of the scales."""
     flow, grid, density = wandering
