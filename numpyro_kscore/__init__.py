@@ -21,7 +21,14 @@ from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._objective.elbo import ImplicitELBO
 from numpyro_kscore._starts.initial_gaussian import initial_gaussian
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.diagnostics import Diagnosis, diagnose, evaluate_guide, khat, to_arviz
+from numpyro_kscore.diagnostics import (
+    Diagnosis,
+    diagnose,
+    evaluate_guide,
+    khat,
+    log_evidence,
+    to_arviz,
+)
 from numpyro_kscore.estimators import KernelExponentialFamily, Score, ScoreEstimator
 from numpyro_kscore.samplers import refine, warm_start
 
@@ -46,6 +53,7 @@ __all__ = [
     "khat",
     "kernels",
     "load_guide",
+    "log_evidence",
     "pytree",
     "refine",
     "regularizers",

@@ -33,10 +33,11 @@ from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.rows import Amortized, sample_rows
 from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
 from numpyro_kscore._model.dependencies import seeded
-from numpyro_kscore._model.handlers import are_local_densities_asked_for
+from numpyro_kscore._model.handlers import purpose_of_local_densities
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._model.package_guide import PackageGuide, Split
+from numpyro_kscore._model.preimages import announce_label
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.from_model import find_start
@@ -369,6 +370,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
             np.stack([getattr(part, name) for part in start.parts]) for name in ("mean", "factor")
         )
         mixture = self._frozen("modes", GaussianMixture(start.weights, means, factors))
+        announce_label(self.prefix, f"_{self.prefix}_mode", mixture.weights)
         k = jnp.searchsorted(jnp.cumsum(mixture.weights)[:-1], where)
         label = jnp.zeros_like(mixture.weights).at[k].set(1.0)
         x, local = self._push(noise, label)
@@ -390,9 +392,11 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
         network = self._perceptron(size, labels)
-        is_known = SMALLEST_LOCAL <= self.noise_dim == self.latent_dim <= LARGEST_LOCAL
-        is_known = is_known and min(self.latent_dim, network.bottleneck) <= LARGEST_WIDTH
-        is_given = is_known and are_local_densities_asked_for()
+        purpose = purpose_of_local_densities()
+        is_given = self.noise_dim == self.latent_dim and purpose != ""
+        if purpose == "step":
+            is_given = is_given and SMALLEST_LOCAL <= self.latent_dim <= LARGEST_LOCAL
+            is_given = is_given and min(self.latent_dim, network.bottleneck) <= LARGEST_WIDTH
         return push_network(ResidualNetwork(network, loc, scale, mixing, labels), noise, is_given)
 
     def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:

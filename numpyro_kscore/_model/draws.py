@@ -38,8 +38,10 @@ class GuideDraws(NamedTuple):
         scores: its gradient, (n, d).
         laplacian: its Laplacian in coordinates whitened by the samples, (n,), or None. Without it
             fewer estimates of the guide's density can be compared.
-        log_q: the guide's log density, (n,), where it has one; otherwise None.
+        log_q: the guide's log density, (n,), where it is known; otherwise None.
         num_lost: number of draws left out because something was not finite at them.
+        folded: part of the draws that other noise of the guide is pushed to as well. What was found
+            of it is in ``log_q``.
 
     Example::
 
@@ -56,6 +58,7 @@ class GuideDraws(NamedTuple):
     laplacian: Array | None = None
     log_q: Array | None = None
     num_lost: int = 0
+    folded: float = 0.0
 
     def checked(self, minimum: int = 100) -> GuideDraws:
         """These draws as arrays of one precision.
@@ -84,4 +87,5 @@ class GuideDraws(NamedTuple):
             column("laplacian", self.laplacian),
             column("log_q", self.log_q),
             self.num_lost,
+            self.folded,
         )

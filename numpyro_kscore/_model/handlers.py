@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from numpyro.primitives import Messenger, apply_stack
 
@@ -20,14 +20,19 @@ class Hidden(Messenger):
         msg["stop"] = True
 
 
+# What local log densities are asked for: nothing; a step, which takes them where they help; or
+# weights, which take them wherever they are known.
+Purpose = Literal["", "step", "weights"]
+
+
 class LocalDensities(Messenger):
     """A handler that asks guides inside for local log densities, if they know them.
 
     A step traces its guide many times and needs them once. Unused, they would be dropped by the
-    compiler, but first be traced, differentiated and lowered.
+    compiler, but first be traced, differentiated and lowered. The innermost handler decides.
     """
 
-    def __init__(self, fn: Callable[..., Any] | None = None, asked: bool = True) -> None:
+    def __init__(self, fn: Callable[..., Any] | None = None, asked: Purpose = "step") -> None:
         self.asked = asked
         super().__init__(fn)
 
@@ -37,9 +42,10 @@ class LocalDensities(Messenger):
             msg["stop"] = True
 
 
-def are_local_densities_asked_for() -> bool:
-    """Whether the guide that runs should give local log densities."""
-    return apply_stack(message("local_densities", lambda: False))["value"]
+def purpose_of_local_densities() -> Purpose:
+    """What the guide that runs should give local log densities for."""
+    purpose: Purpose = apply_stack(message("local_densities", lambda: ""))["value"]
+    return purpose
 
 
 def announce(kind: str, name: str, value: Any) -> None:

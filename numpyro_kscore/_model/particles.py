@@ -93,7 +93,7 @@ def at_source(
 
 def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
     """Run the guide once and express its latents in unconstrained coordinates."""
-    with LocalDensities(asked=bool(layout.conditional_parts)):
+    with LocalDensities(asked="step" if layout.conditional_parts else ""):
         traces = trace_both(key, program)
     latents = {
         name: unconstrain(site, traces.guide[name])

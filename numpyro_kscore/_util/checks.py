@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -112,3 +113,18 @@ def _as_jax(x: Any) -> Any:
     # precision too: the same array then has the wrong dtype in the other precision. A copy is not
     # in the cache.
     return jnp.asarray(x.copy()) if isinstance(x, np.ndarray) else x
+
+
+def first_that_traces(attempts: Sequence[Callable[..., Any]], *shapes: Any) -> Any:
+    """The first of some functions that can be traced at arguments of these shapes, or None.
+
+    A custom rule for reverse mode has no forward mode, and a loop of unknown length no reverse
+    mode: what works is found out by tracing.
+    """
+    for attempt in attempts:
+        try:
+            jax.eval_shape(attempt, *shapes)
+        except (TypeError, ValueError):
+            continue
+        return attempt
+    return None

@@ -15,7 +15,7 @@ from numpyro_kscore.diagnostics._guide_draws import evaluate_guide
 from numpyro_kscore.diagnostics._khat import KhatEstimate, fisher_divergence, khat
 from numpyro_kscore.diagnostics._missed_modes import Modes
 from numpyro_kscore.diagnostics._movement import Movement
-from numpyro_kscore.diagnostics._pareto import importance_resample, pareto_smooth, weight_ess
+from numpyro_kscore._util.pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._plots import (
     plot_convergence,
     plot_pairs,
@@ -24,21 +24,25 @@ from numpyro_kscore.diagnostics._plots import (
     plot_weights,
 )
 from numpyro_kscore.diagnostics._two_samples import mmd_squared, sliced_wasserstein
+from numpyro_kscore.diagnostics._weighing import Evidence, Weighing, log_evidence
 
 __all__ = [
     "Diagnosis",
     "Discrepancy",
+    "Evidence",
     "GuideDraws",
     "KhatEstimate",
     "Modes",
     "Movement",
     "SteinTest",
+    "Weighing",
     "diagnose",
     "evaluate_guide",
     "fisher_divergence",
     "importance_resample",
     "khat",
     "ksd",
+    "log_evidence",
     "mmd_squared",
     "pareto_smooth",
     "plot_convergence",

@@ -82,8 +82,8 @@ def _known_laplacian(target: GuideDraws) -> Array:
 
 def take_rows(draws: GuideDraws, rows: Any) -> GuideDraws:
     """The draws of some rows: a slice, or indices or a mask, (m,) or (n,)."""
-    columns: Any = (*draws[:-1], None)
-    return GuideDraws(*jax.tree.map(lambda a: a[rows], columns))._replace(num_lost=draws.num_lost)
+    chosen = jax.tree.map(lambda a: a[rows], draws[:-2])
+    return GuideDraws(*chosen, num_lost=draws.num_lost, folded=draws.folded)
 
 
 def energy_features(target: GuideDraws) -> Fields:

@@ -12,6 +12,7 @@ from numpyro.infer import SVI
 from numpyro_kscore._model.control_variate import center
 from numpyro_kscore._model.coreset import TallPlate, tall_plate
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
+from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import (
     are_finite,
@@ -71,7 +72,8 @@ def fitted_guide(
             f"and {sorted(kwargs)} ({error}). Pass the data as to svi.run"
         ) from error
     params = {**result.params, **(getattr(result.state, "mutable_state", None) or {})}
-    program = Program(params, svi.model, svi.guide, args, kwargs, {})
+    guide = LocalDensities(svi.guide, "weights")
+    program = Program(params, svi.model, guide, args, kwargs, {})
     trace = _trace_checked(program)
     program = _of_all_rows(program, trace)
     forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))

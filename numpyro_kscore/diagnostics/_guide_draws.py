@@ -16,13 +16,12 @@ from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._model.particles import (
     DRAWS_AT_ONCE,
     are_finite,
-    at_source,
     check_mostly_finite,
-    draw_particle,
-    draw_sources,
+    draw_many,
 )
 from numpyro_kscore._model.target import Density
-from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._model.weights import draw_weighted, has_density
+from numpyro_kscore._util.checks import check_count, first_that_traces
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._energy import take_rows
@@ -53,7 +52,8 @@ def evaluate_guide(
         **kwargs: keyword arguments of both.
 
     Returns:
-        The draws in unconstrained coordinates, with the model's log density, score and Laplacian.
+        The draws in unconstrained coordinates, with the model's log density, score and Laplacian,
+        and the guide's log density where it is known (docs/weights).
 
     Raises:
         TypeError: if ``svi`` is not an ``SVI``, or ``result`` has no parameters.
@@ -76,28 +76,42 @@ def evaluate_guide(
 
 def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideDraws:
     """:func:`evaluate_guide` for a guide from :func:`fitted_guide`."""
-    layout = fitted.layout
-    density = model_density(fitted, key).evaluate
-    along = _second_derivative(
-        density, jax.ShapeDtypeStruct((layout.size,), jnp.result_type(float))
-    )
-    draw = at_source(draw_particle, key, fitted.program, layout)
+    program, layout = fitted.program, fitted.layout
+    weighted = None
+    if has_density(layout):
+        weighted = draw_weighted(key, program, layout, num_samples)
+        samples = weighted.samples
+    else:
+        samples = np.asarray(draw_many(key, program, layout, num_samples))
+        samples = samples[np.isfinite(samples).all(axis=1)]
+    scored, laplacian = jax.device_get(_evaluate(fitted, samples, key))
+    valid = np.asarray(are_finite(*scored))
+    if not 2 * np.sum(valid) >= num_samples:
+        check_mostly_finite(np.arange(num_samples) < np.sum(valid))
+    draws = GuideDraws(samples, *scored, num_lost=int(num_samples - np.sum(valid)))
+    if laplacian is not None and np.all(np.isfinite(laplacian[valid])):
+        draws = draws._replace(laplacian=laplacian)
+    if weighted is not None:
+        # With all rows of tall data, which the score may have some of.
+        known = weighted.log_density, weighted.log_q
+        draws = draws._replace(log_density=known[0], log_q=known[1], folded=weighted.folded)
+    return jax.tree.map(jnp.asarray, take_rows(draws, valid))
 
-    def evaluate(source: Any) -> GuideDraws:
-        found = draw(source)
-        return GuideDraws(found.flat, *density(found.flat), log_q=found.log_density)
+
+def _evaluate(fitted: FittedGuide, samples: np.ndarray, key: Array) -> Any:
+    """The model's log density (n,) and score (n, d) at points; and its Laplacian, or None."""
+    layout, size = fitted.layout, min(DRAWS_AT_ONCE, len(samples))
+    density = model_density(fitted, key).evaluate
+    point = jax.ShapeDtypeStruct((layout.size,), jnp.result_type(float))
+    along = _second_derivative(density, point)
 
     @quick_jit
-    def run(key: Array) -> tuple[GuideDraws, Array]:
-        size = min(DRAWS_AT_ONCE, num_samples)
-        count = -(-num_samples // size)
-        sources = draw_sources(key, fitted.program, layout, (count, size))
-        batches = lax.map(jax.vmap(evaluate), sources)
-        draws = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:num_samples], batches)
-        valid = are_finite(*(a for a in draws[:-1] if a is not None))
-        finite = jnp.where(valid[:, None], draws.samples, draws.samples[jnp.argmax(valid)])
+    def run(samples: Array, key: Array) -> Any:
+        values, scores = lax.map(density, samples, batch_size=size)
         if along is None:
-            return draws, valid
+            return (values, scores), None
+        valid = are_finite(values, scores)
+        finite = jnp.where(valid[:, None], samples, samples[jnp.argmax(valid)])
         factor = whiten_samples(finite).root()
 
         def trace(pair: tuple[Array, Array]) -> Array:
@@ -107,19 +121,10 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
                 return jnp.sum(jax.vmap(partial(along, flat))(factor.T))
             return along(flat, factor @ jax.random.rademacher(probe, flat.shape, flat.dtype))
 
-        keys = jax.random.split(key_apart(key, 1), num_samples)
-        laplacian = lax.map(trace, (finite, keys), batch_size=size)
-        return draws._replace(laplacian=laplacian), valid
+        keys = jax.random.split(key_apart(key, 1), len(samples))
+        return (values, scores), lax.map(trace, (finite, keys), batch_size=size)
 
-    draws, valid = jax.device_get(run(key))
-    check_mostly_finite(valid)
-    draws = jax.tree.map(jnp.asarray, take_rows(draws, valid))
-    second_known = draws.laplacian is not None and np.all(np.isfinite(draws.laplacian))
-    return draws._replace(
-        laplacian=draws.laplacian if second_known else None,
-        log_q=None if layout.implicit_parts else draws.log_q,
-        num_lost=int(num_samples - np.sum(valid)),
-    )
+    return run(samples, key)
 
 
 def _second_derivative(density: Density, point: Any) -> Callable[[Array, Array], Array] | None:
@@ -134,12 +139,7 @@ def _second_derivative(density: Density, point: Any) -> Callable[[Array, Array],
     def backward(x: Array, v: Array) -> Array:
         return v @ jax.vjp(gradient, x)[1](v)[0]
 
-    # A custom rule for reverse mode has no forward mode, and a loop of unknown length no reverse
-    # mode: what works is found out by tracing.
-    for attempt in (forward, backward):
-        try:
-            jax.eval_shape(attempt, point, point)
-        except (TypeError, ValueError):
-            continue
-        return attempt
-    return None
+    found: Callable[[Array, Array], Array] | None = first_that_traces(
+        (forward, backward), point, point
+    )
+    return found

@@ -1,6 +1,6 @@
 """PSIS k̂ of a guide, from its own log density or, if it has none, from an estimate of it.
 
-:mod:`numpyro_kscore.diagnostics._pareto` explains k̂. This module makes the log weights of a guide
+:mod:`numpyro_kscore._util.pareto` explains k̂. This module makes the log weights of a guide
 without a density, and says how far they can be trusted.
 """
 
@@ -19,7 +19,12 @@ from numpyro_kscore.diagnostics._codes import KhatDoubt, Verdict
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._energy import FAMILIES, FOLDS, Family, cross_fit, take_rows
 from numpyro_kscore.diagnostics._messages import khat_reason
-from numpyro_kscore.diagnostics._pareto import GOOD_KHAT, pareto_smooth, smoother, weight_ess
+from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth, weight_ess
+from numpyro_kscore.diagnostics._weighing import (
+    SMALLEST_VARIATION,
+    are_nearly_equal,
+    second_moment_shapes,
+)
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
@@ -37,10 +42,6 @@ LARGE_ERROR = 0.5
 FOLD_SCALE = (FOLDS - 1.0) ** 0.5
 # Coverage of the interval.
 LEVEL = 0.9
-# Coefficient of variation below which weights of a rival do not matter. By Cauchy and Schwarz they
-# change no average by more than .15 sd: what `diagnose` calls good (a variance changes by .15 √2 of
-# itself at most where tails are Gaussian, an sd by 10 %).
-SMALLEST_VARIATION = 0.15
 
 
 class KhatEstimate(NamedTuple):
@@ -141,7 +142,6 @@ def khat(
             kernel without an energy.
         ValueError: for draws that do not fit together, or ``exact`` without a density.
         FloatingPointError: if no energy has a finite held-out loss.
-        ImportError: without ArviZ.
 
     Cost: about 30 kernel fits of at most 1024 draws; nothing if exact.
 
@@ -163,7 +163,6 @@ def khat(
             "exact out: its density is then estimated"
         )
     estimator = energy_estimator(estimator)
-    smoother()
     rng = np.random.default_rng(seed)
     if draws.log_q is not None and exact is not False:
         weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
@@ -192,7 +191,6 @@ def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> 
         TypeError: if the draws are not ``GuideDraws``.
         ValueError: for draws that do not fit together, or without their Laplacian.
         FloatingPointError: see :func:`~numpyro_kscore.khat`.
-        ImportError: without ArviZ.
 
     Cost: that of :func:`~numpyro_kscore.khat`; nothing with ``fitted``.
 
@@ -290,11 +288,18 @@ def _estimate(
     tails = np.quantile(spread, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     ends = [value + tails[0], value + tails[1], *shapes.values()]
     low, high = float(min(ends)), float(max(ends))
-    if not doubt and low <= GOOD_KHAT <= high:
+    # Exact weights that hardly vary are good, whatever their shape, if no variance has a tail.
+    is_equal = energy == "exact" and are_nearly_equal(weight_ess(weights), n)
+    if is_equal and high >= GOOD_KHAT:
+        deviations = np.asarray(draws.samples, np.float64)
+        shapes_of = second_moment_shapes(deviations - deviations.mean(0), weights)
+        is_equal = bool(np.all(shapes_of < GOOD_KHAT))
+    if not (doubt or is_equal) and low <= GOOD_KHAT <= high:
         doubt = "interval"
-    verdict: Verdict = "cannot tell" if doubt else "good" if high < GOOD_KHAT else "bad"
+    is_good = is_equal or high < GOOD_KHAT
+    verdict: Verdict = "cannot tell" if doubt else "good" if is_good else "bad"
     log_q = np.asarray(draws.log_density, np.float64) - weights
-    reason = khat_reason(doubt, energy, n, dim, error)
+    reason = khat_reason(doubt, "equal" if is_equal else energy, n, dim, error)
     return KhatEstimate(
         value, low, high, verdict, reason, weights, log_q, energy, error, shapes, fisher, doubt
     )

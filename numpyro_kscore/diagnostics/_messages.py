@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpyro_kscore.diagnostics._codes import Cause, Code, Doubt, Finding, KhatDoubt, Known
-from numpyro_kscore.diagnostics._pareto import GOOD_KHAT
+from numpyro_kscore._util.pareto import GOOD_KHAT
 
 # Advice where a guide does not have the posterior's shape.
 MORE_OF_ALL: dict[Known, str] = {
@@ -200,8 +200,9 @@ def verdict_lines(result: Any) -> list[str]:
 
 
 def khat_reason(doubt: KhatDoubt, energy: str, num_draws: int, dim: int, error: float) -> str:
-    """Why a k̂ has its verdict."""
-    evidence = "exact weights" if energy == "exact" else f"energy: {energy}"
+    """Why a k̂ has its verdict; ``energy`` is ``"exact"`` or ``"equal"`` for exact weights."""
+    of_weights = {"exact": "exact weights", "equal": "exact weights, which are nearly equal"}
+    evidence = of_weights.get(energy, f"energy: {energy}")
     return KHAT_DOUBTS[doubt].format(evidence=evidence, num_draws=num_draws, dim=dim, error=error)
 
 

@@ -1,0 +1,128 @@
+"""Importance weights of a guide whose density is known at its draws."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import (
+    are_finite,
+    at_source,
+    check_mostly_finite,
+    draw_local,
+    draw_particle,
+    draw_sources,
+)
+from numpyro_kscore._model.preimages import find_preimages
+from numpyro_kscore._model.program import Program
+from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import key_apart
+
+# Draws whose weights a verdict rests on, and those that are made at once: few, so that models of a
+# second each are told apart soon.
+NUM_DRAWS, BATCH = 10_000, 125
+
+
+class WeightedDraws(NamedTuple):
+    """Draws of a guide with the log densities of guide and model, all finite.
+
+    Attributes:
+        samples: unconstrained coordinates, (n, d).
+        log_density: the model's, (n,).
+        log_q: the guide's, (n,).
+        num_lost: number of draws left out because something was not finite at them.
+        folded: part of the draws that other noise is pushed to as well.
+        seconds: time of one draw with its densities.
+    """
+
+    samples: np.ndarray
+    log_density: np.ndarray
+    log_q: np.ndarray
+    num_lost: int
+    folded: float
+    seconds: float = 0.0
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """The logarithms of the weights, (n,), in double precision."""
+        return np.asarray(self.log_density, np.float64) - np.asarray(self.log_q, np.float64)
+
+
+def has_density(layout: Layout) -> bool:
+    """Whether the density of a guide is known at its draws."""
+    return layout.implicit_parts == layout.local_parts
+
+
+def draw_weighted(
+    key: Array,
+    program: Program,
+    layout: Layout,
+    num_samples: int,
+    seconds: float = np.inf,
+    tell: Callable[[float], None] = lambda share: None,
+) -> WeightedDraws:
+    """Draw from a guide whose density is known, and weigh the draws.
+
+    Batch after batch is drawn, until a number of seconds is over, compilation left out. ``tell`` is
+    given the share that is done.
+
+    Cost: ``num_samples`` values of the model.
+    """
+    run = _batch_program(program, layout)
+    size = min(BATCH, num_samples)
+    found, clock = [], []
+    for number in range(-(-num_samples // size)):
+        begin = time.perf_counter()
+        found.append(jax.device_get(run(jax.random.fold_in(key, number), np.zeros(size))))
+        clock.append(time.perf_counter() - begin)
+        tell(size * len(found) / num_samples)
+        if sum(clock[1:]) > seconds:
+            break
+    (samples, log_density, log_q, is_behind), sources = jax.tree.map(
+        lambda *parts: np.concatenate(parts)[:num_samples], *found
+    )
+    valid = np.asarray(are_finite(samples, log_density, log_q))
+    check_mostly_finite(valid)
+    sources = {name: value[valid] for name, value in sources.items()} if layout.noise_sites else {}
+    samples, log_density, log_q = samples[valid], log_density[valid], log_q[valid]
+    searched = find_preimages(
+        key_apart(key, 1), program, layout, sources, samples, log_q, is_behind[valid]
+    )
+    return WeightedDraws(
+        samples,
+        log_density,
+        searched.log_density,
+        int(len(valid) - valid.sum()),
+        searched.share,
+        float(np.median(clock[1:] or clock)) / size,
+    )
+
+
+def _batch_program(program: Program, layout: Layout) -> Callable[..., Any]:
+    """Compile ``(key, array of a batch's size) -> (draws with densities, their sources)``."""
+
+    @quick_jit
+    def run(key: Array, like: Array) -> Any:
+        target = program.target(layout, key)
+
+        def evaluate(source: Any) -> tuple[Array, ...]:
+            found = at_source(draw_particle, key, program, layout)(source)
+            log_q, is_behind = found.log_density, jnp.asarray(False)
+            if layout.local_parts:
+                local = at_source(draw_local, key, program, layout)(source)
+                log_q = log_q + jnp.sum(local.log_density)
+                # Scores are NaN where the map has changed its orientation.
+                is_behind = jnp.any(jnp.isnan(local.scores))
+            return found.flat, target.log_density(found.flat), log_q, is_behind
+
+        sources = draw_sources(key, program, layout, like.shape)
+        return jax.vmap(evaluate)(sources), sources
+
+    return run

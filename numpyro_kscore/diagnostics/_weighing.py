@@ -1,0 +1,214 @@
+"""What importance weights say of a guide whose density is known.
+
+Averages of a guide's draws with and without weights are compared: weights put right whatever the
+guide has draws for. Whether they do so for a mean or a variance, the Pareto shape of the weights
+tells, times the squared distance from the mean: it is above 0.7 where a tail of the model has too
+few draws, though weights themselves may hardly vary (Vehtari et al. 2024, section 3.2.5).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+from numpyro.infer import SVI
+
+from numpyro_kscore._model.weights import NUM_DRAWS, WeightedDraws, draw_weighted, has_density
+from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth, weight_ess
+from numpyro_kscore.diagnostics._fitted import fitted_guide
+
+# Coefficient of variation below which weights do not matter, whatever their shape. By Cauchy and
+# Schwarz they change no average by more than .15 sd: what `diagnose` calls good (a variance changes
+# by .15 √2 of itself at most where tails are Gaussian, an sd by 10 %).
+SMALLEST_VARIATION = 0.15
+
+
+class Evidence(NamedTuple):
+    """The logarithm of the evidence, the density of the data under the model.
+
+    Attributes:
+        value: in nats.
+        error: its standard error, from the variance of the weights; infinite if they have none.
+        khat: Pareto shape of the weights; from 0.7 on value and error are not to be trusted.
+        num_effective: effective number of weighted draws.
+        num_draws: number of draws.
+
+    Example::
+
+        from numpyro_kscore import log_evidence
+
+        evidence = log_evidence(svi, result, y)
+        evidence.value - 2 * evidence.error  # a lower end, in nats
+        evidence.is_reliable  # True
+    """
+
+    value: float
+    error: float
+    khat: float
+    num_effective: float
+    num_draws: int
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
+        return self.khat < GOOD_KHAT or are_nearly_equal(self.num_effective, self.num_draws)
+
+    def __str__(self) -> str:
+        trust = "" if self.is_reliable else ": not to be trusted"
+        return (
+            f"log evidence {self.value:.3f} ± {self.error:.3f} nats, {self.num_effective:.0f} "
+            f"effective draws of {self.num_draws}, k̂ = {self.khat:.2f}{trust}"
+        )
+
+
+class Weighing(NamedTuple):
+    """A guide by its importance weights.
+
+    Attributes:
+        evidence: the log evidence, with k̂ and the effective number of draws.
+        divergence: divergence from the guide to the model, KL(q || p), in nats.
+        folded: part of the draws that other noise of the guide is pushed to as well.
+        shift: mean of the guide less that of the weighted draws, in their standard deviations,
+            (d,).
+        shift_error: its standard error, (d,).
+        ratio: standard deviation of the guide over that of the weighted draws, (d,).
+        ratio_error: its standard error, relative to the ratio, (d,).
+        shapes: Pareto shape of the weights times squared deviations, (d,).
+
+    Example::
+
+        from numpyro_kscore import diagnose
+
+        weights = diagnose(svi, result, y, verbose=False).weights
+        weights.evidence.khat < 0.7  # True
+        weights.is_known  # (2,)
+    """
+
+    evidence: Evidence
+    divergence: float
+    folded: float
+    shift: np.ndarray
+    shift_error: np.ndarray
+    ratio: np.ndarray
+    ratio_error: np.ndarray
+    shapes: np.ndarray
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Whether weights tell the mean and the standard deviation of each coordinate, (d,)."""
+        return (self.shapes < GOOD_KHAT) & self.evidence.is_reliable
+
+    def __str__(self) -> str:
+        folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""
+        return f"{self.evidence}; {max(self.divergence, 0.0):.3f} nats from the model{folds}"
+
+
+def are_nearly_equal(num_effective: float, num_draws: int) -> bool:
+    """Whether weights vary too little to matter."""
+    return num_draws / num_effective - 1 < SMALLEST_VARIATION**2
+
+
+def weigh(draws: WeightedDraws) -> Weighing:
+    """Compare moments of draws with and without their weights."""
+    samples, log_weights = np.asarray(draws.samples, np.float64), draws.log_weights
+    n = len(samples)
+    weights = np.exp(pareto_smooth(log_weights)[0])
+    center, spread = samples.mean(0), samples.var(0)
+    own = samples - center
+    mean = weights @ samples
+    moved = samples - mean
+    tiny = np.finfo(float).tiny
+    spread, variance = (np.maximum(v, tiny) for v in (spread, weights @ moved**2))
+    # By the influence of every draw on the difference.
+    shift = own / n - weights[:, None] * moved
+    log_ratio = (own**2 / spread - 1) / n - weights[:, None] * (moved**2 / variance - 1)
+    sd = np.sqrt(variance)
+    evidence = evidence_of(log_weights)
+    return Weighing(
+        evidence,
+        evidence.value - float(np.mean(log_weights)),
+        draws.folded,
+        (center - mean) / sd,
+        np.sqrt(np.sum(shift**2, axis=0)) / sd,
+        np.sqrt(spread / variance),
+        0.5 * np.sqrt(np.sum(log_ratio**2, axis=0)),
+        second_moment_shapes(moved, log_weights),
+    )
+
+
+def second_moment_shapes(deviations: np.ndarray, log_weights: np.ndarray) -> np.ndarray:
+    """Pareto shapes of the weights times squared deviations (n, d) from the mean, (d,)."""
+    squares = 2 * np.log(np.maximum(np.abs(deviations), np.finfo(float).tiny))
+    return np.array([pareto_smooth(log_weights + column)[1] for column in squares.T])
+
+
+def evidence_of(log_weights: np.ndarray) -> Evidence:
+    """The evidence by importance weights, whose logarithms are normalized, (n,)."""
+    n, highest = len(log_weights), np.max(log_weights)
+    ratios = np.exp(log_weights - highest)
+    mean = float(np.mean(ratios))
+    khat = pareto_smooth(log_weights)[1]
+    error = float(np.std(ratios) / mean / n**0.5)
+    return Evidence(float(np.log(mean) + highest), error, khat, weight_ess(log_weights), n)
+
+
+def log_evidence(
+    svi: SVI,
+    result: Any,
+    *args: Any,
+    num_samples: int = NUM_DRAWS,
+    rng_key: Array | None = None,
+    **kwargs: Any,
+) -> Evidence:
+    """The log evidence of a model, log p(data), by importance weights of a fitted guide.
+
+    The difference of two models' evidence is the logarithm of their Bayes factor. It needs proper
+    priors, and a model whose density is normalized: constants of ``numpyro.factor`` count.
+
+    Args:
+        svi: model, guide and loss. The guide must have a density that is known at its draws, as
+            :class:`~numpyro_kscore.AutoImplicit` has, and guides of distributions alone.
+        result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
+        *args: arguments of the model, as in the fit.
+        num_samples: number of draws, at least 100.
+        rng_key: random key; by default ``jax.random.key(0)``.
+        **kwargs: keyword arguments of the model.
+
+    Returns:
+        The evidence, its standard error, and k̂ of the weights: from 0.7 on, unless weights are
+        nearly equal, it is a lower bound at best.
+
+    Raises:
+        TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
+        ValueError: see there; for fewer than 100 draws, and a guide without a known density.
+        FloatingPointError: if fewer than half of the draws are finite.
+
+    Cost: ``num_samples`` values of the model.
+
+    Source: log of the mean of p(data, z)/q(z) over draws z of the guide.
+
+    Example::
+
+        from numpyro_kscore import log_evidence
+
+        print(log_evidence(svi, result, y))  # with its error and k̂
+    """
+    check_count("num_samples", num_samples, minimum=100)
+    key = jax.random.key(0) if rng_key is None else rng_key
+    fitted = fitted_guide(svi, result, args, kwargs, key)
+    check_has_density(fitted.layout, "log_evidence")
+    draws = draw_weighted(key, fitted.program, fitted.layout, num_samples)
+    return evidence_of(draws.log_weights)
+
+
+def check_has_density(layout: Any, asker: str) -> None:
+    """Raise ``ValueError`` for a guide whose density is not known."""
+    if not has_density(layout):
+        raise ValueError(
+            f"{asker}: expected a guide whose density is known at its draws; got one that can "
+            "only be sampled. Use AutoImplicit(model), without a network of one's own and with "
+            "noise_dim of the latents' number"
+        )
