@@ -36,7 +36,7 @@ from benchmarks.calibration.fits import (
     perturbed,
 )
 from numpyro_kscore._model.tall_density import ModelDensity
-from numpyro_kscore.diagnostics._diagnose import examine
+from numpyro_kscore.diagnostics._examine import examine
 
 MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
 CHOSEN_ON = (

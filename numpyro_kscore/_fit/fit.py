@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -130,6 +131,7 @@ def fit(
             "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
             "got a traced rng_key. Use svi.run there"
         )
+    begin = time.perf_counter()
     path = None if checkpoint is None else Path(checkpoint)
     settings = FitOptions(
         max_steps, tol, patience, chunk_size, criterion, path, progress_bar, callback
@@ -162,7 +164,7 @@ def fit(
         )
     if run.progress.cause == "nan" and not run.progress.looks:
         _explain_failure(inference)
-    return finish(svi, run, rule, stopped)
+    return finish(svi, run, rule, stopped, time.perf_counter() - begin)
 
 
 def _explain_failure(inference: Inference) -> NoReturn:

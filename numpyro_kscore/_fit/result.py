@@ -38,6 +38,7 @@ class FitInfo(NamedTuple):
             ``criterion="loss"``.
         discrepancy_error: its standard error, (k,).
         trace: all numbers of each look.
+        seconds: elapsed seconds, compilation included; after a checkpoint those since then.
 
     Example::
 
@@ -58,6 +59,7 @@ class FitInfo(NamedTuple):
     discrepancy: np.ndarray
     discrepancy_error: np.ndarray
     trace: tuple[Look, ...]
+    seconds: float = float("nan")
 
     def raise_if_failed(self) -> None:
         """Raise ``FloatingPointError`` unless the fit converged."""
@@ -88,7 +90,7 @@ class FitResult(NamedTuple):
     info: FitInfo
 
 
-def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause) -> FitResult:
+def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause, seconds: float) -> FitResult:
     """Turn a run into a result, with a warning if something is wrong with it.
 
     ``stopped`` is what ended the fit before the rule did, or empty.
@@ -115,5 +117,6 @@ def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause) -> FitResult:
         discrepancy=np.array([look.discrepancy for look in trace]),
         discrepancy_error=np.array([look.discrepancy_error for look in trace]),
         trace=trace,
+        seconds=seconds,
     )
     return FitResult(svi.get_params(run.best), run.best, jnp.asarray(losses), info)

@@ -90,7 +90,7 @@ def draw_weighted(
     )
     valid = np.asarray(are_finite(samples, log_density, log_q))
     check_mostly_finite(valid)
-    sources = {name: value[valid] for name, value in sources.items()} if layout.noise_sites else {}
+    sources = {name: value[valid] for name, value in sources.items()}
     samples, log_density, log_q = samples[valid], log_density[valid], log_q[valid]
     searched = find_preimages(
         key_apart(key, 1), program, layout, sources, samples, log_q, is_behind[valid]
@@ -123,6 +123,7 @@ def _batch_program(program: Program, layout: Layout) -> Callable[..., Any]:
             return found.flat, target.log_density(found.flat), log_q, is_behind
 
         sources = draw_sources(key, program, layout, like.shape)
-        return jax.vmap(evaluate)(sources), sources
+        # Keys are of no use afterwards.
+        return jax.vmap(evaluate)(sources), sources if layout.noise_sites else {}
 
     return run

@@ -1,9 +1,11 @@
 """Diagnostics of guides without a density: tests, importance weights, distances and plots."""
 
 from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._util.pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._arviz import to_arviz
 from numpyro_kscore.diagnostics._calibration import vsbc
-from numpyro_kscore.diagnostics._diagnose import Diagnosis, diagnose
+from numpyro_kscore.diagnostics._diagnose import diagnose
+from numpyro_kscore.diagnostics._diagnosis import Diagnosis
 from numpyro_kscore.diagnostics._discrepancy import (
     Discrepancy,
     SteinTest,
@@ -15,7 +17,6 @@ from numpyro_kscore.diagnostics._guide_draws import evaluate_guide
 from numpyro_kscore.diagnostics._khat import KhatEstimate, fisher_divergence, khat
 from numpyro_kscore.diagnostics._missed_modes import Modes
 from numpyro_kscore.diagnostics._movement import Movement
-from numpyro_kscore._util.pareto import importance_resample, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._plots import (
     plot_convergence,
     plot_pairs,

@@ -26,6 +26,8 @@ Code = Literal[
     "chains slow",
     "errors large",
     "nothing found",
+    "tail",
+    "budget",
     "settled",
     "chains apart",
     "too few draws",

@@ -82,8 +82,10 @@ def _known_laplacian(target: GuideDraws) -> Array:
 
 def take_rows(draws: GuideDraws, rows: Any) -> GuideDraws:
     """The draws of some rows: a slice, or indices or a mask, (m,) or (n,)."""
-    chosen = jax.tree.map(lambda a: a[rows], draws[:-2])
-    return GuideDraws(*chosen, num_lost=draws.num_lost, folded=draws.folded)
+    # Without what there is one of for all draws.
+    alone: dict[str, Any] = {"num_lost": None, "folded": None}
+    chosen: GuideDraws = jax.tree.map(lambda a: a[rows], draws._replace(**alone))
+    return chosen._replace(num_lost=draws.num_lost, folded=draws.folded)
 
 
 def energy_features(target: GuideDraws) -> Fields:

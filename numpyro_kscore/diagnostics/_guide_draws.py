@@ -88,14 +88,17 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     valid = np.asarray(are_finite(*scored))
     if not 2 * np.sum(valid) >= num_samples:
         check_mostly_finite(np.arange(num_samples) < np.sum(valid))
-    draws = GuideDraws(samples, *scored, num_lost=int(num_samples - np.sum(valid)))
+    num_lost = int(num_samples - np.sum(valid))
+    values, scores = scored
+    draws = GuideDraws(jnp.asarray(samples), values, scores, num_lost=num_lost)
     if laplacian is not None and np.all(np.isfinite(laplacian[valid])):
         draws = draws._replace(laplacian=laplacian)
     if weighted is not None:
         # With all rows of tall data, which the score may have some of.
-        known = weighted.log_density, weighted.log_q
+        known = jnp.asarray(weighted.log_density), jnp.asarray(weighted.log_q)
         draws = draws._replace(log_density=known[0], log_q=known[1], folded=weighted.folded)
-    return jax.tree.map(jnp.asarray, take_rows(draws, valid))
+    found = take_rows(draws, valid)
+    return jax.tree.map(jnp.asarray, found)._replace(num_lost=num_lost, folded=found.folded)
 
 
 def _evaluate(fitted: FittedGuide, samples: np.ndarray, key: Array) -> Any:

@@ -15,16 +15,12 @@ import numpy as np
 
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
+from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._codes import KhatDoubt, Verdict
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._energy import FAMILIES, FOLDS, Family, cross_fit, take_rows
 from numpyro_kscore.diagnostics._messages import khat_reason
-from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth, weight_ess
-from numpyro_kscore.diagnostics._weighing import (
-    SMALLEST_VARIATION,
-    are_nearly_equal,
-    second_moment_shapes,
-)
+from numpyro_kscore.diagnostics._weighing import SMALLEST_VARIATION
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
@@ -288,18 +284,11 @@ def _estimate(
     tails = np.quantile(spread, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
     ends = [value + tails[0], value + tails[1], *shapes.values()]
     low, high = float(min(ends)), float(max(ends))
-    # Exact weights that hardly vary are good, whatever their shape, if no variance has a tail.
-    is_equal = energy == "exact" and are_nearly_equal(weight_ess(weights), n)
-    if is_equal and high >= GOOD_KHAT:
-        deviations = np.asarray(draws.samples, np.float64)
-        shapes_of = second_moment_shapes(deviations - deviations.mean(0), weights)
-        is_equal = bool(np.all(shapes_of < GOOD_KHAT))
-    if not (doubt or is_equal) and low <= GOOD_KHAT <= high:
+    if not doubt and low <= GOOD_KHAT <= high:
         doubt = "interval"
-    is_good = is_equal or high < GOOD_KHAT
-    verdict: Verdict = "cannot tell" if doubt else "good" if is_good else "bad"
+    verdict: Verdict = "cannot tell" if doubt else "good" if high < GOOD_KHAT else "bad"
     log_q = np.asarray(draws.log_density, np.float64) - weights
-    reason = khat_reason(doubt, "equal" if is_equal else energy, n, dim, error)
+    reason = khat_reason(doubt, energy, n, dim, error)
     return KhatEstimate(
         value, low, high, verdict, reason, weights, log_q, energy, error, shapes, fisher, doubt
     )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from numpyro_kscore.diagnostics._codes import Cause, Code, Doubt, Finding, KhatDoubt, Known
 from numpyro_kscore._util.pareto import GOOD_KHAT
+from numpyro_kscore.diagnostics._codes import Cause, Code, Doubt, Finding, KhatDoubt, Known
 
 # Advice where a guide does not have the posterior's shape.
 MORE_OF_ALL: dict[Known, str] = {
@@ -82,6 +82,15 @@ WORDS: dict[Code, tuple[str, str | dict[Known, str]]] = {
     "nothing found": (
         "all means are within 0.15 sd of the model's, all sds within 10 %, errors included",
         "",
+    ),
+    "tail": (
+        "a tail of {where} has too few draws for importance weights: k̂ is {value:.2f} for its "
+        "variance (limit 0.7)",
+        MORE_OF_ALL,
+    ),
+    "budget": (
+        "Markov chains would take about {value:.0f} seconds more than the budget",
+        "diagnose with a larger budget, in seconds",
     ),
     "settled": (
         "all means and standard deviations have settled: nested R-hat is at most {value:.3f}",
@@ -200,9 +209,8 @@ def verdict_lines(result: Any) -> list[str]:
 
 
 def khat_reason(doubt: KhatDoubt, energy: str, num_draws: int, dim: int, error: float) -> str:
-    """Why a k̂ has its verdict; ``energy`` is ``"exact"`` or ``"equal"`` for exact weights."""
-    of_weights = {"exact": "exact weights", "equal": "exact weights, which are nearly equal"}
-    evidence = of_weights.get(energy, f"energy: {energy}")
+    """Why a k̂ has its verdict."""
+    evidence = "exact weights" if energy == "exact" else f"energy: {energy}"
     return KHAT_DOUBTS[doubt].format(evidence=evidence, num_draws=num_draws, dim=dim, error=error)
 
 

@@ -23,6 +23,7 @@ from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.target import Density
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore.diagnostics._budget import GRADIENTS_OF_A_LOOK, Clock, seconds_of
 from numpyro_kscore.diagnostics._chains import DIAGNOSIS, ChainProgram, ChainState, fit_metric
 
 # Paths from draws, from far points, and from the ends of chains from far points.
@@ -147,8 +148,11 @@ def find_missed_modes(
     sites: Sequence[Site],
     key: Array,
     exact: Callable[[Array], Array] | None = None,
+    roams: bool = True,
 ) -> Modes:
     """Ascend from draws and from afar, and compare where the paths end.
+
+    Chains from afar are left out unless it ``roams``, where there is no time for them.
 
     The chains are in coordinates whitened by the draws, (n, d), at some of which ``values`` are the
     log densities; those at ``home`` started from draws, and have walked. If their density is an
@@ -161,7 +165,7 @@ def find_missed_modes(
     rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
     z = metric.whiten(samples)
     far = metric.whiten(far_points(sites, samples, num_chains, rng))
-    roamed = host.walk(far, home.log_step, ROAMING, key_apart(key, 1))
+    roamed = host.walk(far, home.log_step, ROAMING if roams else (), key_apart(key, 1))
     points = np.asarray(roamed.point, np.float64)
     distances, usual = (np.sum(p**2, axis=1) for p in (points, z))
     is_far = distances > STRAY**2 * np.quantile(usual, 0.99)
@@ -184,18 +188,30 @@ def find_missed_modes(
 
 
 def find_modes_without_draws(
-    density: Density, samples: np.ndarray, sites: Sequence[Site], key: Array
+    density: Density,
+    samples: np.ndarray,
+    sites: Sequence[Site],
+    key: Array,
+    exact: Callable[[Array], Array] | None = None,
+    clock: Clock | None = None,
 ) -> Modes:
-    """:func:`find_missed_modes` for draws (n, d) of chains, which are at rest."""
+    """:func:`find_missed_modes` for draws (n, d) that are right where they are."""
     count = max(
         SEARCH_CHAINS, min(SEARCH_CHAINS_A_DIMENSION * samples.shape[1], MOST_SEARCH_CHAINS)
     )
+    if samples.shape[1] > MOST_DIMENSIONS:
+        return UNSEARCHED
     chosen = jax.random.permutation(key_apart(key, 4), len(samples))[:count]
     points = jnp.asarray(samples)
     program = ChainProgram(density, fit_metric(points))
     home = program.start(program.metric.whiten(points[chosen]))
     values = np.asarray(home.value)
-    return find_missed_modes(program, samples, values[np.isfinite(values)], home, sites, key)
+    roams = True
+    if clock is not None:
+        once = seconds_of(lambda: jax.block_until_ready(program.evaluate(home.point)))
+        roams = GRADIENTS_OF_A_LOOK * once < clock.left
+    found = values[np.isfinite(values)]
+    return find_missed_modes(program, samples, found, home, sites, key, exact, roams)
 
 
 class _Host:

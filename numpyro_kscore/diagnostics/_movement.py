@@ -8,6 +8,7 @@ the way, exactly so for an eigenfunction of the chain.
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
 import jax
@@ -16,9 +17,9 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.precision import full_precision
+from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock, Stages
 from numpyro_kscore.diagnostics._chains import DIAGNOSIS, WINDOW, ChainProgram, Metric, Window
 
-NUM_CHAINS = 512
 # Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
 FARTHEST = 10.0
 # Acceptance below which the step size goes on to adapt.
@@ -36,7 +37,9 @@ LEAST_VARIANCE = 0.1 / LARGEST**2
 
 
 class Movement(NamedTuple):
-    """Changes of a guide's moments along chains from its draws, coordinate by coordinate.
+    """Changes of a guide's moments, coordinate by coordinate.
+
+    They are those along chains from its draws, or by importance weights, with no transition.
 
     Attributes:
         shift: mean of the guide less that of the model, in standard deviations of the model, (d,);
@@ -49,7 +52,7 @@ class Movement(NamedTuple):
         trend: difference between the later and the earlier half of the chains, in standard errors,
             of the mean or the square, whichever is larger, (d,).
         num_transitions: number of transitions of each chain.
-        acceptance: fraction of accepted transitions.
+        acceptance: fraction of accepted transitions; NaN without any.
 
     Example::
 
@@ -72,27 +75,48 @@ class Movement(NamedTuple):
 
 
 class Walk:
-    """Chains from the first 512 of all draws (N, d), prolonged while their answer is not clear."""
+    """Chains from the first of all draws (N, d), prolonged while their answer is not clear."""
 
-    def __init__(self, program: ChainProgram, samples: Array, key: Array) -> None:
+    def __init__(
+        self, program: ChainProgram, samples: Array, key: Array, num_chains: int = NUM_CHAINS[0]
+    ) -> None:
         self.program, self.key, metric = program, key, program.metric
         u = np.asarray((samples - metric.mean) / metric.sd, np.float64)
         self._guide = np.clip(u, -FARTHEST, FARTHEST)
-        self._start = self._guide[:NUM_CHAINS]
-        self.state = program.start(metric.whiten(samples[:NUM_CHAINS]))
+        self._start = self._guide[:num_chains]
+        self.state = program.start(metric.whiten(samples[:num_chains]))
         # Averages over each window, and the acceptance of all chains in it.
         self._averages: list[tuple[np.ndarray, ...]] = []
         self._acceptance: list[float] = []
+        self._seconds: list[float] = []
 
-    def prolong(self, num_windows: int) -> None:
-        """Go on until the chains have so many windows."""
+    def seconds_until(self, num_windows: int) -> float:
+        """The time until the chains have so many windows, as far as it is known."""
+        # The first window is compiled.
+        of_window = float(np.median(self._seconds[1:])) if len(self._seconds) > 1 else 0.0
+        return of_window * (num_windows - len(self._averages))
+
+    def prolong(
+        self, num_windows: int, clock: Clock | None = None, stages: Stages | None = None
+    ) -> bool:
+        """Go on until the chains have so many windows; False if there is no time for them."""
+        clock, stages = clock or Clock(), stages or Stages()
+        if self.seconds_until(num_windows) > clock.left:
+            return False
         for index in range(len(self._averages), num_windows):
+            left = self.seconds_until(num_windows)
+            text = f"window {index + 1} of {num_windows} of {len(self._start)} chains"
+            stages.tell(f"{text}, {left:.0f} s left" if left else text)
+            begin = time.perf_counter()
             # Steps that suit the guide may be far too long where it is far from the model.
             is_poor = index == 0 or self._acceptance[-1] < POOR
             key = jax.random.fold_in(self.key, index)
             self.state, window = self.program.advance(self.state, key, DIAGNOSIS, is_poor)
             self._averages.append(jax.device_get(_average(self.program.metric, window)))
             self._acceptance.append(float(np.mean(window.acceptance)))
+            self._seconds.append(time.perf_counter() - begin)
+            clock.spend(self._seconds[-1] if index else 0.0)
+        return True
 
     def movement(self) -> Movement:
         """Estimates from the chains so far."""

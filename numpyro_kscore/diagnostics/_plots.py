@@ -14,8 +14,8 @@ import numpy as np
 
 from numpyro_kscore._util.checks import as_points
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth
+from numpyro_kscore.diagnostics._khat import KhatEstimate
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 
 # Most draws for contours, and points of the grid on a side: enough for the eye.

@@ -7,7 +7,7 @@ import pytest
 
 from numpyro_kscore.diagnostics import Modes, Movement
 from numpyro_kscore.diagnostics._codes import Code, Finding, KhatDoubt, Known
-from numpyro_kscore.diagnostics._diagnose import decide, judge
+from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._messages import advise, describe, khat_reason
 
 NAMES = ("mu", "tau")

@@ -14,7 +14,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide
 from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.tall_density import ModelDensity
-from numpyro_kscore.diagnostics._diagnose import examine
+from numpyro_kscore.diagnostics._examine import examine
 from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, far_points
 
 KEY = random.key(0)

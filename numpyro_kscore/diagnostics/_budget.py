@@ -1,0 +1,68 @@
+"""The time that a diagnosis may take, and what it shows of its progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Gradients of a chain until the first look at it: 120 transitions of some ten steps.
+GRADIENTS_OF_A_LOOK = 1_200
+# Numbers of chains: as many as there is time for.
+NUM_CHAINS = (512, 256, 128)
+
+
+class Clock:
+    """Seconds that are left of a budget; compilation does not count."""
+
+    def __init__(self, seconds: float = float("inf")) -> None:
+        self.left = seconds
+
+    def spend(self, seconds: float) -> None:
+        """Take some seconds off."""
+        self.left -= seconds
+
+    def affordable_chains(self, seconds_of_gradient: float) -> int:
+        """The number of chains that there is time for until the first look, or 0."""
+        of_chain = GRADIENTS_OF_A_LOOK * seconds_of_gradient
+        return next((count for count in NUM_CHAINS if count * of_chain <= self.left), 0)
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """The time of a call that has been compiled."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+class Stages:
+    """A line of tqdm that says what a diagnosis is doing, from its first second.
+
+    It shows nothing where tqdm is not installed or nothing is to be shown.
+    """
+
+    def __init__(self, is_shown: bool = False) -> None:
+        self._bar: Any = None
+        if not is_shown:
+            return
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            return
+        self._bar = tqdm(total=None, bar_format="diagnose: {desc} ({elapsed})")
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def tell(self, text: str) -> None:
+        """Show what comes next."""
+        if self._bar is not None:
+            self._bar.set_description_str(text)
+
+    def weights(self, share: float) -> None:
+        """Show which share of the draws has been weighed."""
+        self.tell(f"weighing draws, {share:.0%}")
