@@ -46,8 +46,8 @@ from benchmarks.calibration.densities import (
 )
 from examples.common.tables import Row, fill, make_parser
 from numpyro_kscore import khat
-from numpyro_kscore.diagnostics import GuideDraws, pareto_smooth
 from numpyro_kscore._util.pareto import GOOD_KHAT
+from numpyro_kscore.diagnostics import GuideDraws, pareto_smooth
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 
 COLUMNS = ("exact", "value", "low", "high", "verdict", "energy_error", "correlation")

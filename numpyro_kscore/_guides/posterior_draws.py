@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -16,10 +17,19 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro_kscore._guides.guide_checks import check_levels, check_set_up
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.dependencies import seeded
-from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.handlers import Hidden, LocalDensities
+from numpyro_kscore._model.particles import with_shared
+from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.weights import NUM_DRAWS, check_has_density, draw_weighted
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import check_key
+from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._util.pareto import (
+    are_reliable,
+    importance_resample,
+    pareto_smooth,
+    weight_ess,
+)
 
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
@@ -33,6 +43,7 @@ class PosteriorDraws(AutoContinuous):
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _programs: dict[Any, Callable[..., Any]]
     _shapes: Shapes
+    _is_in_batches: bool
 
     @abstractmethod
     def _row_posterior(self, *args: Any, **kwargs: Any) -> Any:
@@ -48,6 +59,7 @@ class PosteriorDraws(AutoContinuous):
         params: dict[str, Any],
         *args: Any,
         sample_shape: tuple[int, ...] = (),
+        resample: bool = False,
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Draws of latent and deterministic sites, with leading dimensions ``sample_shape``.
@@ -58,10 +70,24 @@ class PosteriorDraws(AutoContinuous):
             *args: with ``amortize``, arguments of the model, by default those of the fit, such as
                 the data of new rows. All rows are drawn, whatever the size of a minibatch.
             sample_shape: leading dimensions.
+            resample: whether to choose the draws from 10 000 or more by Pareto-smoothed importance
+                weights against the model, with replacement: draws of the posterior itself where
+                weights are reliable (docs/weights). Not under ``jit``.
             **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: with ``resample``, for a guide whose density is not known at its draws, with
+                ``amortize``, and for a model that draws a minibatch.
+
+        Warns:
+            UserWarning: with ``resample``, if weights are not reliable.
+
+        Cost: with ``resample`` 10 000 or more values of the model.
         """
         check_key("rng_key", rng_key, "the parameters")
         check_set_up(self, params)
+        if resample:
+            return self._resampled(rng_key, params, sample_shape)
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
             values = rows.sample(rng_key, params, math.prod(sample_shape))
@@ -71,6 +97,37 @@ class PosteriorDraws(AutoContinuous):
             return self._constrained(self._draw_latent(key, params, sample_shape), params)
 
         return self._compiled(("draw", sample_shape), draw)(rng_key, params)
+
+    def _resampled(
+        self, rng_key: jax.Array, params: dict[str, Any], sample_shape: tuple[int, ...]
+    ) -> dict[str, jax.Array]:
+        """Draws chosen by importance weights from many."""
+        args, kwargs = self._arguments
+        program = Program(params, self.model, LocalDensities(self, "weights"), args, kwargs, {})
+        layout = inspect_program(rng_key, program)
+        if self.amortize or layout.row_counts or self._is_in_batches:
+            raise ValueError(
+                "resample: expected a guide of a model with all its data; got one with amortized "
+                "rows, minibatches or a loader. Use to_arviz(svi, result, ..., resample=True)"
+            )
+        check_has_density(layout, "resample")
+        program = with_shared(rng_key, program, layout, quick_jit)
+        count = math.prod(sample_shape)
+        draws = draw_weighted(rng_key, program, layout, max(NUM_DRAWS, count))
+        log_weights = draws.log_weights
+        khat, effective = pareto_smooth(log_weights)[1], weight_ess(log_weights)
+        if not are_reliable(khat, effective, len(log_weights)):
+            warnings.warn(
+                f"resample: k̂ of the weights is {khat:.2f} (limit 0.7), with {effective:.0f} "
+                f"effective draws of {len(log_weights)}: a part of the posterior has too few draws",
+                UserWarning,
+                stacklevel=3,
+            )
+        samples = jnp.asarray(draws.samples)
+        chosen = importance_resample(key_apart(rng_key, 0), samples, log_weights, count)
+        with Hidden():
+            values = program.target(layout).constrain(chosen)
+        return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
         """A point in the middle of the draws, in the support: medians of unconstrained coordinates.

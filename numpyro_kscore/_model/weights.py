@@ -60,6 +60,16 @@ def has_density(layout: Layout) -> bool:
     return layout.implicit_parts == layout.local_parts
 
 
+def check_has_density(layout: Layout, asker: str) -> None:
+    """Raise ``ValueError`` for a guide whose density is not known."""
+    if not has_density(layout):
+        raise ValueError(
+            f"{asker}: expected a guide whose density is known at its draws; got one that can "
+            "only be sampled. Use AutoImplicit(model), without a network of one's own and with "
+            "noise_dim of the latents' number"
+        )
+
+
 def draw_weighted(
     key: Array,
     program: Program,

@@ -23,6 +23,10 @@ from numpyro_kscore._util.keys import check_key, key_apart
 GOOD_KHAT = 0.7
 # Log weights with a smaller range count as equal: there is no tail to fit.
 CONSTANT = 1e-2
+# Coefficient of variation below which weights do not matter, whatever their shape. By Cauchy and
+# Schwarz they change no average by more than .15 sd: what `diagnose` calls good (a variance changes
+# by .15 √2 of itself at most where tails are Gaussian, an sd by 10 %).
+SMALLEST_VARIATION = 0.15
 # Least logarithm of the edge of a tail, relative to the largest weight.
 LOWEST = math.log(np.finfo(float).tiny)
 # Fewer numbers have no shape.
@@ -141,6 +145,11 @@ def weight_ess(log_weights: Any) -> float:
         return 0.0
     weights = np.exp(values - largest)
     return float(np.sum(weights) ** 2 / np.sum(weights**2))
+
+
+def are_reliable(khat: float, num_effective: float, num_draws: int) -> bool:
+    """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
+    return khat < GOOD_KHAT or num_draws / num_effective - 1 < SMALLEST_VARIATION**2
 
 
 def importance_resample(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpyro.handlers import substitute
@@ -12,9 +13,11 @@ from numpyro.infer.svi import SVI
 
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._model.program import Program
+from numpyro_kscore._model.weights import NUM_DRAWS, WeightedDraws, draw_weighted, has_density
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.pareto import importance_resample, weight_ess
 from numpyro_kscore.diagnostics._converters import (
     ConvertedFit,
     add_log_likelihoods,
@@ -23,7 +26,7 @@ from numpyro_kscore.diagnostics._converters import (
 )
 from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
 from numpyro_kscore.diagnostics._guide_draws import evaluate_fitted
-from numpyro_kscore.diagnostics._khat import KhatEstimate
+from numpyro_kscore.diagnostics._khat import KhatEstimate, exact_khat
 from numpyro_kscore.diagnostics._khat import khat as compute_khat
 from numpyro_kscore.diagnostics._predictive import (
     at_first,
@@ -34,6 +37,7 @@ from numpyro_kscore.diagnostics._predictive import (
     has_discrete,
     log_likelihoods,
 )
+from numpyro_kscore.diagnostics._weighing import check_has_density
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.estimators._fit.settings import Median
@@ -65,6 +69,7 @@ def to_arviz(
     extra_event_dims: dict[str, list[str]] | None = None,
     index_origin: int | None = None,
     khat: KhatEstimate | bool = True,
+    resample: bool = False,
     rng_key: Array | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -104,10 +109,14 @@ def to_arviz(
         pred_dims: the same for ``predictions``.
         extra_event_dims: names of event dimensions, added to those of plates.
         index_origin: first label of dimensions without labels.
-        khat: True computes it from at least 2000 draws, in ten seconds or so; False leaves out
+        khat: True computes it from at least 2000 draws, in ten seconds or so where the guide's
+            density must be estimated; False leaves out
             ``khat``, and ``log_q`` if the guide has no density. An estimate from
             :func:`~numpyro_kscore.khat` is used unchanged; it must be of
             the same draws, which the same ``rng_key`` makes.
+        resample: whether to draw the posterior's draws from 10 000 or more of the guide's, by
+            Pareto-smoothed importance weights. Its guide must have a density that is known at its
+            draws. Their effective number is in ``attrs["effective_draws"]``.
         rng_key: random key; by default ``jax.random.key(0)``.
         **kwargs: keyword arguments of the model.
 
@@ -133,7 +142,11 @@ def to_arviz(
     check_count("num_samples", num_samples)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
-    draws, estimate = _draws_and_khat(fitted, num_samples, khat, key)
+    draws, estimate = _draws_and_khat(fitted, num_samples, khat, resample, key)
+    effective = None
+    if resample:
+        effective = weight_ess(draws.log_weights)
+        draws = _resampled(draws, num_samples, key_apart(key, 4))
     kept = min(num_samples, draws.samples.shape[0])
     samples = jax.device_get(fitted.target.constrain(draws.samples[:kept]))
     stats = one_chain(_sample_stats(draws, estimate, kept))
@@ -165,23 +178,37 @@ def to_arviz(
     }
     program = program._replace(model=at_first(program.model, samples))
     tree = convert(ConvertedFit(program, one_chain(samples), stats), groups)
-    _add_scalars(tree, result, estimate, draws, svi)
+    _add_scalars(tree, result, estimate, draws, effective, svi)
     add_log_likelihoods(tree, likelihoods)
     return tree
 
 
 def _draws_and_khat(
-    fitted: FittedGuide, num_samples: int, khat: KhatEstimate | bool, key: Array
-) -> tuple[GuideDraws, KhatEstimate | None]:
+    fitted: FittedGuide, num_samples: int, khat: KhatEstimate | bool, resample: bool, key: Array
+) -> tuple[Any, KhatEstimate | None]:
     """At least ``num_samples`` draws, unless some are lost, and k̂ unless ``khat`` is False."""
     if not isinstance(khat, bool | KhatEstimate):
         raise TypeError(
             f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
             "no weights: pass all of it"
         )
+    if resample:
+        check_has_density(fitted.layout, "resample")
+    if has_density(fitted.layout):
+        num_draws = max(num_samples, NUM_DRAWS if resample else ENERGY_DRAWS if khat else 0)
+        weighted = draw_weighted(key, fitted.program, fitted.layout, num_draws)
+        return weighted, exact_khat(weighted) if khat is True else khat or None
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)
     draws = evaluate_fitted(fitted, max(num_draws, 4), key)
     return draws, compute_khat(draws) if khat is True else khat or None
+
+
+def _resampled(draws: WeightedDraws, count: int, key: Array) -> WeightedDraws:
+    """Some draws by their weights, with their densities."""
+    arrays = draws.samples, draws.log_density, draws.log_q
+    chosen = jax.device_get(importance_resample(key, arrays, draws.log_weights, count))
+    samples, log_density, log_q = chosen
+    return WeightedDraws(samples, log_density, log_q, draws.num_lost, draws.folded)
 
 
 def _summed_likelihoods(program: Program, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -191,7 +218,7 @@ def _summed_likelihoods(program: Program, samples: dict[str, np.ndarray]) -> dic
 
 
 def _sample_stats(
-    draws: GuideDraws, estimate: KhatEstimate | None, kept: int
+    draws: GuideDraws | WeightedDraws, estimate: KhatEstimate | None, kept: int
 ) -> dict[str, np.ndarray]:
     stats = {"lp": np.asarray(draws.log_density[:kept])}
     if draws.log_q is not None:
@@ -211,7 +238,12 @@ def _sample_stats(
 
 
 def _add_scalars(
-    tree: Any, result: Any, estimate: KhatEstimate | None, draws: GuideDraws, svi: SVI
+    tree: Any,
+    result: Any,
+    estimate: KhatEstimate | None,
+    draws: GuideDraws | WeightedDraws,
+    effective: float | None,
+    svi: SVI,
 ) -> None:
     """Numbers of the fit as a whole, which have no dimension of draws."""
     import xarray
@@ -224,6 +256,8 @@ def _add_scalars(
         for name in ("value", "low", "high"):
             data["khat" if name == "value" else f"khat_{name}"] = float(getattr(estimate, name))
         attrs["khat_verdict"], attrs["khat_reason"] = estimate.verdict, estimate.reason
+    if effective is not None:
+        attrs["effective_draws"] = effective
     if "log_q" in data:
         attrs["log_q_normalized"] = int(draws.log_q is not None)
     estimator = getattr(svi.loss, "estimator", None)
@@ -232,7 +266,7 @@ def _add_scalars(
         if not estimator.regularizer.is_auto:
             data["lam_or_num_steps"] = float(estimator.regularizer.strength())
         if isinstance(estimator.bandwidth, Median):
-            median = quick_jit(_whitened_median)(draws.samples)
+            median = quick_jit(_whitened_median)(jnp.asarray(draws.samples))
             data["bandwidth"] = float(estimator.bandwidth.factor * median)
     data.attrs.update(attrs)
 

@@ -15,12 +15,16 @@ import numpy as np
 
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
-from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth, weight_ess
+from numpyro_kscore._util.pareto import (
+    GOOD_KHAT,
+    SMALLEST_VARIATION,
+    pareto_smooth,
+    weight_ess,
+)
 from numpyro_kscore.diagnostics._codes import KhatDoubt, Verdict
 from numpyro_kscore.diagnostics._discrepancy import Discrepancy
 from numpyro_kscore.diagnostics._energy import FAMILIES, FOLDS, Family, cross_fit, take_rows
 from numpyro_kscore.diagnostics._messages import khat_reason
-from numpyro_kscore.diagnostics._weighing import SMALLEST_VARIATION
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.kernels._matrix import CurlFree
@@ -161,10 +165,18 @@ def khat(
     estimator = energy_estimator(estimator)
     rng = np.random.default_rng(seed)
     if draws.log_q is not None and exact is not False:
-        weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
-        unknown = (float("nan"), float("nan"))
-        return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
+        return exact_khat(draws, num_bootstrap, rng)
     return _energy_khat(draws, num_repeats, num_bootstrap, rng, estimator)
+
+
+def exact_khat(
+    draws: Any, num_bootstrap: int = NUM_BOOTSTRAP, rng: np.random.Generator | None = None
+) -> KhatEstimate:
+    """k̂ of draws with ``samples``, ``log_density`` and ``log_q`` of a guide that has a density."""
+    rng = np.random.default_rng(0) if rng is None else rng
+    weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
+    unknown = (float("nan"), float("nan"))
+    return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
 
 
 def fisher_divergence(draws: GuideDraws, fitted: KhatEstimate | None = None) -> Discrepancy:

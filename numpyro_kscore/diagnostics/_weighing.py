@@ -15,15 +15,15 @@ import numpy as np
 from jax import Array
 from numpyro.infer import SVI
 
-from numpyro_kscore._model.weights import NUM_DRAWS, WeightedDraws, draw_weighted, has_density
+from numpyro_kscore._model.weights import (
+    NUM_DRAWS,
+    WeightedDraws,
+    check_has_density,
+    draw_weighted,
+)
 from numpyro_kscore._util.checks import check_count
-from numpyro_kscore._util.pareto import GOOD_KHAT, pareto_smooth, weight_ess
+from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
 from numpyro_kscore.diagnostics._fitted import fitted_guide
-
-# Coefficient of variation below which weights do not matter, whatever their shape. By Cauchy and
-# Schwarz they change no average by more than .15 sd: what `diagnose` calls good (a variance changes
-# by .15 √2 of itself at most where tails are Gaussian, an sd by 10 %).
-SMALLEST_VARIATION = 0.15
 
 
 class Evidence(NamedTuple):
@@ -54,7 +54,7 @@ class Evidence(NamedTuple):
     @property
     def is_reliable(self) -> bool:
         """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
-        return self.khat < GOOD_KHAT or are_nearly_equal(self.num_effective, self.num_draws)
+        return are_reliable(self.khat, self.num_effective, self.num_draws)
 
     def __str__(self) -> str:
         trust = "" if self.is_reliable else ": not to be trusted"
@@ -104,11 +104,6 @@ class Weighing(NamedTuple):
     def __str__(self) -> str:
         folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""
         return f"{self.evidence}; {max(self.divergence, 0.0):.3f} nats from the model{folds}"
-
-
-def are_nearly_equal(num_effective: float, num_draws: int) -> bool:
-    """Whether weights vary too little to matter."""
-    return num_draws / num_effective - 1 < SMALLEST_VARIATION**2
 
 
 def weigh(draws: WeightedDraws) -> Weighing:
@@ -202,13 +197,3 @@ def log_evidence(
     check_has_density(fitted.layout, "log_evidence")
     draws = draw_weighted(key, fitted.program, fitted.layout, num_samples)
     return evidence_of(draws.log_weights)
-
-
-def check_has_density(layout: Any, asker: str) -> None:
-    """Raise ``ValueError`` for a guide whose density is not known."""
-    if not has_density(layout):
-        raise ValueError(
-            f"{asker}: expected a guide whose density is known at its draws; got one that can "
-            "only be sampled. Use AutoImplicit(model), without a network of one's own and with "
-            "noise_dim of the latents' number"
-        )
