@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._fit.expansion import make_expander
 from numpyro_kscore._fit.fit_options import FitOptions
+from numpyro_kscore._fit.last_look import last_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
@@ -164,7 +165,11 @@ def fit(
         )
     if run.progress.cause == "nan" and not run.progress.looks:
         _explain_failure(inference)
-    return finish(svi, run, rule, stopped, time.perf_counter() - begin)
+    weights = None
+    if not stopped:
+        look_key = key_apart(rng_key, FitKey.WEIGHTS)
+        weights = last_look(inference, run, look_key, time.perf_counter() - begin)
+    return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
 
 
 def _explain_failure(inference: Inference) -> NoReturn:

@@ -156,7 +156,8 @@ class Ending(NamedTuple):
 
     :class:`~numpyro_kscore.FitInfo` explains the codes. ``distance``, the discrepancy of the best
     guide, is in standard deviations and NaN if not known; ``shift`` and ``width`` are those of
-    :class:`Look`; ``skipped`` is the share of steps that were skipped.
+    :class:`Look`, or by weights; ``skipped`` is the share of steps that were skipped, ``effective``
+    that of draws that are effective by weights, and ``khat`` the largest shape for a variance.
     """
 
     cause: Cause
@@ -168,6 +169,8 @@ class Ending(NamedTuple):
     shift: float = 0.0
     width: float = 0.0
     skipped: float = 0.0
+    effective: float = 1.0
+    khat: float = -math.inf
 
     @property
     def converged(self) -> bool:

@@ -14,6 +14,7 @@ from numpyro_kscore._fit.progress import Look, Rule, Run
 from numpyro_kscore._fit.stopping import conclude
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._messages import fit_reason
+from numpyro_kscore.diagnostics._weighing import Weighing
 
 
 class FitInfo(NamedTuple):
@@ -26,8 +27,8 @@ class FitInfo(NamedTuple):
         cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"``,
             ``"interrupted"`` or ``"callback"``; the first two are convergence.
         doubt: what is wrong with a fit that converged: ``"far"`` from the model, ``"moments"``
-            that are off, too ``"noisy"`` to tell, many steps ``"skipped"``, ``"recovered"`` from
-            numbers that were not finite; empty if nothing is.
+            that are off, too few draws in a ``"tail"``, too ``"noisy"`` to tell, many steps
+            ``"skipped"``, ``"recovered"`` from numbers that were not finite; empty if nothing is.
         reason: both in words.
         best_step: the last of the steps whose mean is returned; 0 is the start.
         recoveries: how often a chunk was undone and tried again.
@@ -38,7 +39,8 @@ class FitInfo(NamedTuple):
             ``criterion="loss"``.
         discrepancy_error: its standard error, (k,).
         trace: all numbers of each look.
-        seconds: elapsed seconds, compilation included; after a checkpoint those since then.
+        weights: what importance weights of the returned guide say, if the fit converged and the
+            guide's density is known at its draws (docs/weights).
 
     Example::
 
@@ -59,7 +61,7 @@ class FitInfo(NamedTuple):
     discrepancy: np.ndarray
     discrepancy_error: np.ndarray
     trace: tuple[Look, ...]
-    seconds: float = float("nan")
+    weights: Weighing | None = None
 
     def raise_if_failed(self) -> None:
         """Raise ``FloatingPointError`` unless the fit converged."""
@@ -76,6 +78,7 @@ class FitResult(NamedTuple):
         losses: losses of all steps, (steps,), or of the start, (1,), if none was needed; NaN where
             a step was skipped.
         info: how it went.
+        seconds: elapsed seconds, compilation included; after a checkpoint those since then.
 
     Example::
 
@@ -88,9 +91,12 @@ class FitResult(NamedTuple):
     state: Any
     losses: jax.Array
     info: FitInfo
+    seconds: float = float("nan")
 
 
-def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause, seconds: float) -> FitResult:
+def finish(
+    svi: SVI, run: Run, rule: Rule, stopped: Cause, seconds: float, weights: Weighing | None
+) -> FitResult:
     """Turn a run into a result, with a warning if something is wrong with it.
 
     ``stopped`` is what ended the fit before the rule did, or empty.
@@ -99,7 +105,7 @@ def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause, seconds: float) -> Fi
     start = () if progress.start is None else (progress.start,)
     trace = (*start, *looks)
     losses = run.all_losses() if looks else np.array([look.loss for look in start])
-    ending = conclude(progress, rule, stopped)
+    ending = conclude(progress, rule, stopped, weights)
     reason, advice = fit_reason(ending.cause, ending.doubt, ending._asdict())
     if advice:
         warnings.warn(f"fit: {reason}. {advice}", UserWarning, stacklevel=3)
@@ -117,6 +123,6 @@ def finish(svi: SVI, run: Run, rule: Rule, stopped: Cause, seconds: float) -> Fi
         discrepancy=np.array([look.discrepancy for look in trace]),
         discrepancy_error=np.array([look.discrepancy_error for look in trace]),
         trace=trace,
-        seconds=seconds,
+        weights=weights,
     )
-    return FitResult(svi.get_params(run.best), run.best, jnp.asarray(losses), info)
+    return FitResult(svi.get_params(run.best), run.best, jnp.asarray(losses), info, seconds)

@@ -17,6 +17,7 @@ import numpy as np
 
 from numpyro_kscore._fit.progress import CONVERGED, NEAR_AT_END, Ending, Gain, Look, Progress, Rule
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
+from numpyro_kscore.diagnostics._weighing import Weighing
 
 # A window is this fraction of the trace so far, which tells slow progress from none.
 WINDOW_FRACTION = 0.2
@@ -208,7 +209,9 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
     )
 
 
-def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
+def conclude(
+    progress: Progress, rule: Rule, stopped: Cause = "", weights: Weighing | None = None
+) -> Ending:
     """Say how a fit ended, by the rule or by what stopped it before."""
     cause = stopped or progress.cause
     distance = shift = width = math.nan
@@ -217,22 +220,45 @@ def conclude(progress: Progress, rule: Rule, stopped: Cause = "") -> Ending:
     if best is not None:
         distance = math.sqrt(max(best.discrepancy, 0.0))
         shift, width = best.shift, best.width
-        if cause == "tol" and not _is_below(best, rule):
+        if weights is not None:
+            # Looks see moments where the guide is, weights those of the model.
+            shift, width = (max(pair) for pair in zip((shift, width), _moved(weights), strict=True))
+        is_off = not _is_below(best, rule) or max(shift, width) >= rule.tol
+        if cause == "tol" and is_off:
             # The discrepancy was below tol during the search, and is not any more.
             cause = "plateau"
     steps = len(progress.looks) * rule.chunk_size
     skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)
     if best is not None and cause in CONVERGED:
-        doubt = _doubt(best, progress.recoveries, skipped)
+        best = best._replace(shift=shift, width=width)
+        doubt = _doubt(best, progress.recoveries, skipped, weights)
     numbers = (steps, rule.tol, distance, progress.recoveries, shift, width, skipped)
-    return Ending(cause, doubt, *numbers)
+    if weights is None:
+        return Ending(cause, doubt, *numbers)
+    effective = weights.evidence.num_effective / weights.evidence.num_draws
+    return Ending(cause, doubt, *numbers, effective, float(np.max(weights.shapes)))
 
 
-def _doubt(best: Look, recoveries: int, skipped: float) -> Doubt:
+def _moved(weights: Weighing) -> tuple[float, float]:
+    """The errors of means and log standard deviations by weights, beyond two standard errors."""
+    errors = (
+        np.where(weights.is_known, np.maximum(np.abs(value) - 2 * error, 0.0), 0.0)
+        for value, error in (
+            (weights.shift, weights.shift_error),
+            (np.log(weights.ratio), weights.ratio_error),
+        )
+    )
+    shift, width = (float(np.max(error)) for error in errors)
+    return shift, width
+
+
+def _doubt(best: Look, recoveries: int, skipped: float, weights: Weighing | None) -> Doubt:
     if best.discrepancy - 3 * best.discrepancy_error > DOUBTFUL**2:
         return "far"
     if _is_off(best, DOUBTFUL_MOMENT):
         return "moments"
+    if weights is not None and weights.lacks_draws:
+        return "tail"
     if 3 * best.discrepancy_error > DOUBTFUL**2:
         return "noisy"
     if skipped > DOUBTFUL_SKIPPED:

@@ -17,8 +17,9 @@ class FitKey(IntEnum):
 
     LOOK = 0
     EXPANSION = 1
-    # Recoveries from numbers that are not finite have this number and those after it.
+    # Recoveries from numbers that are not finite have this number and up to five after it.
     RECOVERY = 2
+    WEIGHTS = 16
 
 
 def key_apart(key: jax.Array, number: int) -> jax.Array:

@@ -13,6 +13,7 @@ from numpyro_kscore.diagnostics._discrepancy import (
     spread_ratios,
     stein_discrepancy,
 )
+from numpyro_kscore.diagnostics._evidence import log_evidence
 from numpyro_kscore.diagnostics._guide_draws import evaluate_guide
 from numpyro_kscore.diagnostics._khat import KhatEstimate, fisher_divergence, khat
 from numpyro_kscore.diagnostics._missed_modes import Modes
@@ -25,7 +26,7 @@ from numpyro_kscore.diagnostics._plots import (
     plot_weights,
 )
 from numpyro_kscore.diagnostics._two_samples import mmd_squared, sliced_wasserstein
-from numpyro_kscore.diagnostics._weighing import Evidence, Weighing, log_evidence
+from numpyro_kscore.diagnostics._weighing import Evidence, Weighing
 
 __all__ = [
     "Diagnosis",

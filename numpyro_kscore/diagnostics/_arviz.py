@@ -13,7 +13,13 @@ from numpyro.infer.svi import SVI
 
 from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._model.program import Program
-from numpyro_kscore._model.weights import NUM_DRAWS, WeightedDraws, draw_weighted, has_density
+from numpyro_kscore._model.weights import (
+    NUM_DRAWS,
+    WeightedDraws,
+    check_has_density,
+    draw_weighted,
+    has_density,
+)
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
@@ -37,7 +43,6 @@ from numpyro_kscore.diagnostics._predictive import (
     has_discrete,
     log_likelihoods,
 )
-from numpyro_kscore.diagnostics._weighing import check_has_density
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.estimators._fit.settings import Median

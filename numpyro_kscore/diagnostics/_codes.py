@@ -40,7 +40,7 @@ KhatDoubt = Literal["", "interval", "few draws", "flat draws", "large error"]
 # Why a fit stopped.
 Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
 # The fault of a fit that converged; empty if there is none.
-Doubt = Literal["", "far", "moments", "noisy", "skipped", "recovered"]
+Doubt = Literal["", "far", "moments", "tail", "noisy", "skipped", "recovered"]
 
 
 class Finding(NamedTuple):

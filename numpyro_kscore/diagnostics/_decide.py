@@ -78,10 +78,17 @@ def judge(movement: Movement, names: Sequence[str]) -> tuple[Verdict, list[Findi
     return "good", [Finding("nothing found", 0.0)]
 
 
-def _excess(movement: Movement, errors: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _excess(movement: Movement, errors: float) -> tuple[np.ndarray, ...]:
     """Distances of shifts and ratios beyond the limits, with some standard errors added."""
-    shift = np.abs(movement.shift) + errors * movement.shift_error - MEAN_LIMIT
-    margin = 1 + errors * movement.ratio_error
+    # What is not known is neither outside of the limits nor inside.
+    largest = np.sign(errors) * np.inf
+    is_known = np.isfinite(movement.shift_error) & np.isfinite(movement.ratio_error)
+    shift_error, ratio_error = (
+        np.where(is_known, e, 0.0) for e in (movement.shift_error, movement.ratio_error)
+    )
+    shift = np.abs(movement.shift) + errors * shift_error - MEAN_LIMIT
+    margin = 1 + errors * ratio_error
     narrow = (1 - SD_LIMIT) - movement.ratio / margin
     wide = movement.ratio * margin - (1 + SD_LIMIT)
-    return shift, narrow, wide
+    excess = (np.where(is_known, e, largest) for e in (shift, narrow, wide))
+    return tuple(excess)

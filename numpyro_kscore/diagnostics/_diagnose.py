@@ -135,5 +135,5 @@ def _known(layout: Layout) -> Known:
 
 def _budget(result: Any) -> float:
     """The seconds of a diagnosis by those of the fit."""
-    seconds = getattr(getattr(result, "info", None), "seconds", np.nan)
+    seconds = getattr(result, "seconds", np.nan)
     return UNKNOWN_BUDGET if np.isnan(seconds) else max(LEAST_BUDGET, BUDGET_SHARE * seconds)

@@ -38,6 +38,8 @@ from numpyro_kscore.diagnostics._weighing import Weighing
 
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
+# Seconds in which the time of a gradient is worth to be measured.
+QUICK = 10.0
 # Missed modes are searched for if the guide is not far from all of them.
 NEAR_SHIFT, NEAR_RATIOS = 1.0, (0.4, 2.5)
 
@@ -124,7 +126,8 @@ def _walk(
     points, modes = jnp.asarray(samples), UNSEARCHED
     program = ChainProgram(density.evaluate, fit_metric(points))
     stages.tell("compiling chains")
-    if seconds is None:
+    # Weights tell the time of a value with the guide's density, which may be far longer.
+    if seconds is None or NUM_CHAINS[0] * seconds < QUICK:
         seconds = _time_of_gradient(program, samples)
     num_chains = clock.affordable_chains(seconds)
     findings = _tail(weights, names)

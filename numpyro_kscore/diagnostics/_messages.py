@@ -171,6 +171,11 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
         "{width:.0%}",
         "Try more particles, more steps or other parameters",
     ),
+    "tail": (
+        ", at a guide with too few draws in a tail of the model: {effective:.0%} of them are "
+        "effective by importance weights, with k̂ = {khat:.2f} for a variance (limit 0.7)",
+        "diagnose(svi, result, ...) says where; other parameters of the model may help",
+    ),
     "noisy": (
         ", at a guide whose distance from the model is too noisy to tell",
         "A few draws lie where the model's density is steep: in wrong tails, or between modes. "

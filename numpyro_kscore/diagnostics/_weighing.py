@@ -8,22 +8,12 @@ few draws, though weights themselves may hardly vary (Vehtari et al. 2024, secti
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
-from jax import Array
-from numpyro.infer import SVI
 
-from numpyro_kscore._model.weights import (
-    NUM_DRAWS,
-    WeightedDraws,
-    check_has_density,
-    draw_weighted,
-)
-from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._model.weights import WeightedDraws
 from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
-from numpyro_kscore.diagnostics._fitted import fitted_guide
 
 
 class Evidence(NamedTuple):
@@ -101,6 +91,13 @@ class Weighing(NamedTuple):
         """Whether weights tell the mean and the standard deviation of each coordinate, (d,)."""
         return (self.shapes < GOOD_KHAT) & self.evidence.is_reliable
 
+    @property
+    def lacks_draws(self) -> bool:
+        """Whether a part of the model has too few draws, of those that weights can tell of."""
+        evidence = self.evidence
+        is_poor = not evidence.is_reliable and 2 * evidence.num_effective < evidence.num_draws
+        return is_poor or bool(np.any(self.shapes >= GOOD_KHAT))
+
     def __str__(self) -> str:
         folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""
         return f"{self.evidence}; {max(self.divergence, 0.0):.3f} nats from the model{folds}"
@@ -148,52 +145,3 @@ def evidence_of(log_weights: np.ndarray) -> Evidence:
     khat = pareto_smooth(log_weights)[1]
     error = float(np.std(ratios) / mean / n**0.5)
     return Evidence(float(np.log(mean) + highest), error, khat, weight_ess(log_weights), n)
-
-
-def log_evidence(
-    svi: SVI,
-    result: Any,
-    *args: Any,
-    num_samples: int = NUM_DRAWS,
-    rng_key: Array | None = None,
-    **kwargs: Any,
-) -> Evidence:
-    """The log evidence of a model, log p(data), by importance weights of a fitted guide.
-
-    The difference of two models' evidence is the logarithm of their Bayes factor. It needs proper
-    priors, and a model whose density is normalized: constants of ``numpyro.factor`` count.
-
-    Args:
-        svi: model, guide and loss. The guide must have a density that is known at its draws, as
-            :class:`~numpyro_kscore.AutoImplicit` has, and guides of distributions alone.
-        result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
-        *args: arguments of the model, as in the fit.
-        num_samples: number of draws, at least 100.
-        rng_key: random key; by default ``jax.random.key(0)``.
-        **kwargs: keyword arguments of the model.
-
-    Returns:
-        The evidence, its standard error, and k̂ of the weights: from 0.7 on, unless weights are
-        nearly equal, it is a lower bound at best.
-
-    Raises:
-        TypeError: see :func:`~numpyro_kscore.evaluate_guide`.
-        ValueError: see there; for fewer than 100 draws, and a guide without a known density.
-        FloatingPointError: if fewer than half of the draws are finite.
-
-    Cost: ``num_samples`` values of the model.
-
-    Source: log of the mean of p(data, z)/q(z) over draws z of the guide.
-
-    Example::
-
-        from numpyro_kscore import log_evidence
-
-        print(log_evidence(svi, result, y))  # with its error and k̂
-    """
-    check_count("num_samples", num_samples, minimum=100)
-    key = jax.random.key(0) if rng_key is None else rng_key
-    fitted = fitted_guide(svi, result, args, kwargs, key)
-    check_has_density(fitted.layout, "log_evidence")
-    draws = draw_weighted(key, fitted.program, fitted.layout, num_samples)
-    return evidence_of(draws.log_weights)

@@ -1,0 +1,58 @@
+"""The last look of a fit: importance weights of the guide that is returned."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_kscore._fit.progress import CONVERGED, Run
+from numpyro_kscore._fit.svi import Inference
+from numpyro_kscore._model.handlers import LocalDensities
+from numpyro_kscore._model.particles import with_shared
+from numpyro_kscore._model.program import inspect_program
+from numpyro_kscore._model.weights import NUM_DRAWS, WeightedDraws, draw_weighted, has_density
+from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore.diagnostics._weighing import Weighing, weigh
+
+# Seconds that weights may take without compilation: a share of those of the fit, and so many.
+SHARE, LEAST = 0.25, 5.0
+
+
+def last_look(inference: Inference, run: Run, key: jax.Array, seconds: float) -> Weighing | None:
+    """Weigh draws of the guide after a fit of some seconds that converged.
+
+    None is returned where its density is not known, and for minibatches.
+
+    Cost: 10 000 values of the model, or what there is time for; nothing where no step was needed.
+    """
+    layout, progress = inference.layout, run.progress
+    is_whole = layout is not None and inference.batches is None and not layout.row_counts
+    if not is_whole or inference.program.reference is not None or progress.cause not in CONVERGED:
+        return None
+    exact = inference.exact_draws
+    if exact is not None and not progress.looks:
+        # In the coordinates in which the start is a standard normal.
+        return weigh(WeightedDraws(exact.points, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0))
+    try:
+        return _weigh(inference, run.best, key, max(LEAST, SHARE * seconds))
+    except Exception as error:  # whatever a model does: the fit is done
+        warnings.warn(
+            f"fit: importance weights of the guide could not be computed ({error}). "
+            "diagnose(svi, result, ...) may tell more",
+            UserWarning,
+            stacklevel=4,
+        )
+        return None
+
+
+def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> Weighing | None:
+    program = inference.program_at(state)
+    program = program._replace(guide=LocalDensities(program.guide, "weights"))
+    layout = inspect_program(key, program)
+    if not has_density(layout) or not layout.implicit_parts or layout.shared_plates:
+        return None
+    program = with_shared(key, program, layout, quick_jit)
+    return weigh(draw_weighted(key, program, layout, NUM_DRAWS, seconds))
