@@ -1,0 +1,169 @@
+"""Importance weights of fits by the defaults, what they repair, and what ``diagnose`` says.
+
+    python -m benchmarks.accuracy.weights --cache FOLDER --csv FILE [--data PATH]
+        [--suite harder] [--targets banana ...] [--seeds 0 1 ...] [--known] [--quick]
+
+Every posterior is fitted by ``fit`` with the defaults, and diagnosed. Draws of the guide and draws
+by Pareto-smoothed weights are compared with references as in ``posterior_accuracy``. ``--known``
+takes posteriors only whose references are in the folder. A fit or a set of draws is right if every
+mean is within 0.15 standard deviations, and every ratio of standard deviations within 0.9 and 1.1.
+
+Printed are the shares that the weights are judged by: effective draws, k̂, verdicts against the
+truth, seconds of ``diagnose`` over those of ``fit``, and how often weights put a wrong fit right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import random
+from numpyro.infer import SVI
+
+from benchmarks.accuracy.posterior_accuracy import add_files, measure
+from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
+from benchmarks.accuracy.references import QUICK, Reference, Sizes, load_reference
+from examples.common.tables import Row, fill
+from numpyro_kscore import AutoImplicit, ImplicitELBO, diagnose, fit
+
+FIGURES = ("mean_error", "sd_low", "sd_high")
+COLUMNS = (
+    *("dim", "fit_cpu", "diagnose_cpu", "ending", "verdict", "codes"),
+    *("khat", "effective", "divergence", "worst_shape", "log_evidence", "error"),
+    *FIGURES,
+    *(f"resampled_{name}" for name in FIGURES),
+)
+MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
+
+
+class Bench:
+    """Computes the rows of the table."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.sizes = options, QUICK if options.quick else Sizes()
+        self.posterior = cache(lambda name: make_posterior(name, options.data))
+        self.reference = cache(self._reference)
+
+    def _reference(self, name: str) -> Reference | None:
+        folder = self.options.cache
+        if self.options.known and not (folder and list(folder.glob(f"{name}-*.npz"))):
+            return None
+        found = load_reference(self.posterior(name), self.sizes, folder)
+        return found if found.trusted or self.options.quick else None
+
+    def compute(self, target: str, seed: int) -> Row:
+        """One row: a fit, its weights and its verdict."""
+        posterior = self.posterior(target)
+        model, args = posterior.target.model, posterior.fit_args
+        guide = AutoImplicit(model)
+        svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
+        steps = 80 if self.options.quick else 5_000
+        begin = time.process_time()
+        result = fit(svi, random.key(seed), *args, max_steps=steps, progress_bar=False)
+        fitted = time.process_time()
+        found = diagnose(svi, result, *args, verbose=False, progress_bar=False)
+        row: Row = {
+            "dim": len(found.names),
+            "fit_cpu": round(fitted - begin, 1),
+            "diagnose_cpu": round(time.process_time() - fitted, 1),
+            "ending": ", ".join(filter(None, (result.info.cause, result.info.doubt))),
+            "verdict": found.verdict,
+            "codes": "; ".join(found.codes),
+        }
+        if found.weights is not None:
+            evidence = found.weights.evidence
+            row |= {
+                "khat": round(evidence.khat, 3), "effective": round(evidence.num_effective),
+                "divergence": round(found.weights.divergence, 4),
+                "worst_shape": round(float(np.max(found.weights.shapes)), 3),
+                "log_evidence": round(evidence.value, 4), "error": round(evidence.error, 4),
+            }  # fmt: skip
+        reference = self.reference(target)
+        if reference is not None:
+            for prefix, resample in (("", False), ("resampled_", True)):
+                draws = guide.sample_posterior(
+                    random.key(seed + 1),
+                    result.params,
+                    *args,
+                    sample_shape=(len(reference.truth),),
+                    resample=resample,
+                )
+                compared = jnp.asarray(posterior.summarize(draws))
+                figures = measure(compared, reference, posterior.heavy_tails, self.sizes.num_pairs)
+                row |= {prefix + name: round(figures[name], 4) for name in FIGURES}
+        jax.clear_caches()
+        return row
+
+
+def is_right(row: Row, prefix: str = "") -> bool | None:
+    """Whether draws are right; None without a reference."""
+    values = [row.get(prefix + name, "") for name in FIGURES]
+    if "" in values or None in values:
+        return None
+    shift, low, high = map(float, values)
+    return shift < MEAN_LIMIT and low > 1 - SD_LIMIT and high < 1 + SD_LIMIT
+
+
+def report(rows: Sequence[Row]) -> Iterator[str]:
+    """The shares that weights are judged by."""
+    weighed = [row for row in rows if row.get("khat", "") not in ("", None)]
+    if weighed:
+        effective = np.median([float(row["effective"]) for row in weighed])
+        good = np.mean([float(row["khat"]) < 0.7 for row in weighed])
+        yield f"{len(weighed)} fits: median of effective draws {effective:.0f}; k̂ < 0.7 {good:.0%}"
+    shares = [float(row["diagnose_cpu"]) / float(row["fit_cpu"]) for row in rows]
+    yield f"diagnose over fit: median {np.median(shares):.2f}, largest {max(shares):.2f}"
+    told = [(is_right(row), str(row["verdict"]), row) for row in rows]
+    counts = Counter((right, verdict) for right, verdict, _ in told)
+    for right, word in ((True, "right"), (False, "wrong"), (None, "unknown")):
+        cells = (f"{counts[right, v]} {v}" for v in ("good", "bad", "cannot tell"))
+        yield f"{word}: {', '.join(cells)}"
+    for right, verdict, row in told:
+        if right is not None and (right, verdict) not in ((True, "good"), (False, "bad")):
+            yield (
+                f"  {row['target']}, seed {row['seed']}: {'right' if right else 'wrong'}, {verdict}"
+                f" ({row['codes']}); mean {row['mean_error']}, sd {row['sd_low']}-{row['sd_high']}"
+            )
+    wrong = [row for right, _, row in told if right is False]
+    fair = [row for row in wrong if float(row.get("khat") or np.inf) < 0.7]
+    repaired = sum(bool(is_right(row, "resampled_")) for row in fair)
+    yield f"wrong with k̂ < 0.7: {len(fair)}, of which right by weights: {repaired}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the table and print its shares."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    add_files(parser)
+    parser.add_argument("--suite", choices=SUITES, default="all", help="a group of posteriors")
+    parser.add_argument("--targets", nargs="+", choices=POSTERIORS, metavar="TARGET")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--known", action="store_true", help="compute no references")
+    parser.add_argument("--quick", action="store_true", help="one posterior, few steps")
+    options = parser.parse_args(arguments)
+    bench = Bench(options)
+    targets = options.targets or (["eight_schools"] if options.quick else SUITES[options.suite])
+    usable = []
+    for name in targets:
+        try:
+            bench.posterior(name)
+            usable.append(name)
+        except ValueError as error:
+            print(f"{name} is left out: {error}", flush=True)
+    cells = [{"target": name, "seed": seed} for name in usable for seed in options.seeds]
+    with warnings.catch_warnings():
+        # Their reasons are in the table.
+        warnings.simplefilter("ignore", UserWarning)
+        rows = fill(cells, bench.compute, COLUMNS, options.csv)
+    print(*report(rows), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
