@@ -29,7 +29,7 @@ from numpyro_kscore.diagnostics import (
     log_evidence,
     to_arviz,
 )
-from numpyro_kscore.estimators import KernelExponentialFamily, Score, ScoreEstimator
+from numpyro_kscore.estimators import KernelExponentialFamily, ScoreEstimator
 from numpyro_kscore.samplers import refine, warm_start
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "Implicit",
     "ImplicitELBO",
     "KernelExponentialFamily",
-    "Score",
     "ScoreEstimator",
     "diagnose",
     "diagnostics",

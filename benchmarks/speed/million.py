@@ -21,8 +21,8 @@ from jax import random
 
 from benchmarks.speed.large_n import TEST_POINTS, bananas, peak_megabytes, score_of_bananas
 from benchmarks.speed.measuring import Row, make_parser, row_of_a_process, write_table
-from numpyro_kscore import Score, ScoreEstimator
-from numpyro_kscore.estimators import Median, RandomFeatures, Subset
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Median, RandomFeatures, Score, Subset
 from numpyro_kscore.regularizers import NuMethod
 
 DIM = 16

@@ -21,8 +21,8 @@ import numpy as np
 from jax import Array, random
 
 from examples.common.tables import Row, fill, make_parser
-from numpyro_kscore import Score, ScoreEstimator
-from numpyro_kscore.estimators import nu_method, ssge
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Score, nu_method, ssge
 
 ESTIMATORS = {
     "SSGE": ssge(0.9999),

@@ -165,10 +165,7 @@ def fit(
         )
     if run.progress.cause == "nan" and not run.progress.looks:
         _explain_failure(inference)
-    weights = None
-    if not stopped:
-        look_key = key_apart(rng_key, FitKey.WEIGHTS)
-        weights = last_look(inference, run, look_key, time.perf_counter() - begin)
+    weights = last_look(inference, run, rng_key, time.perf_counter() - begin, stopped)
     return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
 
 

@@ -10,33 +10,44 @@ import numpy as np
 
 from numpyro_kscore._fit.progress import CONVERGED, Run
 from numpyro_kscore._fit.svi import Inference
+from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.particles import with_shared
 from numpyro_kscore._model.program import inspect_program
-from numpyro_kscore._model.weights import NUM_DRAWS, WeightedDraws, draw_weighted, has_density
+from numpyro_kscore._model.weights import NUM_DRAWS, draw_weighted, has_density
 from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.keys import FitKey, key_apart
+from numpyro_kscore.diagnostics._codes import Cause
 from numpyro_kscore.diagnostics._weighing import Weighing, weigh
 
 # Seconds that weights may take without compilation: a share of those of the fit, and so many.
 SHARE, LEAST = 0.25, 5.0
 
 
-def last_look(inference: Inference, run: Run, key: jax.Array, seconds: float) -> Weighing | None:
-    """Weigh draws of the guide after a fit of some seconds that converged.
+def last_look(
+    inference: Inference, run: Run, rng_key: jax.Array, seconds: float, stopped: Cause
+) -> Weighing | None:
+    """Weigh draws of the guide after a fit of some seconds, with its key, that converged.
 
-    None is returned where its density is not known, and for minibatches.
+    None is returned where its density is not known, for minibatches, and if the fit was stopped.
 
     Cost: 10 000 values of the model, or what there is time for; nothing where no step was needed.
     """
     layout, progress = inference.layout, run.progress
     is_whole = layout is not None and inference.batches is None and not layout.row_counts
-    if not is_whole or inference.program.reference is not None or progress.cause not in CONVERGED:
+    if (
+        stopped
+        or not is_whole
+        or inference.program.reference is not None
+        or progress.cause not in CONVERGED
+    ):
         return None
     exact = inference.exact_draws
     if exact is not None and not progress.looks:
         # In the coordinates in which the start is a standard normal.
         return weigh(WeightedDraws(exact.points, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0))
     try:
+        key = key_apart(rng_key, FitKey.WEIGHTS)
         return _weigh(inference, run.best, key, max(LEAST, SHARE * seconds))
     except Exception as error:  # whatever a model does: the fit is done
         warnings.warn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.checks import as_points, as_scored
@@ -89,3 +90,28 @@ class GuideDraws(NamedTuple):
             self.num_lost,
             self.folded,
         )
+
+
+class WeightedDraws(NamedTuple):
+    """Draws of a guide with the log densities of guide and model, all finite.
+
+    Attributes:
+        samples: unconstrained coordinates, (n, d).
+        log_density: the model's, (n,).
+        log_q: the guide's, (n,).
+        num_lost: number of draws left out because something was not finite at them.
+        folded: part of the draws that other noise is pushed to as well.
+        seconds: time of one draw with its densities.
+    """
+
+    samples: np.ndarray
+    log_density: np.ndarray
+    log_q: np.ndarray
+    num_lost: int
+    folded: float
+    seconds: float = 0.0
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        """The logarithms of the weights, (n,), in double precision."""
+        return np.asarray(self.log_density, np.float64) - np.asarray(self.log_q, np.float64)

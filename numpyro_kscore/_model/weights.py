@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import (
     are_finite,
@@ -28,31 +29,6 @@ from numpyro_kscore._util.keys import key_apart
 # Draws whose weights a verdict rests on, and those that are made at once: few, so that models of a
 # second each are told apart soon.
 NUM_DRAWS, BATCH = 10_000, 125
-
-
-class WeightedDraws(NamedTuple):
-    """Draws of a guide with the log densities of guide and model, all finite.
-
-    Attributes:
-        samples: unconstrained coordinates, (n, d).
-        log_density: the model's, (n,).
-        log_q: the guide's, (n,).
-        num_lost: number of draws left out because something was not finite at them.
-        folded: part of the draws that other noise is pushed to as well.
-        seconds: time of one draw with its densities.
-    """
-
-    samples: np.ndarray
-    log_density: np.ndarray
-    log_q: np.ndarray
-    num_lost: int
-    folded: float
-    seconds: float = 0.0
-
-    @property
-    def log_weights(self) -> np.ndarray:
-        """The logarithms of the weights, (n,), in double precision."""
-        return np.asarray(self.log_density, np.float64) - np.asarray(self.log_q, np.float64)
 
 
 def has_density(layout: Layout) -> bool:

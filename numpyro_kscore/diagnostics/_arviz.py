@@ -11,11 +11,10 @@ from jax import Array
 from numpyro.handlers import substitute
 from numpyro.infer.svi import SVI
 
-from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._model.draws import GuideDraws, WeightedDraws
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.weights import (
     NUM_DRAWS,
-    WeightedDraws,
     check_has_density,
     draw_weighted,
     has_density,
@@ -147,13 +146,9 @@ def to_arviz(
     check_count("num_samples", num_samples)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
-    draws, estimate = _draws_and_khat(fitted, num_samples, khat, resample, key)
-    effective = None
-    if resample:
-        effective = weight_ess(draws.log_weights)
-        draws = _resampled(draws, num_samples, key_apart(key, 4))
+    draws, estimate, effective = _draws_and_khat(fitted, num_samples, khat, resample, key)
     kept = min(num_samples, draws.samples.shape[0])
-    samples = jax.device_get(fitted.target.constrain(draws.samples[:kept]))
+    samples = jax.device_get(fitted.target.constrain(jnp.asarray(draws.samples[:kept])))
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
     program = fitted.program
@@ -164,15 +159,14 @@ def to_arviz(
     if prior is True:
         prior = draw_prior(prior_key, program, num_samples)
     likelihoods = _summed_likelihoods(program, samples) if log_likelihood else {}
-    if constant_data is None:
-        constant_data = find_constant_data(program, samples)
+    found = find_constant_data(program, samples) if constant_data is None else constant_data
     if infer_discrete:
         samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
     groups = {
         "prior": prior or None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
-        "constant_data": constant_data or None,
+        "constant_data": found or None,
         "predictions_constant_data": predictions_constant_data,
         "log_likelihood": log_likelihood and not likelihoods,
         "coords": coords,
@@ -190,8 +184,11 @@ def to_arviz(
 
 def _draws_and_khat(
     fitted: FittedGuide, num_samples: int, khat: KhatEstimate | bool, resample: bool, key: Array
-) -> tuple[Any, KhatEstimate | None]:
-    """At least ``num_samples`` draws, unless some are lost, and k̂ unless ``khat`` is False."""
+) -> tuple[GuideDraws | WeightedDraws, KhatEstimate | None, float | None]:
+    """At least ``num_samples`` draws, unless some are lost, and k̂ unless ``khat`` is False.
+
+    The last is the number of effective draws that they are resampled from, if they are.
+    """
     if not isinstance(khat, bool | KhatEstimate):
         raise TypeError(
             f"khat: expected True, False or what khat returned; got {khat!r}. Its value alone has "
@@ -202,10 +199,14 @@ def _draws_and_khat(
     if has_density(fitted.layout):
         num_draws = max(num_samples, NUM_DRAWS if resample else ENERGY_DRAWS if khat else 0)
         weighted = draw_weighted(key, fitted.program, fitted.layout, num_draws)
-        return weighted, exact_khat(weighted) if khat is True else khat or None
+        estimate = exact_khat(weighted) if khat is True else khat or None
+        if not resample:
+            return weighted, estimate, None
+        chosen = _resampled(weighted, num_samples, key_apart(key, 4))
+        return chosen, estimate, weight_ess(weighted.log_weights)
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)
     draws = evaluate_fitted(fitted, max(num_draws, 4), key)
-    return draws, compute_khat(draws) if khat is True else khat or None
+    return draws, compute_khat(draws) if khat is True else khat or None, None
 
 
 def _resampled(draws: WeightedDraws, count: int, key: Array) -> WeightedDraws:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._model.weights import WeightedDraws
+from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore import Score, ScoreEstimator
-from numpyro_kscore.estimators import Landmarks, nkef
+from numpyro_kscore import ScoreEstimator
+from numpyro_kscore.estimators import Landmarks, Score, nkef
 from numpyro_kscore.kernels import CurlFree, Diagonal
 from numpyro_kscore.kernels import _pairwise as pairwise
 from numpyro_kscore.regularizers import (

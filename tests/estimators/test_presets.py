@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore import Score
 from numpyro_kscore.estimators import (
     Landmarks,
+    Score,
     kef,
     kef_cg,
     landweber,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore import ImplicitELBO, Score, ScoreEstimator
-from numpyro_kscore.estimators import Landmarks, Subset
+from numpyro_kscore import ImplicitELBO, ScoreEstimator
+from numpyro_kscore.estimators import Landmarks, Score, Subset
 from numpyro_kscore.kernels import CurlFree, Diagonal
 from numpyro_kscore.regularizers import NuMethod, Tikhonov
 from numpyro_kscore.solvers import Dense, Krylov, Recursion

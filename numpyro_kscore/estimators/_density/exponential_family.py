@@ -62,8 +62,8 @@ class KernelExponentialFamily(Distribution):
             learned beyond the Gaussian.
         estimator: a :class:`~numpyro_kscore.ScoreEstimator` with a curl-free kernel and a base
             that has a density, by default ``ScoreEstimator()``, which leaves the Gaussian no
-            further than held-out draws support; or a :class:`~numpyro_kscore.Score` it has
-            fitted, which is used unchanged.
+            further than held-out draws support; or a :class:`~numpyro_kscore.estimators.Score`
+            it has fitted, which is used unchanged.
 
     Attributes:
         samples: the draws.

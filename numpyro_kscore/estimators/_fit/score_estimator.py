@@ -1,7 +1,7 @@
 """Score estimation: ``ScoreEstimator.fit(samples) -> Score``.
 
 An estimator is a configuration (kernel, regularizer, solver, coordinates, base score) and
-changes nothing when it fits. The fitted :class:`~numpyro_kscore.Score` is a pytree of
+changes nothing when it fits. The fitted :class:`~numpyro_kscore.estimators.Score` is a pytree of
 arrays, which can be returned from ``jit`` and mapped over by ``vmap``.
 """
 
