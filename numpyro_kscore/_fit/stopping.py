@@ -223,9 +223,10 @@ def conclude(
         if weights is not None:
             # Looks see moments where the guide is, weights those of the model.
             shift, width = (max(pair) for pair in zip((shift, width), _moved(weights), strict=True))
-        is_off = not _is_below(best, rule) or max(shift, width) >= rule.tol
-        if cause == "tol" and is_off:
-            # The discrepancy was below tol during the search, and is not any more.
+        is_known = weights is None or bool(np.all(weights.is_known))
+        is_within = _is_below(best, rule) and not max(shift, width) >= rule.tol
+        if cause == "tol" and not (is_known and is_within):
+            # It was within tol during the search, and is not any more, or weights do not say so.
             cause = "plateau"
     steps = len(progress.looks) * rule.chunk_size
     skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)

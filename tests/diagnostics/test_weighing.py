@@ -1,0 +1,163 @@
+"""What importance weights say of a guide, and what ``diagnose`` and ``fit`` make of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+from numpyro.infer import SVI
+
+from numpyro_kscore import AutoImplicit, ImplicitELBO, fit, log_evidence, to_arviz
+from numpyro_kscore._fit.progress import Look, Progress, Rule
+from numpyro_kscore._fit.stopping import conclude
+from numpyro_kscore._model.draws import WeightedDraws
+from numpyro_kscore._model.layout import Site
+from numpyro_kscore._model.tall_density import ModelDensity
+from numpyro_kscore._util.pareto import are_reliable
+from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock
+from numpyro_kscore.diagnostics._examine import examine
+from numpyro_kscore.diagnostics._weighing import weigh
+
+KEY = random.key(0)
+SITES = (Site("z", (2,), 0, ()),)
+DATA = jnp.array([0.3, -0.2, 0.9, 1.4])
+
+
+@jax.value_and_grad
+def standard(x):
+    return -0.5 * jnp.sum(x**2)
+
+
+def weighted(scale, shift=0.0, n=10_000, tail=0.0):
+    """Draws of a Gaussian guide, in two dimensions, of a standard normal model.
+
+    The model's second coordinate has a Student t's tail instead if ``tail`` is its degrees.
+    """
+    z = np.random.default_rng(0).normal(size=(n, 2))
+    x = z * scale
+    x[:, 0] += shift
+    log_q = -0.5 * np.sum(z**2, axis=1) - 2 * np.log(scale) - np.log(2 * np.pi)
+    log_p = -0.5 * np.sum(x**2, axis=1) - np.log(2 * np.pi)
+    if tail:
+        log_p += 0.5 * x[:, 1] ** 2 - 0.5 * (tail + 1) * np.log1p(x[:, 1] ** 2 / tail)
+    return WeightedDraws(x, log_p, log_q, 0, 0.0)
+
+
+def test_moments_of_weighted_draws_are_those_of_the_model():
+    """Errors are within four standard errors, which weights themselves give."""
+    found = weigh(weighted(1.2, shift=0.3))
+    assert np.all(found.is_known)
+    exact = np.array([0.3, 0.0])
+    np.testing.assert_array_less(np.abs(found.shift - exact), 4 * found.shift_error)
+    np.testing.assert_array_less(np.abs(np.log(found.ratio / 1.2)), 4 * found.ratio_error)
+    assert abs(found.evidence.value) < 4 * found.evidence.error
+    # KL(q || p) = d(s² - 1)/2 + m²/2 - d log s, with an error of about sd/100.
+    divergence = (1.2**2 - 1) + 0.3**2 / 2 - 2 * np.log(1.2)
+    assert abs(found.divergence - divergence) < 0.02
+    assert "effective draws of 10000" in str(found)
+
+
+def test_errors_of_moments_are_those_of_repetitions():
+    """The spread of 200 repetitions has an error of 5 %: within five of these it is the error."""
+    draws = weighted(1.2, n=200_000)
+    parts = [
+        weigh(WeightedDraws(*(a[k::200] for a in draws[:3]), 0, 0.0)) for k in range(200)
+    ]  # fmt: skip
+    for name in ("shift", "ratio"):
+        values = np.array([getattr(part, name) for part in parts])
+        values = np.log(values) if name == "ratio" else values
+        errors = np.array([getattr(part, f"{name}_error") for part in parts]).mean(0)
+        np.testing.assert_allclose(values.std(0) / errors, 1.0, atol=0.25)
+
+
+def test_a_tail_without_draws_is_seen_where_it_is():
+    found = weigh(weighted(1.0, tail=3.0))
+    assert found.shapes[0] < 0.7 <= found.shapes[1]
+    assert found.lacks_draws
+
+
+def test_weights_that_hardly_vary_are_reliable():
+    assert are_reliable(1.5, 9_900.0, 10_000)
+    assert not are_reliable(1.5, 9_000.0, 10_000)
+    assert are_reliable(0.6, 10.0, 10_000)
+
+
+def test_weights_decide_without_chains():
+    draws = weighted(1.0)
+    weights = weigh(draws)
+    density = ModelDensity(standard)
+    samples = draws.samples.astype(np.float32)
+    good = examine(samples, density, SITES, KEY, weights=weights)
+    assert (good.verdict, good.movement.num_transitions) == ("good", 0)
+    assert good.modes.num_paths > 0
+    wide = weigh(weighted(1.3))
+    bad = examine(samples, density, SITES, KEY, weights=wide)
+    assert (bad.verdict, bad.codes) == ("bad", ("too wide",))
+    assert "log evidence" in str(bad)
+    assert "transitions" not in str(bad)
+
+
+def test_what_a_budget_does_not_allow_is_said():
+    """Without weights nothing is known, and the time of chains is told instead of spent."""
+    draws = weighted(1.0).samples.astype(np.float32)
+    found = examine(draws, ModelDensity(standard), SITES, KEY, clock=Clock(1e-9))
+    assert (found.verdict, found.codes) == ("cannot tell", ("budget",))
+    assert "seconds more than the budget" in found.findings[0]
+    assert Clock().affordable_chains(1.0) == NUM_CHAINS[0]
+    assert Clock(200_000.0).affordable_chains(1.0) == 128
+
+
+def a_look(**changes):
+    zeros = dict.fromkeys(Look._fields, 0.0)
+    return Look(**{**zeros, "skipped": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("draws", "cause", "doubt"),
+    [
+        (weighted(1.0), "tol", ""),
+        (weighted(1.13), "plateau", ""),
+        (weighted(1.3), "plateau", "moments"),
+        (weighted(1.0, shift=0.3), "plateau", "moments"),
+        (weighted(1.0, tail=3.0), "plateau", "tail"),
+    ],
+)
+def test_a_fit_ends_on_what_weights_say(draws, cause, doubt):
+    rule = Rule(num_chunks=10, chunk_size=10, tol=0.1, patience=3, dim=2)
+    progress = Progress(phase="done", cause="tol", looks=(a_look(),), best=0)
+    ending = conclude(progress, rule, "", weigh(draws))
+    assert (ending.cause, ending.doubt) == (cause, doubt)
+
+
+def centered(y):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", 2):
+        effect = numpyro.sample("effect", dist.Normal(loc, scale))
+    numpyro.sample("y", dist.Normal(effect[:, None], 1.0), obs=y.reshape(2, 2))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    guide = AutoImplicit(centered)
+    svi = SVI(centered, guide, optax.adam(1e-2), ImplicitELBO())
+    return svi, fit(svi, KEY, DATA, progress_bar=False, max_steps=400)
+
+
+@pytest.mark.thorough
+def test_a_fit_its_evidence_and_its_draws_have_the_same_weights(fitted):
+    svi, result = fitted
+    weights = result.info.weights
+    assert np.all(weights.is_known)
+    evidence = log_evidence(svi, result, DATA, num_samples=2_000)
+    # Other draws: the errors add up.
+    error = np.hypot(evidence.error, weights.evidence.error)
+    assert abs(evidence.value - weights.evidence.value) < 4 * error + 1e-3
+    latents = svi.guide.sample_posterior(KEY, result.params, sample_shape=(2, 300), resample=True)
+    assert latents["effect"].shape == (2, 300, 2)
+    tree = to_arviz(svi, result, DATA, num_samples=200, resample=True)
+    assert tree["posterior"]["effect"].shape == (1, 200, 2)
+    assert 100 < tree["sample_stats"].attrs["effective_draws"] <= 10_000
