@@ -39,7 +39,8 @@ draws = guide.sample_posterior(jax.random.key(1), result.params, sample_shape=(4
 assert ScoreEstimator().fit(draws["x"][:, None]).info.converged
 
 messages = {}
-for name in ("to_arviz", "plots", "khat", "learn_prior", "sliced", "refine"):
+numpyro_kscore.diagnostics.pareto_smooth(draws["x"])
+for name in ("to_arviz", "plots", "learn_prior", "sliced", "refine"):
     try:
         if name == "to_arviz":
             numpyro_kscore.to_arviz(svi, result)
@@ -47,8 +48,6 @@ for name in ("to_arviz", "plots", "khat", "learn_prior", "sliced", "refine"):
             numpyro_kscore.diagnostics.plot_pairs(jax.random.normal(jax.random.key(2), (20, 2)))
         elif name == "refine":
             numpyro_kscore.refine(svi, result)
-        elif name == "khat":
-            numpyro_kscore.diagnostics.pareto_smooth(draws["x"])
         elif name == "learn_prior":
             from numpyro_kscore.functions import learn_prior
             points = jax.numpy.zeros((2, 1))
