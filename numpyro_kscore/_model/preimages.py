@@ -29,7 +29,7 @@ KIND = "label"
 # Draws that the search compares with; and draws that it is for, all of them in few dimensions.
 POOL, FEW_DIMENSIONS, FEW_DRAWS = 1_000, 3, 500
 # Starts of Newton's method for a draw and a label, and its steps.
-STARTS, STEPS = 2, 25
+STARTS, STEPS = 3, 25
 # Longest step, in standard deviations of the noise and a dimension.
 LONGEST = 1.0
 # A search has arrived within this distance, in standard deviations of the draws; it has found other
@@ -159,8 +159,8 @@ def _starts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Starts of searches, (count * k, d), and their labels, for the first ``count`` draws.
 
-    For each label they are the noise of the draws that are nearest for the distance of their noise:
-    a map of little slope is no fold.
+    For each label they are the noise of the draws that are nearest for the distance of their noise,
+    from that of the draw and of the starts before: a map of little slope is no fold.
     """
     factor = np.linalg.cholesky(np.cov(samples.T).reshape(samples.shape[1], -1) + _ridge(samples))
     points = np.linalg.solve(factor, (samples - samples.mean(0)).T).T
@@ -173,12 +173,14 @@ def _starts(
         far = np.where(
             labels[:count, None] == label, _squared_distances(noise[:count], noise[pool]), 1.0
         )
-        ratio = near / np.maximum(far, 1e-6)
         # A draw is in its own pool.
-        ratio[np.arange(count)[:, None] == pool] = np.inf
-        order = np.argsort(ratio, axis=1)[:, :STARTS]
-        starts.append(noise[pool[order]])
-        wanted.append(np.full(order.shape, label))
+        near[np.arange(count)[:, None] == pool] = np.inf
+        # One by one, each for its distance from those before: there may be two other sheets.
+        for _ in range(min(STARTS, len(pool))):
+            chosen = noise[pool[np.argmin(near / np.maximum(far, 1e-6), axis=1)]]
+            far = np.minimum(far, _squared_distances(chosen, noise[pool]))
+            starts.append(chosen[:, None])
+            wanted.append(np.full((count, 1), label))
     dim = noise.shape[1]
     return np.concatenate(starts, axis=1).reshape(-1, dim), np.concatenate(wanted, axis=1).ravel()
 
