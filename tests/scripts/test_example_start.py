@@ -1,12 +1,14 @@
 """The parts of the demo that are not calls of the library."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
 from numpyro.infer.util import log_density
 
-from examples.start import bend, many_data_sets, random_function, tall
+from examples.start import bend, many_data_sets, model_comparison, random_function, tall, weights
 from examples.start.methods import HEADER, Result, table_row
 from support.compiling import quick_jit
 
@@ -96,3 +98,25 @@ def test_the_random_function_is_one_at_all_times():
     assert bend.flatten(
         {"mu": jnp.zeros(2), "tau": jnp.ones(2), "theta": jnp.zeros((2, 8))}
     ).shape == (2, 10)
+
+
+@pytest.mark.thorough
+def test_two_models_of_maize_by_their_evidence(capsys):
+    with pytest.warns(UserWarning, match="not converged"):
+        model_comparison.main(["--quick"])
+    said = capsys.readouterr().out
+    found = re.search(r"heavy tails: ([\d.-]+) ± ([\d.]+) nats", said)
+    assert found
+    value, error = (float(number) for number in found.groups())
+    # By quadrature over mean and log scale: -77.9293 and -78.8731.
+    assert abs(value - 0.9438) < 4 * error
+    assert error < 0.2
+
+
+def test_weights_do_not_see_a_mode_that_is_missing(tmp_path, capsys):
+    weights.main(["--quick", "--figure", str(tmp_path / "figure.png")])
+    assert (tmp_path / "figure.png").exists()
+    lines = dict(re.findall(r"^(.*?)  +log evidence ([\d.-]+)", capsys.readouterr().out, re.M))
+    assert float(lines["right"]) == pytest.approx(0.0, abs=1e-3)
+    # Where the other mode is there are no draws: all weights are .6, its share.
+    assert float(lines["a mode is missing"]) == pytest.approx(np.log(0.6), abs=1e-2)
