@@ -170,7 +170,9 @@ def _growth() -> Target:
         middle = numpyro.sample("middle", dist.Normal(4, 2))
         width = numpyro.sample("width", dist.LogNormal(0, 0.7))
         noise = numpyro.sample("noise", dist.HalfNormal(1))
-        numpyro.sample("y", dist.Normal(height * jax.nn.sigmoid((t - middle) / width), noise), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(height * jax.nn.sigmoid((t - middle) / width), noise), obs=y
+        )
 
     return Target("evidence_growth", model, (jnp.asarray(t), jnp.asarray(y)))
 
@@ -290,9 +292,7 @@ def other(name: str, seed: int, sizes: Sizes, folder: Path | None) -> tuple[Prob
 
 def estimate(problem: Problem, seed: int, max_steps: int, num_samples: int) -> Row:
     """Fit and weigh."""
-    svi = SVI(
-        problem.model, AutoImplicit(problem.model), numpyro.optim.Adam(1e-2), ImplicitELBO()
-    )
+    svi = SVI(problem.model, AutoImplicit(problem.model), numpyro.optim.Adam(1e-2), ImplicitELBO())
     args = tuple(jnp.asarray(value) for value in problem.args)
     result = fit(svi, random.key(seed), *args, max_steps=max_steps, progress_bar=False)
     found = log_evidence(svi, result, *args, num_samples=num_samples)

@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
     parser.add_argument("--quick", action="store_true", help="few steps and draws, to see it run")
     options = parser.parse_args(arguments)
-    first, second = (
-        evidence_of(model, options.seed, options.quick) for model in (gaussian, heavy)
-    )
+    first, second = (evidence_of(model, options.seed, options.quick) for model in (gaussian, heavy))
     print(f"Gaussian noise: {first}")
     print(f"heavy tails:    {second}")
     # The two fits are independent, and so are their errors.

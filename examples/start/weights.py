@@ -10,6 +10,7 @@ says what ``log_evidence`` returns.
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -17,50 +18,66 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
-from jax import random
+from jax import Array, random
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from examples.common.output import output_file
-from numpyro_kscore import ImplicitELBO, log_evidence
+from numpyro_kscore import Implicit, ImplicitELBO, log_evidence
 from numpyro_kscore.diagnostics import Evidence
 
-SHARES, CENTERS, NARROW = (0.6, 0.4), (-3.0, 3.0), 0.5
+SHARE, CENTERS, NARROW = 0.6, (-5.0, 5.0), 0.4
 # Draws whose weights are plotted.
 NUM_PLOTTED = 400
 
 
-def mixture(shares: Sequence[float], scale: float = 1.0) -> dist.Distribution:
-    """Two Gaussians."""
-    parts = dist.Normal(jnp.array(CENTERS), scale)
-    return dist.MixtureSameFamily(dist.Categorical(jnp.array(shares)), parts)
+class Mixture(NamedTuple):
+    """Two Gaussians: the share of the first, and their standard deviation."""
+
+    share: float
+    scale: float = 1.0
+
+    def log_density(self, z: Array) -> Array:
+        """The logarithm of the density at z, (...)."""
+        parts = dist.Normal(jnp.array(CENTERS), self.scale)
+        shares = dist.Categorical(jnp.array([self.share, 1 - self.share]))
+        return dist.MixtureSameFamily(shares, parts).log_prob(z)
+
+    def push(self, noise: Array, coin: Array) -> Array:
+        """A draw by standard normal noise and a number in (0, 1)."""
+        return jnp.where(coin < self.share, *CENTERS) + self.scale * noise
 
 
-MODEL = mixture(SHARES)
+MODEL = Mixture(SHARE)
 GUIDES = {
     "right": MODEL,
-    "a mode is missing": mixture((1.0, 0.0)),
-    "half as wide": mixture(SHARES, NARROW),
+    "a mode is missing": Mixture(1.0),
+    "too narrow": Mixture(SHARE, NARROW),
 }
 
 
 def model() -> None:
     """The two modes."""
-    numpyro.sample("z", MODEL)
+    z = numpyro.sample("z", dist.ImproperUniform(dist.constraints.real, (), ()))
+    numpyro.factor("modes", MODEL.log_density(z))
 
 
-def guide_of(distribution: dist.Distribution) -> Callable[[], None]:
-    """A guide that draws from a distribution."""
+def guide_of(mixture: Mixture) -> Callable[[], None]:
+    """A guide that draws from a mixture and knows its density."""
 
     def guide() -> None:
-        numpyro.sample("z", distribution)
+        noise = numpyro.sample("noise", dist.Normal(), infer={"is_auxiliary": True})
+        coin = numpyro.sample("coin", dist.Uniform(), infer={"is_auxiliary": True})
+        z = mixture.push(noise, coin)
+        site = Implicit(z, unconstrained=z, local_log_density=mixture.log_density(z))
+        numpyro.sample("z", site)
 
     return guide
 
 
-def weighed(distribution: dist.Distribution, num_samples: int) -> Evidence:
+def weighed(mixture: Mixture, num_samples: int) -> Evidence:
     """What weights say of the guide."""
-    svi = SVI(model, guide_of(distribution), optax.adam(1e-3), ImplicitELBO())
+    svi = SVI(model, guide_of(mixture), optax.adam(1e-3), ImplicitELBO())
     key = random.key(0)
     result = SVIRunResult({}, SVIState(None, None, key), jnp.zeros(1))
     return log_evidence(svi, result, num_samples=num_samples, rng_key=key)
@@ -71,12 +88,12 @@ def plot(path: Path, found: dict[str, Evidence]) -> None:
     figure, panels = plt.subplots(
         2, len(found), figsize=(10, 5.2), sharex=True, sharey="row", layout="constrained"
     )
-    x = jnp.linspace(-7.0, 7.0, 400)
+    x = jnp.linspace(-8.5, 8.5, 400)
     for column, (name, evidence) in enumerate(found.items()):
         above, below = panels[:, column]
-        distribution = GUIDES[name]
-        above.fill_between(x, jnp.exp(MODEL.log_prob(x)), color="0.8", label="model")
-        above.plot(x, jnp.exp(distribution.log_prob(x)), "C0", label="guide")
+        mixture = GUIDES[name]
+        above.fill_between(x, jnp.exp(MODEL.log_density(x)), color="0.8", label="model")
+        above.plot(x, jnp.exp(mixture.log_density(x)), "C0", label="guide")
         khat = "-∞" if np.isneginf(evidence.khat) else f"{evidence.khat:.2f}"
         above.set_title(
             f"{name}\nk̂ = {khat}, {evidence.num_effective:.0f} effective of "
@@ -84,8 +101,13 @@ def plot(path: Path, found: dict[str, Evidence]) -> None:
             "truth 0",
             fontsize=10,
         )
-        draws = distribution.sample(random.key(1), (NUM_PLOTTED,))
-        log_weights = MODEL.log_prob(draws) - distribution.log_prob(draws)
+        keys = random.split(random.key(1))
+        noise, coins = (
+            random.normal(keys[0], (NUM_PLOTTED,)),
+            random.uniform(keys[1], (NUM_PLOTTED,)),
+        )
+        draws = mixture.push(noise, coins)
+        log_weights = MODEL.log_density(draws) - mixture.log_density(draws)
         below.axhline(0.0, color="0.8", lw=1)
         below.plot(draws, log_weights, ".", color="C0", ms=3)
         below.set(xlabel="z")

@@ -216,5 +216,7 @@ def test_a_guide_that_can_only_be_sampled_has_no_evidence():
 
 
 def test_few_draws_are_refused():
-    with pytest.raises(ValueError, match="num_samples: expected an integer of at least 100; got 99"):
+    with pytest.raises(
+        ValueError, match="num_samples: expected an integer of at least 100; got 99"
+    ):
         log_evidence(*finished(model, explicit_guide), DATA, num_samples=99)
