@@ -115,3 +115,9 @@ class WeightedDraws(NamedTuple):
     def log_weights(self) -> np.ndarray:
         """The logarithms of the weights, (n,), in double precision."""
         return np.asarray(self.log_density, np.float64) - np.asarray(self.log_q, np.float64)
+
+    @property
+    def rounding(self) -> float:
+        """Error of the log weights that all draws may share: a sum of many terms is rounded."""
+        largest = np.abs(self.log_density).max() + np.abs(self.log_q).max()
+        return float(np.finfo(self.samples.dtype).eps * largest)

@@ -60,4 +60,4 @@ def log_evidence(
     fitted = fitted_guide(svi, result, args, kwargs, key)
     check_has_density(fitted.layout, "log_evidence")
     draws = draw_weighted(key, fitted.program, fitted.layout, num_samples)
-    return evidence_of(draws.log_weights)
+    return evidence_of(draws.log_weights, draws.rounding)

@@ -15,13 +15,18 @@ import numpy as np
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
 
+# By the rule of three, a region without draws may have 3/n of the guide's probability. It weighs at
+# least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at most.
+UNSEEN, LARGEST_SHAPE = 3.0, 0.9
+
 
 class Evidence(NamedTuple):
     """The logarithm of the evidence, the density of the data under the model.
 
     Attributes:
         value: in nats.
-        error: its standard error, from the variance of the weights; infinite if they have none.
+        error: its standard error, from the variance of the weights, with what may be beyond the
+            largest of them, where no draw is, and with the rounding of log densities.
         khat: Pareto shape of the weights; from 0.7 on value and error are not to be trusted.
         num_effective: effective number of weighted draws.
         num_draws: number of draws.
@@ -118,7 +123,7 @@ def weigh(draws: WeightedDraws) -> Weighing:
     shift = own / n - weights[:, None] * moved
     log_ratio = (own**2 / spread - 1) / n - weights[:, None] * (moved**2 / variance - 1)
     sd = np.sqrt(variance)
-    evidence = evidence_of(log_weights)
+    evidence = evidence_of(log_weights, draws.rounding)
     return Weighing(
         evidence,
         evidence.value - float(np.mean(log_weights)),
@@ -137,11 +142,18 @@ def second_moment_shapes(deviations: np.ndarray, log_weights: np.ndarray) -> np.
     return np.array([pareto_smooth(log_weights + column)[1] for column in squares.T])
 
 
-def evidence_of(log_weights: np.ndarray) -> Evidence:
-    """The evidence by importance weights, whose logarithms are normalized, (n,)."""
+def evidence_of(log_weights: np.ndarray, rounding: float = 0.0) -> Evidence:
+    """The evidence by importance weights, whose logarithms are normalized, (n,).
+
+    The variance of weights alone is too small an error where a guide has thin tails: it has next to
+    no draws where weights are large, so that nearly all samples of weights have too low a mean.
+    """
     n, highest = len(log_weights), np.max(log_weights)
     ratios = np.exp(log_weights - highest)
     mean = float(np.mean(ratios))
     khat = pareto_smooth(log_weights)[1]
-    error = float(np.std(ratios) / mean / n**0.5)
+    of_weights = float(np.std(ratios) / n**0.5)
+    # The largest ratio is 1.
+    unseen = UNSEEN / n / (1 - min(max(khat, 0.0), LARGEST_SHAPE))
+    error = float(np.hypot(np.hypot(of_weights, unseen) / mean, rounding))
     return Evidence(float(np.log(mean) + highest), error, khat, weight_ess(log_weights), n)
