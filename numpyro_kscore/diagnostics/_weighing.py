@@ -16,7 +16,8 @@ from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
 
 # By the rule of three, a region without draws may have 3/n of the guide's probability. It weighs at
-# least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at most.
+# least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at
+# most.
 UNSEEN, LARGEST_SHAPE = 3.0, 0.9
 
 

@@ -1,6 +1,5 @@
 """The evidence by importance weights, against closed forms and guides made by hand."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro

@@ -113,6 +113,7 @@ def test_two_models_of_maize_by_their_evidence(capsys):
     assert error < 0.2
 
 
+@pytest.mark.thorough
 def test_weights_do_not_see_a_mode_that_is_missing(tmp_path, capsys):
     weights.main(["--quick", "--figure", str(tmp_path / "figure.png")])
     assert (tmp_path / "figure.png").exists()
