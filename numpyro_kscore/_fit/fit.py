@@ -50,10 +50,11 @@ def fit(
     parameters over the chunk: the mean loss, and the kernel Stein discrepancy of 1024 fresh draws
     from the model's score (:func:`~numpyro_kscore.diagnostics.stein_discrepancy`).
 
-    Where the density of the guide is known at its draws, as that of
-    :class:`~numpyro_kscore.AutoImplicit` in 4 to 1000 dimensions, the first look is at the start,
-    and a guide that starts at the model takes no step. Otherwise the step size falls to 0 along a
-    cosine over 4 chunks, then over 4, 8, 16, … more, until a round raises the bound by too little.
+    An :class:`~numpyro_kscore.AutoImplicit` that starts at the model takes no step. Where the
+    density of a guide is followed, as that of :class:`~numpyro_kscore.AutoImplicit` in 4 to 1000
+    dimensions, the first look is at the start. If that is not at the model, the step size falls to
+    0 along a cosine over 4 chunks, then over 4, 8, 16, … more, until a round raises the bound by
+    too little.
 
     Elsewhere the fit first searches at full step size. The search ends when, ``patience`` times in
     a row, neither number was lower in the last window of chunks than in the one before, beyond the
@@ -149,7 +150,7 @@ def fit(
         if batches is not None:
             check_batch(svi.model, given[0], {**given[1], **svi.static_kwargs})
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
-        rule = settings.rule(inference.dim, inference.can_be_exact)
+        rule = settings.rule(inference.dim, inference.can_be_exact, inference.is_quiet)
         noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
         look = make_look(inference, forward_mode_differentiation, noise_key)
         run, stopped = run_chunks(

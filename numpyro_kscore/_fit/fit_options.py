@@ -43,8 +43,9 @@ class FitOptions:
                 f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"
             )
 
-    def rule(self, dim: int, can_be_exact: bool) -> Rule:
+    def rule(self, dim: int, can_be_exact: bool, knows_bound: bool) -> Rule:
         """The stopping rule for a latent space of this dimension, see :class:`Rule`."""
         num_chunks = max(1, self.max_steps // self.chunk_size)
         chunk_size = self.max_steps // num_chunks
-        return Rule(chunk_size, num_chunks, float(self.tol), self.patience, dim, can_be_exact)
+        given = float(self.tol), self.patience, dim, can_be_exact, knows_bound
+        return Rule(chunk_size, num_chunks, *given)

@@ -34,13 +34,9 @@ def last_look(
     Cost: 10 000 values of the model, or what there is time for; nothing where no step was needed.
     """
     layout, progress = inference.layout, run.progress
-    is_whole = layout is not None and inference.batches is None and not layout.row_counts
-    if (
-        stopped
-        or not is_whole
-        or inference.program.reference is not None
-        or progress.cause not in CONVERGED
-    ):
+    if stopped or progress.cause not in CONVERGED or layout is None or not layout.has_all_rows:
+        return None
+    if inference.batches is not None or inference.program.reference is not None:
         return None
     exact = inference.exact_draws
     if exact is not None and not progress.looks:
@@ -63,7 +59,7 @@ def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> 
     program = inference.program_at(state)
     program = program._replace(guide=LocalDensities(program.guide, "weights"))
     layout = inspect_program(key, program)
-    if not has_density(layout) or not layout.implicit_parts or layout.shared_plates:
+    if not has_density(layout) or not layout.implicit_parts:
         return None
     program = with_shared(key, program, layout, quick_jit)
     return weigh(draw_weighted(key, program, layout, NUM_DRAWS, seconds))

@@ -59,7 +59,7 @@ def run_chunks(
         "rng_key": as_numbers(rng_key).ravel().tolist(),
         "loader": batches is not None,
     }
-    gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks else None
+    gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks and rule.knows_bound else None
     if path is not None and path.exists():
         run = _restore(
             path, Run(state, state, control_variate=expander.like(state), gaps=gaps), recorded

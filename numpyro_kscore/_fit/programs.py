@@ -174,14 +174,17 @@ def make_first_looks(
     inference: Inference, look: Callable[..., Seen] | None, rule: Rule
 ) -> list[Callable[[SVIState], Seen]]:
     """Looks at the start: at exact draws, which needs no program of the model, and at the guide."""
-    if look is None or not inference.is_quiet:
+    layout = inference.layout
+    if look is None or layout is None or inference.batches or not layout.has_all_rows:
         return []
     looks: list[Callable[[SVIState], Seen]] = []
     draws = inference.exact_draws if inference.can_be_exact else None
     # Nothing is compiled for draws that are known not to be near enough.
     if draws is not None and draws.divergence <= rule.near_at_start:
         looks.append(lambda state: look_at_exact_draws(draws))
-    return [*looks, lambda state: look(state, jnp.array(True), None, None)]
+    if inference.is_quiet:
+        looks.append(lambda state: look(state, jnp.array(True), None, None))
+    return looks
 
 
 def look_at_exact_draws(draws: ExactDraws) -> Seen:

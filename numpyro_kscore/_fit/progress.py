@@ -40,7 +40,8 @@ class Rule(NamedTuple):
     """The settings that decide when a fit stops.
 
     ``tol`` is in standard deviations, ``dim`` is the dimension of the latent space, and
-    ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted.
+    ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted, and
+    ``knows_bound`` that its bound is known at every look.
     """
 
     chunk_size: int
@@ -49,6 +50,7 @@ class Rule(NamedTuple):
     patience: int
     dim: int
     can_be_exact: bool = True
+    knows_bound: bool = True
 
     @property
     def least_loss(self) -> float:

@@ -54,6 +54,8 @@ def begin(look: Look, rule: Rule) -> Progress:
         return Progress()
     if rule.can_be_exact and _is_near(look, rule.near_at_start, rule):
         return Progress(phase="done", cause="tol", start=look)
+    if not rule.knows_bound:
+        return Progress()
     length = _round_length(FIRST_ROUND, rule.num_chunks)
     return Progress(phase="settle", settle_length=length, start=look)
 
@@ -237,7 +239,8 @@ def conclude(
     if weights is None:
         return Ending(cause, doubt, *numbers)
     effective = weights.evidence.num_effective / weights.evidence.num_draws
-    return Ending(cause, doubt, *numbers, effective, float(np.max(weights.shapes)))
+    khat = max(weights.evidence.khat, float(np.max(weights.shapes)))
+    return Ending(cause, doubt, *numbers, effective, khat)
 
 
 def _moved(weights: Weighing) -> tuple[float, float]:

@@ -132,11 +132,16 @@ class Layout(NamedTuple):
         return tuple(part for part in self.implicit_parts if part.has_local)
 
     @property
+    def has_all_rows(self) -> bool:
+        """Whether the rows of no plate are subsampled."""
+        return not (self.row_counts or self.shared_plates)
+
+    @property
     def is_quiet(self) -> bool:
         """Whether gradients along paths leave no noise at the posterior (but for a kernel's)."""
         estimated = self.implicit_parts
         is_local = all(part.has_local_score for part in estimated)
-        return bool(estimated) and is_local and not (self.row_counts or self.shared_plates)
+        return bool(estimated) and is_local and self.has_all_rows
 
     @property
     def default_num_particles(self) -> int:

@@ -173,7 +173,7 @@ DOUBTS: dict[Doubt, tuple[str, str]] = {
     ),
     "tail": (
         ", at a guide with too few draws in a tail of the model: {effective:.0%} of them are "
-        "effective by importance weights, with k̂ = {khat:.2f} for a variance (limit 0.7)",
+        "effective by importance weights, with a k̂ of {khat:.2f} (limit 0.7)",
         "diagnose(svi, result, ...) says where; other parameters of the model may help",
     ),
     "noisy": (

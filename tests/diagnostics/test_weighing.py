@@ -161,3 +161,18 @@ def test_a_fit_its_evidence_and_its_draws_have_the_same_weights(fitted):
     tree = to_arviz(svi, result, DATA, num_samples=200, resample=True)
     assert tree["posterior"]["effect"].shape == (1, 200, 2)
     assert 100 < tree["sample_stats"].attrs["effective_draws"] <= 10_000
+
+
+def normal(y):
+    loc = numpyro.sample("loc", dist.Normal(0.0, 10.0))
+    numpyro.sample("y", dist.Normal(loc, 1.0), obs=y)
+
+
+@pytest.mark.thorough
+def test_a_guide_in_one_dimension_that_starts_at_the_model_stays_there():
+    svi = SVI(normal, AutoImplicit(normal), optax.adam(1e-2), ImplicitELBO())
+    result = fit(svi, KEY, DATA, progress_bar=False)
+    assert (result.info.steps, result.info.cause) == (0, "tol")
+    # Conjugate: exact up to the rounding of log densities in single precision.
+    marginal = dist.MultivariateNormal(jnp.zeros(4), jnp.eye(4) + 100.0 * jnp.ones((4, 4)))
+    assert abs(result.info.weights.evidence.value - marginal.log_prob(DATA)) < 1e-4
