@@ -31,6 +31,7 @@ from numpyro.infer import SVI
 from benchmarks.accuracy.posterior_accuracy import add_files, measure
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
 from benchmarks.accuracy.references import QUICK, Reference, Sizes, load_reference
+from benchmarks.accuracy.report import within_limits
 from examples.common.tables import Row, fill
 from numpyro_kscore import AutoImplicit, ImplicitELBO, diagnose, fit
 
@@ -41,7 +42,6 @@ COLUMNS = (
     *FIGURES,
     *(f"resampled_{name}" for name in FIGURES),
 )
-MEAN_LIMIT, SD_LIMIT = 0.15, 0.1
 
 
 class Bench:
@@ -108,8 +108,7 @@ def is_right(row: Row, prefix: str = "") -> bool | None:
     values = [row.get(prefix + name, "") for name in FIGURES]
     if "" in values or None in values:
         return None
-    shift, low, high = map(float, values)
-    return shift < MEAN_LIMIT and low > 1 - SD_LIMIT and high < 1 + SD_LIMIT
+    return within_limits(*map(float, values))
 
 
 def report(rows: Sequence[Row]) -> Iterator[str]:

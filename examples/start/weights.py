@@ -1,4 +1,4 @@
-"""What importance weights see of a guide, and what they cannot see: a picture.
+"""A picture of what importance weights see of a guide, and what they cannot see.
 
     python -m examples.start.weights [--figure FILE] [--quick]
 
@@ -76,7 +76,7 @@ def guide_of(mixture: Mixture) -> Callable[[], None]:
 
 
 def weighed(mixture: Mixture, num_samples: int) -> Evidence:
-    """What weights say of the guide."""
+    """The evidence by weights of the guide."""
     svi = SVI(model, guide_of(mixture), optax.adam(1e-3), ImplicitELBO())
     key = random.key(0)
     result = SVIRunResult({}, SVIState(None, None, key), jnp.zeros(1))

@@ -11,16 +11,13 @@ import numpy as np
 from numpyro_kscore._fit.progress import CONVERGED, Run
 from numpyro_kscore._fit.svi import Inference
 from numpyro_kscore._model.draws import WeightedDraws
-from numpyro_kscore._model.handlers import LocalDensities
-from numpyro_kscore._model.particles import with_shared
-from numpyro_kscore._model.program import inspect_program
+from numpyro_kscore._model.particles import open_for_weights
 from numpyro_kscore._model.weights import NUM_DRAWS, draw_weighted, has_density
-from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 from numpyro_kscore.diagnostics._weighing import Weighing, weigh
 
-# Seconds that weights may take without compilation: a share of those of the fit, and so many.
+# The seconds that weights may take without compilation: a share of those of the fit, and so many.
 SHARE, LEAST = 0.25, 5.0
 
 
@@ -40,7 +37,7 @@ def last_look(
         return None
     exact = inference.exact_draws
     if exact is not None and not progress.looks:
-        # In the coordinates in which the start is a standard normal.
+        # Its draws are in the coordinates in which the start is a standard normal.
         return weigh(WeightedDraws(exact.points, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0))
     try:
         key = key_apart(rng_key, FitKey.WEIGHTS)
@@ -56,10 +53,7 @@ def last_look(
 
 
 def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> Weighing | None:
-    program = inference.program_at(state)
-    program = program._replace(guide=LocalDensities(program.guide, "weights"))
-    layout = inspect_program(key, program)
+    program, layout = open_for_weights(key, inference.program_at(state))
     if not has_density(layout) or not layout.implicit_parts:
         return None
-    program = with_shared(key, program, layout, quick_jit)
     return weigh(draw_weighted(key, program, layout, NUM_DRAWS, seconds))

@@ -159,7 +159,7 @@ class Ending(NamedTuple):
     :class:`~numpyro_kscore.FitInfo` explains the codes. ``distance``, the discrepancy of the best
     guide, is in standard deviations and NaN if not known; ``shift`` and ``width`` are those of
     :class:`Look`, or by weights; ``skipped`` is the share of steps that were skipped, ``effective``
-    that of draws that are effective by weights, and ``khat`` the largest shape for a variance.
+    that of draws that are effective by weights, and ``khat`` the largest shape of the weights.
     """
 
     cause: Cause

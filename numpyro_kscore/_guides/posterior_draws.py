@@ -17,9 +17,9 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro_kscore._guides.guide_checks import check_levels, check_set_up
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.dependencies import seeded
-from numpyro_kscore._model.handlers import Hidden, LocalDensities
-from numpyro_kscore._model.particles import with_shared
-from numpyro_kscore._model.program import Program, inspect_program
+from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.particles import open_for_weights
+from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.weights import NUM_DRAWS, check_has_density, draw_weighted
 from numpyro_kscore._util.compiling import quick_jit
@@ -103,15 +103,14 @@ class PosteriorDraws(AutoContinuous):
     ) -> dict[str, jax.Array]:
         """Draws chosen by importance weights from many."""
         args, kwargs = self._arguments
-        program = Program(params, self.model, LocalDensities(self, "weights"), args, kwargs, {})
-        layout = inspect_program(rng_key, program)
+        given = Program(params, self.model, self, args, kwargs, {})
+        program, layout = open_for_weights(rng_key, given)
         if self.amortize or layout.row_counts or self._is_in_batches:
             raise ValueError(
                 "resample: expected a guide of a model with all its data; got one with amortized "
                 "rows, minibatches or a loader. Use to_arviz(svi, result, ..., resample=True)"
             )
         check_has_density(layout, "resample")
-        program = with_shared(rng_key, program, layout, quick_jit)
         count = math.prod(sample_shape)
         draws = draw_weighted(rng_key, program, layout, max(NUM_DRAWS, count))
         log_weights = draws.log_weights

@@ -23,7 +23,7 @@ from numpyro.distributions import biject_to, transforms
 from numpyro.distributions.util import sum_rightmost
 
 from numpyro_kscore._model.dependencies import KEY, abstract, is_drawn, layers, seeded, sources_of
-from numpyro_kscore._model.handlers import Hidden, announce
+from numpyro_kscore._model.handlers import Hidden, announce, announced
 from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._transports.centering import Centering, LocationScale, centered
 from numpyro_kscore._transports.sizes import Sizes
@@ -85,18 +85,13 @@ class LatentCoordinates:
     def announce(self, name: str) -> None:
         """Leave these coordinates in the trace of the guide, under a name that is unique there."""
         if self.transformed:
-            announce(KIND, name, (name, self))
+            announce(KIND, name, self)
 
 
 def announced_coordinates(trace: dict[str, Any]) -> tuple[LatentCoordinates, ...]:
     """The coordinates that a guide has announced in its trace."""
     found = []
-    for seen, site in trace.items():
-        if site["type"] != KIND:
-            continue
-        name, coordinates = site["value"]
-        # A scope gives all names a prefix.
-        prefix = seen.removesuffix(name)
+    for prefix, coordinates in announced(KIND, trace):
         shapes = tuple((prefix + one, shape) for one, shape in coordinates.shapes)
         named = (coordinates.hierarchical, coordinates.sized)
         hierarchical, sized = (tuple(prefix + one for one in names) for names in named)

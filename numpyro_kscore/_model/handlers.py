@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from numpyro.primitives import Messenger, apply_stack
@@ -20,8 +20,8 @@ class Hidden(Messenger):
         msg["stop"] = True
 
 
-# What local log densities are asked for: nothing; a step, which takes them where they help; or
-# weights, which take them wherever they are known.
+# The purpose of local log densities: none; a step, which takes them where they help; or weights,
+# which take them wherever they are known.
 Purpose = Literal["", "step", "weights"]
 
 
@@ -43,14 +43,22 @@ class LocalDensities(Messenger):
 
 
 def purpose_of_local_densities() -> Purpose:
-    """What the guide that runs should give local log densities for."""
+    """The purpose that the guide that runs should give local log densities for."""
     purpose: Purpose = apply_stack(message("local_densities", lambda: ""))["value"]
     return purpose
 
 
 def announce(kind: str, name: str, value: Any) -> None:
     """Leave a value in the trace of a guide, as a site of a type that NumPyro's handlers ignore."""
-    apply_stack(message(kind, lambda: value) | {"name": name})
+    apply_stack(message(kind, lambda: (name, value)) | {"name": name})
+
+
+def announced(kind: str, trace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The values that were left in a trace, each after the prefix that a scope gave all names."""
+    for seen, site in trace.items():
+        if site["type"] == kind:
+            name, value = site["value"]
+            yield seen.removesuffix(name), value
 
 
 def message(kind: str, fn: Callable[..., Any]) -> dict[str, Any]:

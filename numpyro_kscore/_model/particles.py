@@ -17,6 +17,7 @@ from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.program import (
     Program,
+    inspect_program,
     local_log_density_of,
     local_scores_of,
     run_guide,
@@ -56,6 +57,13 @@ def with_shared(
 
     plates, coordinates = compiled(shared)(key)
     return program._replace(plates=plates, coordinates=coordinates)
+
+
+def open_for_weights(key: jax.Array, program: Program) -> tuple[Program, Layout]:
+    """A program whose guide gives local log densities wherever it knows them, and its layout."""
+    program = program._replace(guide=LocalDensities(program.guide, "weights"))
+    layout = inspect_program(key, program)
+    return with_shared(key, program, layout, quick_jit), layout
 
 
 def draw_sources(key: jax.Array, program: Program, layout: Layout, shape: tuple[int, ...]) -> Any:

@@ -18,15 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from numpyro_kscore._model.handlers import announce
+from numpyro_kscore._model.handlers import announce, announced
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import DRAWS_AT_ONCE, at_source, draw_local, draw_particle
 from numpyro_kscore._model.program import Program, run_guide
+from numpyro_kscore._transports.affine import fitted
 from numpyro_kscore._util.checks import first_that_traces
 from numpyro_kscore._util.compiling import quick_jit
 
 KIND = "label"
-# Draws that the search compares with; and draws that it is for, all of them in few dimensions.
+# Numbers of draws: those that the search compares with, and those that it is for, all in few
+# dimensions.
 POOL, FEW_DIMENSIONS, FEW_DRAWS = 1_000, 3, 500
 # Starts of Newton's method for a draw and a label, and its steps.
 STARTS, STEPS = 3, 25
@@ -44,14 +46,12 @@ class Preimages(NamedTuple):
 
     Attributes:
         log_density: shape (n,).
-        share: part of the draws that were searched for which other noise counts.
-        num_searched: number of these draws, the first ones; for the others the log density is that
-            of their own noise.
+        share: part of the draws that were searched for which other noise counts. In many dimensions
+            these are the first ones; for the others the log density is that of their own noise.
     """
 
     log_density: np.ndarray
     share: float
-    num_searched: int
 
 
 class _Noise(NamedTuple):
@@ -84,7 +84,7 @@ class _Noise(NamedTuple):
 
 def announce_label(prefix: str, site: str, probabilities: Any) -> None:
     """Tell that a noise site, uniform in (0, 1), chooses a label by its cumulative probability."""
-    announce(KIND, f"_{prefix}_label", (f"_{prefix}_label", site, probabilities))
+    announce(KIND, f"_{prefix}_label", (site, probabilities))
 
 
 def find_preimages(
@@ -104,11 +104,11 @@ def find_preimages(
     """
     labels = _labels(key, program) if layout.noise_sites else {}
     if not (is_behind.any() or labels):
-        return Preimages(log_density, 0.0, len(samples))
+        return Preimages(log_density, 0.0)
     others = [name for name in layout.noise_sites if name not in labels]
     parts = layout.parts
     if len(others) != 1 or len(labels) > 1 or len(parts) != 1 or not parts[0].has_local:
-        return Preimages(log_density, float(np.mean(is_behind)), 0)
+        return Preimages(log_density, float(np.mean(is_behind)))
     name, values = next(iter(labels.items()), (None, np.ones(1)))
     noise = _Noise(others[0], name, values / values.sum())
     own = np.asarray(sources[noise.name]).reshape(len(samples), -1)
@@ -118,7 +118,7 @@ def find_preimages(
     starts, wanted = _starts(own, samples, labels_of, len(noise.probabilities), count)
     solve = _solver(key, program, layout, noise)
     if solve is None:
-        return Preimages(log_density, float(np.mean(is_behind)), 0)
+        return Preimages(log_density, float(np.mean(is_behind)))
     rows = np.repeat(np.arange(count), wanted.size // count)
     sd = np.maximum(samples.std(0), np.finfo(samples.dtype).tiny)
     found, errors, densities = jax.device_get(
@@ -129,7 +129,7 @@ def find_preimages(
     added = np.where(is_found, densities, -np.inf).reshape(count, -1)
     whole = np.logaddexp.reduce(np.column_stack([log_density[:count], added]), axis=1)
     share = float(np.mean(whole - log_density[:count] > COUNTS))
-    return Preimages(np.concatenate([whole, log_density[count:]]), share, count)
+    return Preimages(np.concatenate([whole, log_density[count:]]), share)
 
 
 def _labels(key: Array, program: Program) -> dict[str, np.ndarray]:
@@ -139,12 +139,9 @@ def _labels(key: Array, program: Program) -> dict[str, np.ndarray]:
     def probabilities(key: Array) -> list[Array]:
         names.clear()
         values = []
-        for seen, site in run_guide(key, program).items():
-            if site["type"] == KIND:
-                name, label, value = site["value"]
-                # A scope gives all names a prefix.
-                names.append(seen.removesuffix(name) + label)
-                values.append(value)
+        for prefix, (site, value) in announced(KIND, run_guide(key, program)):
+            names.append(prefix + site)
+            values.append(value)
         return values
 
     jax.eval_shape(probabilities, key)
@@ -162,8 +159,8 @@ def _starts(
     For each label they are the noise of the draws that are nearest for the distance of their noise,
     from that of the draw and of the starts before: a map of little slope is no fold.
     """
-    factor = np.linalg.cholesky(np.cov(samples.T).reshape(samples.shape[1], -1) + _ridge(samples))
-    points = np.linalg.solve(factor, (samples - samples.mean(0)).T).T
+    gaussian = fitted(samples)
+    points = np.linalg.solve(gaussian.factor, (samples - gaussian.mean).T).T
     starts, wanted = [], []
     for label in range(num_labels):
         pool = np.flatnonzero(labels == label)[:POOL]
@@ -175,7 +172,7 @@ def _starts(
         )
         # A draw is in its own pool.
         near[np.arange(count)[:, None] == pool] = np.inf
-        # One by one, each for its distance from those before: there may be two other sheets.
+        # Each start is far from those before it: there may be two other sheets.
         for _ in range(min(STARTS, len(pool))):
             chosen = noise[pool[np.argmin(near / np.maximum(far, 1e-6), axis=1)]]
             far = np.minimum(far, _squared_distances(chosen, noise[pool]))
@@ -183,11 +180,6 @@ def _starts(
             wanted.append(np.full((count, 1), label))
     dim = noise.shape[1]
     return np.concatenate(starts, axis=1).reshape(-1, dim), np.concatenate(wanted, axis=1).ravel()
-
-
-def _ridge(samples: np.ndarray) -> np.ndarray:
-    """A small multiple of the variances, (d, d), for draws that lie in a plane."""
-    return 1e-6 * np.diag(np.maximum(samples.var(0), np.finfo(float).tiny))
 
 
 def _squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -26,8 +26,8 @@ from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 
-# Draws whose weights a verdict rests on, and those that are made at once: few, so that models of a
-# second each are told apart soon.
+# Numbers of draws: those that a verdict rests on, and those that are made at once. They are few, so
+# that models of a second each are told apart soon.
 NUM_DRAWS, BATCH = 10_000, 125
 
 

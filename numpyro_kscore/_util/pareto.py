@@ -73,7 +73,7 @@ def pareto_smooth(log_weights: Any) -> tuple[np.ndarray, float]:
     n = len(values)
     order = np.argsort(values)
     count = math.ceil(min(0.2 * n, 3 * n**0.5))
-    # Far below zero exponentials are rounded.
+    # Exponentials of numbers far below zero are rounded.
     edge = max(values[order[n - count - 1]], LOWEST)
     largest = order[n - count :][values[order[n - count :]] > edge]
     shape, scale = fit_tail(np.exp(values[largest]) - np.exp(edge))
@@ -101,7 +101,7 @@ def fit_tail(excess: np.ndarray) -> tuple[float, float]:
     quartile = ordered[int(m / 4 + 0.5) - 1]
     grid = 1 - (size / (np.arange(size) + 0.5)) ** 0.5
     grid = grid / (PRIOR_QUARTILES * quartile) + 1 / ordered[-1]
-    # Of numbers that differ by rounding alone the likelihood has no maximum.
+    # The likelihood of numbers that differ by rounding alone has no maximum.
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         shapes = np.mean(np.log1p(-grid[:, None] * ordered), axis=1)
         profile = m * (np.log(-grid / shapes) - shapes - 1)
@@ -149,7 +149,12 @@ def weight_ess(log_weights: Any) -> float:
 
 def are_reliable(khat: float, num_effective: float, num_draws: int) -> bool:
     """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
-    return khat < GOOD_KHAT or num_draws / num_effective - 1 < SMALLEST_VARIATION**2
+    return khat < GOOD_KHAT or are_nearly_equal(num_effective, num_draws)
+
+
+def are_nearly_equal(num_effective: float, num_draws: int) -> bool:
+    """Whether weights vary too little to matter."""
+    return num_draws / num_effective - 1 < SMALLEST_VARIATION**2
 
 
 def importance_resample(

@@ -13,10 +13,14 @@ NUM_CHAINS = (512, 256, 128)
 
 
 class Clock:
-    """Seconds that are left of a budget; compilation does not count."""
+    """The seconds that are left of a budget; compilation does not count.
+
+    ``gradient`` is the time of a gradient of one chain among many, as far as it is known.
+    """
 
     def __init__(self, seconds: float = float("inf")) -> None:
         self.left = seconds
+        self.gradient: float | None = None
 
     def spend(self, seconds: float) -> None:
         """Take some seconds off."""

@@ -80,7 +80,7 @@ def judge(movement: Movement, names: Sequence[str]) -> tuple[Verdict, list[Findi
 
 def _excess(movement: Movement, errors: float) -> tuple[np.ndarray, ...]:
     """Distances of shifts and ratios beyond the limits, with some standard errors added."""
-    # What is not known is neither outside of the limits nor inside.
+    # A movement that is not known is neither outside of the limits nor inside.
     largest = np.sign(errors) * np.inf
     is_known = np.isfinite(movement.shift_error) & np.isfinite(movement.ratio_error)
     shift_error, ratio_error = (

@@ -34,7 +34,8 @@ from numpyro_kscore.diagnostics._examine import examine
 from numpyro_kscore.diagnostics._fitted import fitted_guide, model_density
 from numpyro_kscore.diagnostics._weighing import weigh
 
-# Seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are unknown.
+# The seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are
+# unknown.
 BUDGET_SHARE, LEAST_BUDGET, UNKNOWN_BUDGET = 2.0, 30.0, 60.0
 # Fewer draws have no tail that tells.
 LEAST_WEIGHTS = 500
@@ -111,15 +112,21 @@ def diagnose(
             )
             samples, num_lost = draws.samples, draws.num_lost
             clock.spend(draws.seconds * len(samples))
+            clock.gradient = GRADIENT_COST * draws.seconds
             weights = weigh(draws) if len(samples) >= LEAST_WEIGHTS else None
         else:
             samples, num_lost = draw_finite(draw_key, fitted.program, layout, num_samples)
         density = model_density(fitted, key)
-        seconds = None if weights is None else GRADIENT_COST * draws.seconds
-        known = _known(layout)
         diagnosis = examine(
-            *(samples, density, layout.sites, key, num_lost, known, weights),
-            *(clock, stages, seconds),
+            samples,
+            density,
+            layout.sites,
+            key,
+            num_lost,
+            _known(layout),
+            weights,
+            clock,
+            stages,
         )
     if verbose:
         print(diagnosis)

@@ -82,7 +82,7 @@ def _known_laplacian(target: GuideDraws) -> Array:
 
 def take_rows(draws: GuideDraws, rows: Any) -> GuideDraws:
     """The draws of some rows: a slice, or indices or a mask, (m,) or (n,)."""
-    # Without what there is one of for all draws.
+    # Two numbers are of all draws together.
     alone: dict[str, Any] = {"num_lost": None, "folded": None}
     chosen: GuideDraws = jax.tree.map(lambda a: a[rows], draws._replace(**alone))
     return chosen._replace(num_lost=draws.num_lost, folded=draws.folded)

@@ -38,7 +38,7 @@ from numpyro_kscore.diagnostics._weighing import Weighing
 
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
-# Seconds in which the time of a gradient is worth to be measured.
+# The time of a gradient is measured if that takes fewer seconds.
 QUICK = 10.0
 # Missed modes are searched for if the guide is not far from all of them.
 NEAR_SHIFT, NEAR_RATIOS = 1.0, (0.4, 2.5)
@@ -54,7 +54,6 @@ def examine(
     weights: Weighing | None = None,
     clock: Clock | None = None,
     stages: Stages | None = None,
-    seconds_of_gradient: float | None = None,
 ) -> Diagnosis:
     """:func:`diagnose` of independent, finite draws (n, d) in unconstrained coordinates.
 
@@ -76,7 +75,7 @@ def examine(
             movement = None
     if movement is None:
         movement, modes, findings, lost = _walk(
-            samples, density, sites, key, weights, clock, stages, seconds_of_gradient
+            samples, density, sites, key, weights, clock, stages
         )
         num_lost += lost
     verdict, found = decide(movement, modes, num_lost, names)
@@ -119,7 +118,6 @@ def _walk(
     weights: Weighing | None,
     clock: Clock,
     stages: Stages,
-    seconds: float | None,
 ) -> _Walked:
     """Ask chains from the draws, as long as they cannot tell and there is time."""
     names = coordinate_names(sites)
@@ -127,6 +125,7 @@ def _walk(
     program = ChainProgram(density.evaluate, fit_metric(points))
     stages.tell("compiling chains")
     # Weights tell the time of a value with the guide's density, which may be far longer.
+    seconds = clock.gradient
     if seconds is None or NUM_CHAINS[0] * seconds < QUICK:
         seconds = _time_of_gradient(program, samples)
     num_chains = clock.affordable_chains(seconds)

@@ -12,20 +12,18 @@ from numpyro.infer import SVI
 from numpyro_kscore._model.control_variate import center
 from numpyro_kscore._model.coreset import TallPlate, tall_plate
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
-from numpyro_kscore._model.handlers import LocalDensities
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import (
     are_finite,
     check_mostly_finite,
     draw_many,
-    with_shared,
+    open_for_weights,
 )
-from numpyro_kscore._model.program import Program, inspect_program, trace_both
+from numpyro_kscore._model.program import Program, trace_both
 from numpyro_kscore._model.subsampling import is_subsampled, whole_plates, with_all_rows
 from numpyro_kscore._model.tall_density import FITTED, NUM_DRAWS, ModelDensity, tall_density
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import call_error, check_svi
-from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._chains import fit_metric
 from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
@@ -72,14 +70,13 @@ def fitted_guide(
             f"and {sorted(kwargs)} ({error}). Pass the data as to svi.run"
         ) from error
     params = {**result.params, **(getattr(result.state, "mutable_state", None) or {})}
-    guide = LocalDensities(svi.guide, "weights")
-    program = Program(params, svi.model, guide, args, kwargs, {})
+    program = Program(params, svi.model, svi.guide, args, kwargs, {})
     trace = _trace_checked(program)
     program = _of_all_rows(program, trace)
     forward = bool(getattr(svi.loss, "forward_mode_differentiation", False))
-    layout = inspect_program(key, program)
+    program, layout = open_for_weights(key, program)
     tall = tall_plate(svi.model, trace)
-    return FittedGuide(with_shared(key, program, layout, quick_jit), layout, forward, tall)
+    return FittedGuide(program, layout, forward, tall)
 
 
 def _trace_checked(program: Program) -> dict[str, Any]:

@@ -86,15 +86,14 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
         samples = samples[np.isfinite(samples).all(axis=1)]
     scored, laplacian = jax.device_get(_evaluate(fitted, samples, key))
     valid = np.asarray(are_finite(*scored))
-    if not 2 * np.sum(valid) >= num_samples:
-        check_mostly_finite(np.arange(num_samples) < np.sum(valid))
+    check_mostly_finite(np.arange(num_samples) < np.sum(valid))
     num_lost = int(num_samples - np.sum(valid))
     values, scores = scored
     draws = GuideDraws(jnp.asarray(samples), values, scores, num_lost=num_lost)
     if laplacian is not None and np.all(np.isfinite(laplacian[valid])):
         draws = draws._replace(laplacian=laplacian)
     if weighted is not None:
-        # With all rows of tall data, which the score may have some of.
+        # They are of all rows of tall data, of which the score may have some.
         known = jnp.asarray(weighted.log_density), jnp.asarray(weighted.log_q)
         draws = draws._replace(log_density=known[0], log_q=known[1], folded=weighted.folded)
     found = take_rows(draws, valid)

@@ -17,7 +17,7 @@ from numpyro_kscore._model.draws import GuideDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
 from numpyro_kscore._util.pareto import (
     GOOD_KHAT,
-    SMALLEST_VARIATION,
+    are_nearly_equal,
     pareto_smooth,
     weight_ess,
 )
@@ -327,8 +327,8 @@ def _least_variance(points: jax.Array) -> jax.Array:
 def _rival_shape(log_weights: np.ndarray, value: float) -> float:
     """k̂ by another energy; at most the value itself where its weights vary too little to matter."""
     shape = pareto_smooth(log_weights)[1]
-    variance = len(log_weights) / weight_ess(log_weights) - 1.0
-    return shape if variance >= SMALLEST_VARIATION**2 else min(shape, value)
+    is_equal = are_nearly_equal(weight_ess(log_weights), len(log_weights))
+    return min(shape, value) if is_equal else shape
 
 
 def _choose(losses: dict[Family, np.ndarray]) -> tuple[Family, list[Family]]:

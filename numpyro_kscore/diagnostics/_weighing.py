@@ -1,4 +1,4 @@
-"""What importance weights say of a guide whose density is known.
+"""A guide whose density is known, by its importance weights.
 
 Averages of a guide's draws with and without weights are compared: weights put right whatever the
 guide has draws for. Whether they do so for a mean or a variance, the Pareto shape of the weights
@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
 
-# By the rule of three, a region without draws may have 3/n of the guide's probability. It weighs at
+# A region without draws may have 3/n of the guide's probability, by the rule of three. It weighs at
 # least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at
 # most.
 UNSEEN, LARGEST_SHAPE = 3.0, 0.9
@@ -120,7 +120,7 @@ def weigh(draws: WeightedDraws) -> Weighing:
     moved = samples - mean
     tiny = np.finfo(float).tiny
     spread, variance = (np.maximum(v, tiny) for v in (spread, weights @ moved**2))
-    # By the influence of every draw on the difference.
+    # The errors come from the influence of every draw on the difference.
     shift = own / n - weights[:, None] * moved
     log_ratio = (own**2 / spread - 1) / n - weights[:, None] * (moved**2 / variance - 1)
     sd = np.sqrt(variance)

@@ -64,7 +64,7 @@ def test_a_wide_guide_of_a_conjugate_model():
     svi, result = finished(model, explicit_guide, {"scale": jnp.asarray(1.3 * SD)})
     found = log_evidence(svi, result, DATA, num_samples=NUM_DRAWS)
     assert abs(found.value - TRUTH) < 4 * found.error
-    # By the moments of weights: for s = 1.3 their mean square is (s²/√(2 s² - 1))² in two
+    # The moments of weights give it: for s = 1.3 their mean square is (s²/√(2 s² - 1))² in two
     # dimensions, 1.20, so that the error is (.20/2000)^½ = .010, and 3/n times the largest, s².
     assert 0.008 < found.error < 0.014
     assert found.num_draws == NUM_DRAWS
@@ -79,7 +79,7 @@ def test_double_precision(x64):
     found = log_evidence(svi, result, DATA, num_samples=200)
     assert found.value == pytest.approx(TRUTH, abs=1e-12)
     assert found.khat == -np.inf
-    # What no draw shows: 3/n.
+    # The error is that of regions without draws, 3/n.
     assert found.error == pytest.approx(3 / 200, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""What importance weights say of a guide, and what ``diagnose`` and ``fit`` make of it."""
+"""Importance weights of a guide, and what ``diagnose`` and ``fit`` make of them."""
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def test_weights_decide_without_chains():
 
 
 def test_what_a_budget_does_not_allow_is_said():
-    """Without weights nothing is known, and the time of chains is told instead of spent."""
+    """Nothing is known without weights, and the time of chains is told instead of spent."""
     draws = weighted(1.0).samples.astype(np.float32)
     found = examine(draws, ModelDensity(standard), SITES, KEY, clock=Clock(1e-9))
     assert (found.verdict, found.codes) == ("cannot tell", ("budget",))

@@ -108,7 +108,7 @@ def test_two_models_of_maize_by_their_evidence(capsys):
     found = re.search(r"heavy tails: ([\d.-]+) ± ([\d.]+) nats", said)
     assert found
     value, error = (float(number) for number in found.groups())
-    # By quadrature over mean and log scale: -77.9293 and -78.8731.
+    # Quadrature over mean and log scale gives -77.9293 and -78.8731.
     assert abs(value - 0.9438) < 4 * error
     assert error < 0.2
 
@@ -119,5 +119,5 @@ def test_weights_do_not_see_a_mode_that_is_missing(tmp_path, capsys):
     assert (tmp_path / "figure.png").exists()
     lines = dict(re.findall(r"^(.*?)  +log evidence ([\d.-]+)", capsys.readouterr().out, re.M))
     assert float(lines["right"]) == pytest.approx(0.0, abs=1e-3)
-    # Where the other mode is there are no draws: all weights are .6, its share.
+    # There are no draws where the other mode is: all weights are .6, the share of this one.
     assert float(lines["a mode is missing"]) == pytest.approx(np.log(0.6), abs=1e-2)
