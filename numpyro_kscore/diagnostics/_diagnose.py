@@ -105,18 +105,23 @@ def diagnose(
         fitted = fitted_guide(svi, result, args, kwargs, key)
         layout, draw_key = fitted.layout, key_apart(key, 1)
         clock = Clock(_budget(result) if budget is None else float(budget))
-        weights = None
+        weights = draws = None
         if has_density(layout):
-            draws = draw_weighted(
-                draw_key, fitted.program, layout, num_samples, clock.left, stages.weights
-            )
+            given = draw_key, fitted.program, layout, num_samples, clock.left, stages.weights
+            draws = stages.attempt("importance weights", lambda: draw_weighted(*given), None)
+        if draws is not None:
             samples, num_lost = draws.samples, draws.num_lost
             clock.spend(draws.seconds * len(samples))
             clock.gradient = GRADIENT_COST * draws.seconds
             weights = weigh(draws) if len(samples) >= LEAST_WEIGHTS else None
         else:
             samples, num_lost = draw_finite(draw_key, fitted.program, layout, num_samples)
-        density = model_density(fitted, key)
+        whole = fitted._replace(tall=None)
+        density = stages.attempt(
+            "rows that stand for all",
+            lambda: model_density(fitted, key),
+            model_density(whole, key),
+        )
         diagnosis = examine(
             samples,
             density,
