@@ -37,6 +37,8 @@ from numpyro_kscore.diagnostics._weighing import weigh
 # The seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are
 # unknown.
 BUDGET_SHARE, LEAST_BUDGET, UNKNOWN_BUDGET = 2.0, 30.0, 60.0
+# The part of them that weights may take: the search for modes needs some, too.
+WEIGHTS_SHARE = 0.5
 # Fewer draws have no tail that tells.
 LEAST_WEIGHTS = 500
 # Time of a gradient, in that of a value with the guide's density.
@@ -107,7 +109,8 @@ def diagnose(
         clock = Clock(_budget(result) if budget is None else float(budget))
         weights = draws = None
         if has_density(layout):
-            given = draw_key, fitted.program, layout, num_samples, clock.left, stages.weights
+            seconds = WEIGHTS_SHARE * clock.left
+            given = draw_key, fitted.program, layout, num_samples, seconds, stages.weights
             draws = stages.attempt("importance weights", lambda: draw_weighted(*given), None)
         if draws is not None:
             samples, num_lost = draws.samples, draws.num_lost

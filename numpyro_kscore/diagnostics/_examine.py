@@ -154,7 +154,7 @@ def _walk(
         if modes == UNSEARCHED and _is_near(movement):
             home, mode_key = values[finite], key_apart(key, 3)
             stages.tell("searching for modes")
-            given = program, samples, home, walk.state, sites, mode_key, density.exact
+            given = program, samples, home, walk.state, sites, mode_key, density.exact, clock
             modes = stages.attempt(MODES, partial(find_missed_modes, *given), modes)
         if modes.num_missed or judge(movement, names)[0] != "cannot tell":
             break

@@ -7,8 +7,9 @@ from jax import random
 
 from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.tall_density import ModelDensity
-from numpyro_kscore.diagnostics._budget import Stages
+from numpyro_kscore.diagnostics._budget import Clock, Stages
 from numpyro_kscore.diagnostics._examine import examine
+from numpyro_kscore.diagnostics._missed_modes import find_modes_without_draws
 from numpyro_kscore.diagnostics._weighing import WeightedDraws, weigh
 
 SITES = (Site("z", (2,), 0, ()),)
@@ -51,3 +52,22 @@ def test_draws_that_are_not_finite_are_an_error_of_the_user():
         stages.attempt("a part", run, None)
     assert stages.attempt("a part", lambda: jnp.ones(2).shape, None) == (2,)
     assert stages.failed == ()
+
+
+def normal(x):
+    return -0.5 * jnp.sum(x**2), -x
+
+
+def test_a_search_for_modes_ends_with_the_time():
+    late, early = Clock(0.0), Clock(1e6)
+    searched = [
+        find_modes_without_draws(normal, DRAWS, SITES, random.key(0), clock=clock)
+        for clock in (late, early)
+    ]
+    assert [modes.num_missed for modes in searched] == [0, 0]
+    assert searched[0].num_arrived == 0
+    assert "would not have been seen" in str(searched[0])
+    assert searched[1].num_arrived == searched[1].num_paths
+    # Without time there are no chains and no gradients; what there was time for is spent.
+    assert late.left == 0
+    assert early.left < 1e6
