@@ -33,14 +33,14 @@ from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.rows import Amortized, sample_rows
 from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
 from numpyro_kscore._model.dependencies import seeded
-from numpyro_kscore._model.handlers import purpose_of_local_densities
+from numpyro_kscore._model.handlers import Hidden, purpose_of_local_densities
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._model.package_guide import PackageGuide, Split
 from numpyro_kscore._model.preimages import announce_label
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.from_model import find_start
+from numpyro_kscore._starts.from_model import find_start, warn_of_loss
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart
 from numpyro_kscore._transports.affine import GaussianMixture
@@ -56,6 +56,8 @@ from numpyro_kscore._util.keys import check_key
 
 # Most dimensions in which a start is searched for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
+# What is lost if no search is possible.
+COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
 # where the network's last hidden layer is narrower than that and for each draw where it is not.
@@ -176,9 +178,16 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         if is_small and is_concrete_call(asker, (args, kwargs, self._init_latent)):
             given = (args, kwargs, found.latents, forward)
             in_blocks = bool(self.amortize)
-            self.start = find_start(
-                self._global_model(), *given, batches=self._batches, in_blocks=in_blocks
-            )
+            try:
+                self.start = find_start(
+                    self._global_model(), *given, batches=self._batches, in_blocks=in_blocks
+                )
+            except Exception as error:  # whatever a model does: a guide can start without
+                with Hidden():
+                    # A model without a density, which steps could not do without, says why.
+                    whole = Target(self._global_model(), args, kwargs)
+                    jax.eval_shape(whole.log_density, found.latents)
+                warn_of_loss(error, COLD)
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:

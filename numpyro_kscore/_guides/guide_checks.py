@@ -13,6 +13,7 @@ from jax import random
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
 from numpyro_kscore._model.enumeration import check_enumerable
+from numpyro_kscore._model.layout import num_rows
 from numpyro_kscore._model.subsampling import subsampled_plates
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import find_latents
@@ -33,10 +34,10 @@ def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -
 
 def check_plates(trace: dict[str, Any], asker: str) -> None:
     """Raise for continuous latents in a plate of which the model sees a part."""
-    sizes = {name: site["args"][0] for name, site in trace.items() if site["type"] == "plate"}
     for name, site in trace.items():
         frames = site["cond_indep_stack"] if is_latent(site) else []
-        if any(frame.size != sizes[frame.name] for frame in frames):
+        # A plate inside of a scan is not in the trace.
+        if any(frame.size != num_rows(trace, frame) for frame in frames):
             raise ValueError(
                 f"{asker}: expected latent sites outside subsampled plates; got '{name}' inside "
                 f"one. Say amortize='{frames[-1].name}' (docs/amortize), or subsample observed "

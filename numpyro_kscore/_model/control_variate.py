@@ -53,17 +53,23 @@ def taylor(
 
     ``value_and_slope`` returns the value, the gradient and perhaps gradients in parameters.
     ``map_directions(fn, xs)`` takes one direction after another by default, where a pass over all
-    rows takes memory. Cost: d derivatives of ``value_and_slope``.
+    rows takes memory. A function without second derivatives, as where its gradient is a callback,
+    is expanded to first order. Cost: d derivatives of ``value_and_slope``.
     """
-    if not with_curvature:
-        value, slope, *params = value_and_slope(point)
-        return Taylor(value, slope, None, *params)
 
     def along(direction: Array) -> Any:
         found, changes = jax.jvp(value_and_slope, (point,), (direction,))
         return found, changes[1]
 
-    found, curvature = map_directions(along, jnp.eye(len(point), dtype=point.dtype))
+    if with_curvature:
+        try:
+            directions = jnp.eye(len(point), dtype=point.dtype)
+            found, curvature = map_directions(along, directions)
+        except Exception:  # whatever a model does: the first order is enough
+            with_curvature = False
+    if not with_curvature:
+        value, slope, *params = value_and_slope(point)
+        return Taylor(value, slope, None, *params)
     value, slope, *params = jax.tree.map(lambda a: a[0], found)
     return Taylor(value, slope, curvature, *params)
 

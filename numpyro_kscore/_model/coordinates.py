@@ -176,7 +176,7 @@ def _value(latents: dict[str, Any], centerings: dict[str, Centering], site: dict
 
 
 def _is_identity(transform: Any) -> bool:
-    """Whether a transform changes nothing: in an enumerated scan a constant factor is refused."""
+    """Whether a transform changes nothing, so that its log-Jacobian is no factor."""
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform
     return isinstance(transform, transforms.IdentityTransform)

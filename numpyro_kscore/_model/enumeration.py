@@ -18,6 +18,7 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.util import is_identically_one
 
 from numpyro_kscore._model.dependencies import is_enumerated
+from numpyro_kscore._model.handlers import FactorsInScans
 from numpyro_kscore._model.site_density import unscaled_log_prob
 
 INSTALL = 'Run: pip install "numpyro-kscore[enum]"'
@@ -153,7 +154,7 @@ def enumerated_factors(
     dims = [f.dim for site in sites for f in site["cond_indep_stack"] if f.dim is not None]
     summing = enumeration.enum(enumeration.config_enumerate(model), min(dims, default=0) - 1)
     try:
-        with plate_to_enum_plate():
+        with plate_to_enum_plate(), FactorsInScans():
             packed = enumeration.trace(summing).get_trace(*args, **kwargs)
     except Exception as error:
         names = [name for name, site in trace.items() if is_enumerated(site)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import jax.numpy as jnp
+import numpyro.distributions as dist
 from numpyro.primitives import Messenger, apply_stack
 
 
@@ -18,6 +20,27 @@ class Hidden(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         msg["stop"] = True
+
+
+class FactorsInScans(Messenger):
+    """A handler, outside of NumPyro's ``enum``, that lets steps of a scan have factors.
+
+    NumPyro's ``numpyro.factor``, the log-Jacobians of supports among them, does not show the axis
+    of time, by which an enumerated scan names it. A point with that log density does.
+    """
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "control_flow" and msg["kwargs"].get("enum"):
+            step, *rest = msg["args"]
+            msg["args"] = (_PointsForFactors(step), *rest)
+
+
+class _PointsForFactors(Messenger):
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and isinstance(msg["fn"], dist.Unit):
+            log_factor = jnp.asarray(msg["fn"].log_factor)
+            msg["value"] = jnp.zeros_like(log_factor)
+            msg["fn"] = dist.Delta(msg["value"], log_density=log_factor)
 
 
 # The purpose of local log densities: none; a step, which takes them where they help; or weights,

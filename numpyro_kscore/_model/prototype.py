@@ -24,7 +24,7 @@ from numpyro.infer.initialization import (
 from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._model.dependencies import is_drawn
-from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.handlers import FactorsInScans, Hidden
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
@@ -62,7 +62,7 @@ def find_prototype(
     """
 
     def initialize(key: Array, strategy: Callable[..., Any]) -> Any:
-        with Hidden():
+        with Hidden(), FactorsInScans():
             return initialize_model(
                 key,
                 model,

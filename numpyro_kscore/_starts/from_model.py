@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -36,6 +38,9 @@ from numpyro_kscore._util.compiling import quick_jit, runs_in_double
 
 # Draws of the prior: paths start from some of them, and all tell how wide it is.
 PRIOR_DRAWS = 64
+# What is lost by attempts that follow an error.
+SINGLE = "it goes on in single precision, in which bounds of many rows are rough"
+PLAIN = "it goes on in unconstrained coordinates, which do not suit hierarchical models"
 
 
 def find_start(
@@ -55,7 +60,56 @@ def find_start(
     in unconstrained coordinates. With batches their mean density counts, and the arguments are the
     first of them. Rows in blocks have latents of their own: a pass over all then takes some of them
     at a time.
+
+    A search that ends with an error is followed by one in the precision that is set, and by a plain
+    one; the error of the last is raised.
+
+    Warns:
+        UserWarning: for each of them, with the error and what is lost.
     """
+    given = model, args, kwargs, latents, forward_mode
+    is_double = jnp.result_type(float) == jnp.float64
+    attempts = [("", plain, not is_double)]
+    if not is_double:
+        attempts.append((SINGLE, plain, False))
+    if not plain:
+        attempts.append((PLAIN, True, False))
+    for k, (_, is_plain, in_double) in enumerate(attempts):
+        try:
+            return _find_start(*given, is_plain, batches, in_blocks, in_double)
+        except Exception as error:  # whatever a model does: a start is an offer
+            # What is wrong with the batches of a loader would be so in steps.
+            is_of_loader = batches is not None and isinstance(error, ValueError)
+            if k + 1 == len(attempts) or is_of_loader:
+                raise
+            warn_of_loss(error, attempts[k + 1][0])
+        # A trace that ended with an error keeps its arrays, perhaps in double precision.
+        gc.collect()
+    return None
+
+
+def warn_of_loss(error: Exception, lost: str) -> None:
+    """Warn that a part of a search ended with an error, and of what is lost."""
+    warnings.warn(
+        f"numpyro_kscore: a part of the search for a start ended with {type(error).__name__} "
+        f"({str(error).strip() or 'without a message'}): {lost}",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _find_start(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: dict[str, Array],
+    forward_mode: bool,
+    plain: bool,
+    batches: Batches | None,
+    in_blocks: bool,
+    in_double: bool,
+) -> GaussianStart | None:
+    """One attempt of :func:`find_start`, in double precision if that is possible."""
     whole = model if batches is not None else whole_plates(model, args, kwargs)
     most = MOST_BLOCKS if in_blocks else MOST_ROWS
     few = None if whole is model else few_rows(model, args, kwargs, most)
@@ -71,7 +125,7 @@ def find_start(
     def search() -> GaussianStart | None:
         known = Latents(
             first,
-            _prior_draws(seen, args, kwargs, latents),
+            _prior_draws_if_any(seen, args, kwargs, latents),
             is_hierarchical=_are_among(hierarchical, latents),
             is_scale=_are_among(scales, latents),
             is_between=_are_among(between, latents),
@@ -101,15 +155,26 @@ def find_start(
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
     with Hidden(), validation_enabled(False):
-        is_double = jnp.result_type(float) == jnp.float64
-        in_double = is_double or runs_in_double(once, np.ones_like(first))
-        with jax.enable_x64(in_double):
+        if not in_double or not runs_in_double(once, np.ones_like(first)):
+            return search()
+        with jax.enable_x64(True):
             return search()
 
 
 def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
     """Which flat coordinates are of latents of these names, (d,)."""
     return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
+
+
+def _prior_draws_if_any(
+    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
+) -> np.ndarray:
+    """Draws of the prior, (m, d); none where the model cannot be drawn from."""
+    try:
+        return _prior_draws(model, args, kwargs, latents)
+    except Exception as error:  # whatever a model does: other paths start elsewhere
+        warn_of_loss(error, "no path starts at draws of the prior")
+    return np.zeros((0, sum(int(np.size(value)) for value in latents.values())))
 
 
 def _prior_draws(
@@ -121,7 +186,9 @@ def _prior_draws(
         # Improper priors have no draws.
         if site["type"] != "sample" or site["name"] not in latents or _has_draws(site["fn"]):
             return None
-        return biject_to(site["fn"].support)(jnp.asarray(latents[site["name"]]))
+        # In the precision of the search, as are all that have draws.
+        unconstrained = jnp.asarray(latents[site["name"]], jnp.result_type(float))
+        return biject_to(site["fn"].support)(unconstrained)
 
     def draw(key: Array) -> Array:
         placed = handlers.substitute(seeded(model, key, {}), substitute_fn=given)

@@ -193,7 +193,8 @@ def runs_in_double(fn: Callable[..., Any], *args: Any) -> bool:
     with an error has seen, it keeps for good.
 
     The function does not trace in double precision where a program that uses its arrays cannot be
-    forgotten, or where it insists on single precision, as by the carry of a scan.
+    forgotten, or where it insists on single precision, as by the carry of a scan or a check of its
+    own.
     """
     for forget in (None, gc.collect, jax.clear_caches):
         if forget is not None:
@@ -222,7 +223,7 @@ def _traces_in_double(fn: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         # An error that leaves the trace would leave its arrays in double precision behind.
         try:
             return fn(*args)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             errors.append(str(error))
             return None
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+from numpyro_kscore.diagnostics._codes import Finding
+
+T = TypeVar("T")
 
 # Gradients of a chain until the first look at it: 120 transitions of some ten steps.
 GRADIENTS_OF_A_LOOK = 1_200
@@ -43,10 +47,14 @@ class Stages:
     """A line of tqdm that says what a diagnosis is doing, from its first second.
 
     It shows nothing where tqdm is not installed or nothing is to be shown.
+
+    Attributes:
+        failed: parts of the diagnosis that ended with an error.
     """
 
     def __init__(self, is_shown: bool = False) -> None:
         self._bar: Any = None
+        self.failed: tuple[Finding, ...] = ()
         if not is_shown:
             return
         try:
@@ -66,6 +74,21 @@ class Stages:
         """Show what comes next."""
         if self._bar is not None:
             self._bar.set_description_str(text)
+
+    def attempt(self, part: str, run: Callable[[], T], otherwise: T) -> T:
+        """The result of a part, or something else if it ends with an error, which is kept.
+
+        ``FloatingPointError`` passes: it is the answer to draws that are not finite.
+        """
+        try:
+            return run()
+        except FloatingPointError:
+            raise
+        except Exception as error:  # whatever a model does: the rest may tell
+            first_line = str(error).strip().split("\n")[0]
+            text = f"{part}: {type(error).__name__}: {first_line}"
+            self.failed += (Finding("failed", 0.0, where=text),)
+            return otherwise
 
     def weights(self, share: float) -> None:
         """Show which share of the draws has been weighed."""

@@ -28,6 +28,7 @@ Code = Literal[
     "nothing found",
     "tail",
     "budget",
+    "failed",
     "settled",
     "chains apart",
     "too few draws",
@@ -51,7 +52,8 @@ class Finding(NamedTuple):
         value: a count of draws, a share, a shift in standard deviations, a ratio of standard
             deviations, a slope, R-hat or a number of standard errors, as the code asks for.
         error: the standard error of the value, in the same units; 0 for a count.
-        where: the coordinate it was found in, such as ``"theta[3]"``; empty if in none.
+        where: the coordinate it was found in, such as ``"theta[3]"``, or the part of a diagnosis
+            that failed, with the error; empty if in none.
     """
 
     code: Code

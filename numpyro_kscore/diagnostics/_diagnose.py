@@ -37,6 +37,8 @@ from numpyro_kscore.diagnostics._weighing import weigh
 # The seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are
 # unknown.
 BUDGET_SHARE, LEAST_BUDGET, UNKNOWN_BUDGET = 2.0, 30.0, 60.0
+# The part of them that weights may take: the search for modes needs some, too.
+WEIGHTS_SHARE = 0.5
 # Fewer draws have no tail that tells.
 LEAST_WEIGHTS = 500
 # Time of a gradient, in that of a value with the guide's density.
@@ -105,18 +107,24 @@ def diagnose(
         fitted = fitted_guide(svi, result, args, kwargs, key)
         layout, draw_key = fitted.layout, key_apart(key, 1)
         clock = Clock(_budget(result) if budget is None else float(budget))
-        weights = None
+        weights = draws = None
         if has_density(layout):
-            draws = draw_weighted(
-                draw_key, fitted.program, layout, num_samples, clock.left, stages.weights
-            )
+            seconds = WEIGHTS_SHARE * clock.left
+            given = draw_key, fitted.program, layout, num_samples, seconds, stages.weights
+            draws = stages.attempt("importance weights", lambda: draw_weighted(*given), None)
+        if draws is not None:
             samples, num_lost = draws.samples, draws.num_lost
             clock.spend(draws.seconds * len(samples))
             clock.gradient = GRADIENT_COST * draws.seconds
             weights = weigh(draws) if len(samples) >= LEAST_WEIGHTS else None
         else:
             samples, num_lost = draw_finite(draw_key, fitted.program, layout, num_samples)
-        density = model_density(fitted, key)
+        whole = fitted._replace(tall=None)
+        density = stages.attempt(
+            "rows that stand for all",
+            lambda: model_density(fitted, key),
+            model_density(whole, key),
+        )
         diagnosis = examine(
             samples,
             density,

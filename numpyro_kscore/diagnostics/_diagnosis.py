@@ -21,7 +21,9 @@ class Diagnosis(NamedTuple):
         codes: findings to match on: some of ``"draws lost"``, ``"mode missed"``,
             ``"mean off"``, ``"collapsed"``, ``"too narrow"``, ``"too wide"``; of a fit that is not
             bad one of ``"nothing found"``, ``"chains slow"``, ``"chains moving"`` and
-            ``"errors large"``; with the latter perhaps ``"tail"`` and ``"budget"``.
+            ``"errors large"``; with the latter perhaps ``"tail"`` and ``"budget"``;
+            and ``"failed"`` if a part of it ended with an error, whose verdict is ``"cannot tell"``
+            if nothing else decides.
         findings: a sentence for each code.
         advice: suggestions of what to try next.
         movement: changes of means and standard deviations under weights, or along chains from the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -36,6 +37,8 @@ from numpyro_kscore.diagnostics._missed_modes import (
 from numpyro_kscore.diagnostics._movement import Movement, Walk
 from numpyro_kscore.diagnostics._weighing import Weighing
 
+# A part of a diagnosis, in words.
+MODES = "the search for modes"
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
 # The time of a gradient is measured if that takes fewer seconds.
@@ -68,19 +71,19 @@ def examine(
         verdict = judge(movement, names)[0] if np.all(weights.is_known) else "cannot tell"
         if verdict == "good":
             stages.tell("searching for modes")
-            modes = find_modes_without_draws(
-                density.evaluate, samples, sites, key_apart(key, 3), density.exact, clock
-            )
+            given = density.evaluate, samples, sites, key_apart(key, 3), density.exact, clock
+            modes = stages.attempt(MODES, partial(find_modes_without_draws, *given), modes)
         if verdict == "cannot tell":
             movement = None
     if movement is None:
-        movement, modes, findings, lost = _walk(
-            samples, density, sites, key, weights, clock, stages
-        )
+        unknown = _Walked(_known_so_far(len(names), weights), modes, _tail(weights, names), 0)
+        walk = partial(_walk, samples, density, sites, key, weights, clock, stages)
+        movement, modes, findings, lost = stages.attempt("Markov chains", walk, unknown)
         num_lost += lost
     verdict, found = decide(movement, modes, num_lost, names)
     if verdict == "cannot tell":
         found = (*found, *findings)
+    found = (*found, *stages.failed)
     return Diagnosis(
         verdict,
         tuple(finding.code for finding in found),
@@ -131,10 +134,8 @@ def _walk(
     num_chains = clock.affordable_chains(seconds)
     findings = _tail(weights, names)
     if num_chains == 0:
-        unknown = _unknown(len(names))
         needed = Finding("budget", NUM_CHAINS[-1] * GRADIENTS_OF_A_LOOK * seconds)
-        movement = unknown if weights is None else _merged(unknown, weights)
-        return _Walked(movement, modes, (*findings, needed), 0)
+        return _Walked(_known_so_far(len(names), weights), modes, (*findings, needed), 0)
     walk = Walk(program, points, key_apart(key, 2), num_chains)
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
@@ -153,9 +154,8 @@ def _walk(
         if modes == UNSEARCHED and _is_near(movement):
             home, mode_key = values[finite], key_apart(key, 3)
             stages.tell("searching for modes")
-            modes = find_missed_modes(
-                program, samples, home, walk.state, sites, mode_key, density.exact
-            )
+            given = program, samples, home, walk.state, sites, mode_key, density.exact, clock
+            modes = stages.attempt(MODES, partial(find_missed_modes, *given), modes)
         if modes.num_missed or judge(movement, names)[0] != "cannot tell":
             break
     return _Walked(movement, modes, findings, int(len(values) - finite.sum()))
@@ -180,10 +180,11 @@ def _tail(weights: Weighing | None, names: Sequence[str]) -> tuple[Finding, ...]
     return (Finding("tail", float(weights.shapes[worst]), where=names[worst]),)
 
 
-def _unknown(dim: int) -> Movement:
-    """The movement where nothing has been asked."""
+def _known_so_far(dim: int, weights: Weighing | None) -> Movement:
+    """The movement by weights where they tell it; nothing is known of the rest."""
     zeros, ones, errors = np.zeros(dim), np.ones(dim), np.full(dim, np.inf)
-    return Movement(zeros, errors, ones, errors, zeros, zeros, 0, np.nan)
+    unknown = Movement(zeros, errors, ones, errors, zeros, zeros, 0, np.nan)
+    return unknown if weights is None else _merged(unknown, weights)
 
 
 def _merged(movement: Movement, weights: Weighing) -> Movement:

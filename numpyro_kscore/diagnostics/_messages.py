@@ -92,6 +92,11 @@ WORDS: dict[Code, tuple[str, str | dict[Known, str]]] = {
         "Markov chains would take about {value:.0f} seconds more than the budget",
         "diagnose with a larger budget, in seconds",
     ),
+    "failed": (
+        "a part of the diagnosis ended with an error, {where}",
+        "look for what the model cannot do: run under vmap, or be differentiated in reverse; "
+        "compare with NUTS",
+    ),
     "settled": (
         "all means and standard deviations have settled: nested R-hat is at most {value:.3f}",
         "",

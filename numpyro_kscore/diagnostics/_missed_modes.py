@@ -148,11 +148,11 @@ def find_missed_modes(
     sites: Sequence[Site],
     key: Array,
     exact: Callable[[Array], Array] | None = None,
-    roams: bool = True,
+    clock: Clock | None = None,
 ) -> Modes:
     """Ascend from draws and from afar, and compare where the paths end.
 
-    Chains from afar are left out unless it ``roams``, where there is no time for them.
+    Chains from afar are left out where there is no time for them, and paths end with the time.
 
     The chains are in coordinates whitened by the draws, (n, d), at some of which ``values`` are the
     log densities; those at ``home`` started from draws, and have walked. If their density is an
@@ -161,7 +161,10 @@ def find_missed_modes(
     if samples.shape[1] > MOST_DIMENSIONS:
         return UNSEARCHED
     num_chains, metric = home.point.shape[0], program.metric
-    host = _Host(program, num_chains)
+    clock = clock or Clock()
+    once = seconds_of(lambda: jax.block_until_ready(program.evaluate(home.point)))
+    host = _Host(program, num_chains, clock, once)
+    roams = GRADIENTS_OF_A_LOOK * once < clock.left
     rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
     z = metric.whiten(samples)
     far = metric.whiten(far_points(sites, samples, num_chains, rng))
@@ -181,9 +184,12 @@ def find_missed_modes(
     suspects = [mode for mode in away if mode.log_mass > least and not _is_covered(mode, z, own)]
     if exact is not None and suspects:
         suspects = [mode for mode in host.corrected(suspects, exact) if mode.log_mass > least]
-    missed = [m for m in suspects[:MOST_SUSPECTS] if _stays_apart(host, m, home, key_apart(key, 2))]
+    suspects, num_arrived = suspects[:MOST_SUSPECTS], sum(mode is not None for mode in ends)
+    if suspects and clock.left <= 0:
+        # Nobody knows of them whether they are apart: nothing is claimed of any.
+        suspects, num_arrived = [], 0
+    missed = [m for m in suspects if _stays_apart(host, m, home, key_apart(key, 2))]
     total = np.logaddexp.reduce([0.0, *(m.log_mass - mass for m in missed)])
-    num_arrived = sum(mode is not None for mode in ends)
     return Modes(len(missed), float(-np.expm1(-total)), len(ends), num_arrived)
 
 
@@ -206,28 +212,34 @@ def find_modes_without_draws(
     program = ChainProgram(density, fit_metric(points))
     home = program.start(program.metric.whiten(points[chosen]))
     values = np.asarray(home.value)
-    roams = True
-    if clock is not None:
-        once = seconds_of(lambda: jax.block_until_ready(program.evaluate(home.point)))
-        roams = GRADIENTS_OF_A_LOOK * once < clock.left
     found = values[np.isfinite(values)]
-    return find_missed_modes(program, samples, found, home, sites, key, exact, roams)
+    return find_missed_modes(program, samples, found, home, sites, key, exact, clock)
 
 
 class _Host:
-    """The model as a function of whitened points in double precision on the host."""
+    """The model as a function of whitened points in double precision on the host.
 
-    def __init__(self, program: ChainProgram, num_chains: int) -> None:
+    A gradient of all chains takes ``once`` seconds off the clock, without compilation.
+    """
+
+    def __init__(self, program: ChainProgram, num_chains: int, clock: Clock, once: float) -> None:
         self.program, self.metric, self.num_chains = program, program.metric, num_chains
+        self.clock, self.once = clock, once
 
     def energies(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Minus log density (n,) and its gradient (n, d), by the program of the chains."""
+        """Minus log density (n,) and its gradient (n, d), by the program of the chains.
+
+        When the time is over they are infinite and zero, which ends a path.
+        """
+        if self.clock.left <= 0:
+            return np.full(len(z), np.inf), np.zeros_like(z)
         values, gradients = [], []
         size = self.num_chains
         for rows in np.split(z, range(size, len(z), size)):
             padded = np.concatenate([rows, np.repeat(rows[:1], size - len(rows), axis=0)])
             points = jnp.asarray(padded, self.metric.mean.dtype)
             value, gradient = jax.device_get(self.program.evaluate(points))
+            self.clock.spend(self.once)
             values.append(np.asarray(value[: len(rows)], np.float64))
             gradients.append(np.asarray(gradient[: len(rows)], np.float64))
         return -np.concatenate(values), -np.concatenate(gradients)
@@ -251,7 +263,8 @@ class _Host:
         state = self.program.start(z, log_step)
         for index, power in enumerate(coldness):
             step_key = jax.random.fold_in(key, index)
-            state, _ = self.program.advance(state, step_key, DIAGNOSIS, True, power)
+            state, window = self.program.advance(state, step_key, DIAGNOSIS, True, power)
+            self.clock.spend(self.once * float(window.num_steps))
         return state
 
     def ascend(self, starts: np.ndarray) -> list[_Mode | None]:

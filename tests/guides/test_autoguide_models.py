@@ -21,6 +21,7 @@ from numpyro_kscore import AutoImplicit, AutoSemiImplicit, ImplicitELBO
 from support.autoguides import KEY, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
+from support.enumerated import chained_sizes
 
 
 def ordered_model():
@@ -202,6 +203,14 @@ def test_state_space_models(kind):
     draw = functools.partial(guide.sample_posterior, sample_shape=(3,))
     draws = jax.eval_shape(draw, KEY, params)
     assert shapes_of(draws) == {"start": (3,), "x": (3, 5)}
+
+
+@pytest.mark.thorough
+def test_a_chain_of_states_with_positive_latents_in_a_plate():
+    """NumPyro's own scan has no log-Jacobians where states are summed out, nor factors."""
+    guide = AutoImplicit(chained_sizes, warm_start=False)
+    guide.set_up(KEY)
+    assert guide._shapes == (("rate", ()), ("sizes", (7, 2)))
 
 
 @pytest.mark.thorough

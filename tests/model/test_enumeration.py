@@ -21,6 +21,7 @@ from support.compiling import quick_jit
 from support.coordinates import coordinates_of
 from support.doubles import GaussianScore
 from support.enumerated import (
+    chained_sizes,
     chained_switch,
     hmm,
     in_rows,
@@ -50,6 +51,11 @@ CASES = {
     "hidden Markov": (hmm, {"means": RNG.normal(size=3), "sd": np.array(0.1)}, {}),
     "masked steps": (masked_hmm, {"means": RNG.normal(size=3)}, {}),
     "chain with others": (chained_switch, {"means": RNG.normal(size=3)}, {}),
+    "chain with sizes and factors": (
+        chained_sizes,
+        {"rate": np.array(0.3), "sizes": RNG.normal(size=(7, 2))},
+        {},
+    ),
     "plates in plates": (
         in_rows(partial(topics, rows=2), documents=[1, 3]),
         {"topic": RNG.normal(size=(3, 4)), "share": RNG.normal(size=(2, 2))},

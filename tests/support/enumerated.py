@@ -140,3 +140,27 @@ def chained_switch(by_hand=False):
         return state, None
 
     scan(step, 0, Y)
+
+
+def chained_sizes(by_hand=False):
+    """A chain whose every step has positive latents in a plate, and a factor."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    if by_hand:
+        sizes = numpyro.sample("sizes", dist.Gamma(2.0, rate).expand([7, 2]).to_event(2))
+        of_each = dist.Normal(sizes[:, :, None] + jnp.arange(3.0), 1.0).log_prob(Y[:, None, None])
+        of_each = of_each.sum(1) + 0.1 * Y[:, None] * jnp.arange(3.0)
+        state = jnp.log(TRANSITIONS[0]) + of_each[0]
+        for now in of_each[1:]:
+            state = logsumexp(state[:, None] + jnp.log(TRANSITIONS), axis=0) + now
+        numpyro.factor("y", logsumexp(state))
+        return
+
+    def step(state, now):
+        state = numpyro.sample("state", dist.Categorical(jnp.asarray(TRANSITIONS)[state]))
+        numpyro.factor("tilt", 0.1 * now * state)
+        with numpyro.plate("columns", 2):
+            sizes = numpyro.sample("sizes", dist.Gamma(2.0, rate))
+            numpyro.sample("y", dist.Normal(sizes + state, 1.0), obs=now)
+        return state, None
+
+    scan(step, 0, jnp.asarray(Y))
