@@ -26,6 +26,10 @@ class Selection(NamedTuple):
         standard_error: of the loss's difference from the least at that bandwidth, (b, p).
         row: index of the selected bandwidth.
         column: index of the selected strength.
+        distinct: effective number of distinct samples among those (at most 2048) that were used:
+            ``n²/Σ m²`` where one occurs m times, equal or nearly. Copies stay in one half.
+        discrete: whether a coordinate takes few values. Along it there is no score, and the base
+            alone was taken, or the strongest member if the strength was given.
 
     Example::
 
@@ -40,6 +44,8 @@ class Selection(NamedTuple):
     standard_error: jax.Array
     row: jax.Array
     column: jax.Array
+    distinct: jax.Array
+    discrete: jax.Array
 
     @property
     def strength(self) -> jax.Array:

@@ -142,7 +142,8 @@ def pick(
         index = jnp.where(keeps, index, weaker)
     unit = lax.stop_gradient(bandwidths[0]) ** 2
     strengths = path.strengths(loss.dtype)
-    selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
+    number, no = jnp.asarray(math.nan, loss.dtype), jnp.asarray(False)
+    selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index, number, no)
     return selection, dataclasses.replace(path, index=index)
 
 
@@ -157,5 +158,6 @@ def pick_unseen(
     strengths = path.strengths(dtype)
     unknown = jnp.full((bandwidths.shape[0], strengths.shape[0]), jnp.nan, dtype)
     index = jnp.asarray(1)
-    selection = Selection(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index)
+    number, no = jnp.asarray(math.nan, dtype), jnp.asarray(False)
+    selection = Selection(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index, number, no)
     return selection, dataclasses.replace(path, index=index)
