@@ -47,8 +47,10 @@ def find_modes(
         found = [end._replace(best=refine_mode(search, end.best)) for end in found]
     if len(found) > 1:
         masses, misfits = zip(*(_fit_of(search, end.best) for end in found), strict=True)
-        is_separate = is_separate and max(misfits) < MOST_MISFIT
-        found, weights = counting(found, np.array(masses))
+        # A mode that does not count has no say in how well the others are fitted.
+        kept, weights = counting(list(zip(found, misfits, strict=True)), np.array(masses))
+        found = [end for end, _ in kept]
+        is_separate = is_separate and max(misfit for _, misfit in kept) < MOST_MISFIT
     parts = tuple(end.best.gaussian for end in found)
     return GaussianStart(
         Chain((with_moments(parts, weights) if len(parts) > 1 else best.gaussian,)),

@@ -104,7 +104,6 @@ def fit_mixture(samples: jax.Array, groups: Groups, share: jax.Array | float = 1
     def fit(members: jax.Array) -> EllipticalBase:
         return fit_student(samples, members, share)
 
-
     def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
         # Components that are not in use repeat another, so that all their values are finite.
         fitted = lax.cond(each[1], fit, lambda _: previous, each[0])

@@ -39,6 +39,7 @@ from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
 
+
 def pair_distances(
     points: jax.Array, direct: jax.Array, sharding: NamedSharding | None
 ) -> jax.Array:
@@ -198,19 +199,13 @@ STEPS, STEPS_OF_MANY = 32, 48
 
 
 def choose(
-    settings: FitSettings,
-    rows: Rows,
-    dim: int,
-    bandwidths: jax.Array,
-    num_samples: int,
-    discrete: jax.Array,
+    settings: FitSettings, rows: Rows, dim: int, bandwidths: jax.Array, num_samples: int
 ) -> tuple[Selection, PathMember]:
     """The bandwidth among some, (b,), the strength if it is open, and their regularizer.
 
     At most 2048 of the samples are used, evenly spaced. They are in standardized units; where they
     are rotated into their span, (n, k), the space still has ``dim`` dimensions. ``num_samples`` is
-    the number of those that the operator of the estimate is averaged over. Where a coordinate is
-    ``discrete`` held-out losses mean nothing, and the base alone is taken.
+    the number of those that the operator of the estimate is averaged over.
     """
     unchosen = path_for(settings.regularizer, dim, settings.normalize)
     stride, tried = -(-rows.points.shape[0] // SELECTION_POINTS), bandwidths
@@ -236,7 +231,7 @@ def choose(
     values = lax.map(losses, bandwidths)
     # Losses that are not finite are never selected.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
-    mean = jnp.where(discrete, jnp.inf, jnp.sum(jnp.where(counted, values, 0.0), axis=2) / number)
+    mean = jnp.sum(jnp.where(counted, values, 0.0), axis=2) / number
 
     def error(members: jax.Array, rows: jax.Array) -> jax.Array:
         differences = values - values[rows, members][:, None]
@@ -248,6 +243,6 @@ def choose(
 
     growth = max(num_samples / n, 1.0)
     selection, member = pick(unchosen, mean, error, tried, growth)
-    selection = selection._replace(distinct=effective_number(own), discrete=discrete)
+    selection = selection._replace(distinct=effective_number(own))
     steps = STEPS_OF_MANY if growth > 1 else STEPS
     return selection, dataclasses.replace(member, least_steps=steps)
