@@ -59,7 +59,9 @@ def chain(key: Array, rho: float, n: int) -> Array:
 def one_by_one(n: int) -> np.ndarray:
     """An order of samples in which the halves are the even and the odd ones."""
     order = np.arange(n)
-    order[np.concatenate(deal(np.arange(n))[:2])] = np.concatenate([order[: n // 2 * 2 : 2], order[1::2]])
+    order[np.concatenate(deal(np.arange(n))[:2])] = np.concatenate(
+        [order[: n // 2 * 2 : 2], order[1::2]]
+    )
     return order
 
 
