@@ -23,7 +23,7 @@ from jax import Array, lax, random
 from examples.common.tables import markdown_line
 from numpyro_kscore import ScoreEstimator
 from numpyro_kscore.estimators import KernelDensity
-from numpyro_kscore.estimators._fit.selection import deal
+from numpyro_kscore.estimators._base.copies import deal
 
 CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 
@@ -59,7 +59,9 @@ def chain(key: Array, rho: float, n: int) -> Array:
 def one_by_one(n: int) -> np.ndarray:
     """An order of samples in which the halves are the even and the odd ones."""
     order = np.arange(n)
-    order[np.concatenate(deal(n))] = np.concatenate([order[: n // 2 * 2 : 2], order[1::2]])
+    order[np.concatenate(deal(np.arange(n))[:2])] = np.concatenate(
+        [order[: n // 2 * 2 : 2], order[1::2]]
+    )
     return order
 
 

@@ -130,4 +130,6 @@ def _matched(
 
 def match_mode(search: Search, start: Candidate) -> Candidate:
     """The Gaussian of one of several separate modes, after some steps of batch and match."""
+    # Its bound along a path is from few draws, by which it looked best: no other would exceed it.
+    start = in_form(search, start.gaussian, start.centering)
     return _matched(search, start, num_steps=MODE_STEPS)

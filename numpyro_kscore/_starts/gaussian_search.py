@@ -16,8 +16,13 @@ from numpyro_kscore._starts.candidates import Candidate, highest, in_form, prefe
 from numpyro_kscore._starts.climb import climb_in_forms, match_mode
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
-from numpyro_kscore._starts.modes import find_modes
-from numpyro_kscore._starts.pathfinder import COLD_SCALE, all_paths, given_scales
+from numpyro_kscore._starts.modes import find_modes, may_be_more
+from numpyro_kscore._starts.pathfinder import (
+    COLD_SCALE,
+    all_paths,
+    given_scales,
+    more_paths,
+)
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, Search
 from numpyro_kscore._starts.start import GaussianStart, draw_exactly
 from numpyro_kscore._transports.affine import Affine, antithetic
@@ -26,6 +31,8 @@ from numpyro_kscore._transports.transport import Chain, pulled_back
 
 # Draws for a bound in the end.
 LAST_DRAWS = 64
+# Rounds of more paths where there may be more modes, while fewer gradients were taken.
+MORE_ROUNDS, MOST_FOR_MODES = 6, 8000
 # Bounds that are equal in the last choice, in nats. So many draws hardly see a tail of small
 # scales, where parents of effects have the right size in non-centered coordinates alone.
 EQUAL_IN_THE_END = 0.5
@@ -49,12 +56,17 @@ def find_gaussian(
     (docs/start); O(d³) for each step of batch and match.
     """
     model, dim = CountedDensity(density), len(latents.first)
+    latents = latents.with_spread(rng)
     search = Search(model, latents, rng, antithetic(rng, LAST_DRAWS, dim))
     forms = [of_degrees(np.ones(dim))]
     if np.any(latents.is_hierarchical):
         forms.append(of_degrees(np.where(latents.is_hierarchical, 0.0, 1.0)))
     cold = in_form(search, Affine(latents.first, COLD_SCALE * np.eye(dim)), forms[0])
     paths = all_paths(search, forms)
+    for count in range(MORE_ROUNDS):
+        for form, ends in zip(forms, paths, strict=True):
+            if model.count < MOST_FOR_MODES and may_be_more(ends):
+                ends += more_paths(search, form, count)
     found = [highest([end.best for end in ends]) for ends in paths if ends]
     if not found:
         raise FloatingPointError("expected a finite density at one of the starts; got none")

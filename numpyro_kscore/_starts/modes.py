@@ -20,6 +20,8 @@ from numpyro_kscore._transports.transport import Chain
 SAME_MODE, LEAST_MASS = 1.0, 0.02
 # Modes further apart than this in the same units hardly overlap, if their Gaussians fit this well.
 SEPARATE, MOST_MISFIT = 16.0, 0.5
+# Nats below the highest bound, from which on a mode hardly counts.
+FARTHEST = 5.0
 # Largest squared slope at a mode, in nats per standard deviation of the best Gaussian.
 LEAST_SLOPE = 0.01
 
@@ -47,8 +49,10 @@ def find_modes(
         found = [end._replace(best=refine_mode(search, end.best)) for end in found]
     if len(found) > 1:
         masses, misfits = zip(*(_fit_of(search, end.best) for end in found), strict=True)
-        is_separate = is_separate and max(misfits) < MOST_MISFIT
-        found, weights = counting(found, np.array(masses))
+        # A mode that does not count has no say in how well the others are fitted.
+        kept, weights = counting(list(zip(found, misfits, strict=True)), np.array(masses))
+        found = [end for end, _ in kept]
+        is_separate = is_separate and max(misfit for _, misfit in kept) < MOST_MISFIT
     parts = tuple(end.best.gaussian for end in found)
     return GaussianStart(
         Chain((with_moments(parts, weights) if len(parts) > 1 else best.gaussian,)),
@@ -59,6 +63,25 @@ def find_modes(
         weights,
         parts if is_separate and len(parts) > 1 else (),
     )
+
+
+def may_be_more(ends: Sequence[PathEnd]) -> bool:
+    """Whether paths have found several modes that count, and one of them too seldom.
+
+    The probability that the next path ends at a new mode is about the fraction of paths whose mode
+    was found once (Good 1953). Components with exchangeable labels have k! modes: where there are
+    more than two, every one is to be found three times.
+    """
+    arrived = [end for end in ends if end.has_arrived]
+    if not arrived:
+        return False
+    first = max(arrived, key=lambda end: end.best.bound.value)
+    least = first.best.bound.value - FARTHEST
+    likely = [end for end in arrived if end.best.bound.value > least]
+    likely = [end for end in likely if is_same(end.best.centering, first.best.centering)]
+    found = _distinct(likely, SEPARATE)
+    times = [sum(len(_distinct([mode, end], SEPARATE)) == 1 for end in likely) for mode in found]
+    return len(found) > 1 and min(times) < min(len(found), 3)
 
 
 def counting(found: Sequence[Any], log_masses: np.ndarray) -> tuple[list[Any], np.ndarray]:
@@ -73,14 +96,14 @@ def _fit_of(search: Search, candidate: Candidate) -> tuple[float, float]:
     """How well a Gaussian fits the model near it: log probability there, and misfit.
 
     The former is by importance sampling, and not normalized. The misfit is, by Stein's identity,
-    how far the model's width in some direction is from the Gaussian's: 0 if it is Gaussian, 1 if it
-    is flat there, as along a ring of modes.
+    how much wider the model is than the Gaussian in some direction: 0 if it is Gaussian, 1 if it is
+    flat there, as along a ring of modes.
     """
     gaussian, noise = candidate.gaussian, search.noise
     energies, gradients = search.model.in_form(candidate.centering)(gaussian.push(noise))
     residual = noise.T @ (noise - gradients @ gaussian.factor) / len(noise)
     is_finite = np.all(np.isfinite(residual))
-    misfit = float(np.linalg.norm(residual + residual.T, 2) / 2) if is_finite else np.inf
+    misfit = float(np.linalg.eigvalsh(residual + residual.T)[-1] / 2) if is_finite else np.inf
     ratios = gaussian.log_det + 0.5 * np.sum(noise**2, axis=1) - energies
     ratios = np.where(np.isfinite(ratios), ratios, -np.inf)
     # Truncated where a single draw would dominate (Ionides 2008).

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._starts.candidates import Candidate, highest, in_form, lower_bound
 from numpyro_kscore._starts.newton import newton
-from numpyro_kscore._starts.search import Search
+from numpyro_kscore._starts.search import RADIUS, Search
 from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
 
@@ -25,8 +25,8 @@ PRIOR_STARTS = 8
 PATH_DRAWS = 8
 # Iterates looked at in each round of the search for the best one of a path.
 LOOKS, ROUNDS = 6, 3
-# Radius of random starts in unconstrained coordinates, as NumPyro's, and the scale of its guides.
-RADIUS, COLD_SCALE = 2.0, 0.1
+# Scale of NumPyro's guides at their start.
+COLD_SCALE = 0.1
 # Quantiles of the prior that scales are held at.
 QUANTILES = (0.25, 0.5, 0.75)
 
@@ -72,6 +72,14 @@ def all_paths(search: Search, forms: Sequence[Centering]) -> list[list[PathEnd]]
             if is_same(form, best.centering):
                 ended += _paths(search, rest, widths_in(form, len(rest)), form, len(rest))
     return ends
+
+
+def more_paths(search: Search, form: Centering, round_number: int) -> list[PathEnd]:
+    """Paths from further draws of the prior, and from random points."""
+    start = PRIOR_STARTS + round_number * NUM_PATHS
+    drawn = search.latents.from_prior[start : start + NUM_PATHS]
+    widths = np.where(form.degrees == 1, search.latents.prior_widths, 1.0)
+    return _paths(search, drawn, np.tile(widths, (len(drawn), 1)), form, 2 * NUM_PATHS)
 
 
 def given_scales(search: Search, form: Centering) -> list[Candidate]:

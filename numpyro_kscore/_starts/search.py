@@ -12,6 +12,8 @@ from numpyro_kscore._transports.transport import Evaluate
 
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
+# Radius of random starts in unconstrained coordinates, as NumPyro's.
+RADIUS = 2.0
 
 
 class AtPoints(NamedTuple):
@@ -92,6 +94,20 @@ class Latents(NamedTuple):
         low, high = np.quantile(self.from_prior, [0.16, 0.84], axis=0)
         found = 0.5 * (high - low)
         return np.where(np.isfinite(found) & (found > 0), found, 1.0)
+
+    def with_spread(self, rng: np.random.Generator) -> Latents:
+        """With random numbers for coordinates that are the same in all draws of the prior.
+
+        A ``sample`` that returns zeros, as that of a potential often does, says nothing.
+        """
+        draws = self.from_prior
+        if len(draws) < FEWEST_DRAWS:
+            return self
+        is_same = np.ptp(draws, axis=0) == 0
+        if not np.any(is_same):
+            return self
+        spread = rng.uniform(-RADIUS, RADIUS, draws.shape)
+        return self._replace(from_prior=np.where(is_same, spread, draws))
 
 
 class Search(NamedTuple):

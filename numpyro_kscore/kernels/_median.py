@@ -32,7 +32,7 @@ def median_distance(s: jax.Array) -> jax.Array:
     values = part.ravel()
     rank = zeros + (pairs - 1) // 2
     lower = on_cpu_or(
-        lambda values: _order_statistic(values, rank), lambda values: jnp.sort(values)[rank], values
+        lambda values: order_statistic(values, rank), lambda values: jnp.sort(values)[rank], values
     )
     next_larger = jnp.min(jnp.where(values > lower, values, jnp.inf))
     is_tied = jnp.sum(values <= lower) > zeros + pairs // 2
@@ -44,7 +44,7 @@ def median_distance(s: jax.Array) -> jax.Array:
     return jnp.where(distance > 0, distance, 1.0)
 
 
-def _order_statistic(values: jax.Array, rank: int) -> jax.Array:
+def order_statistic(values: jax.Array, rank: int) -> jax.Array:
     """The ``rank``-th smallest (from 0) of non-negative values, exactly.
 
     The bits of non-negative floats are ordered as the floats are, so the answer is built bit by

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.accuracy import chains, score_targets
 from numpyro_kscore import ScoreEstimator
-from numpyro_kscore.estimators._fit.selection import BLOCKS, STEPS_OF_MANY, deal
+from numpyro_kscore.estimators._base.copies import BLOCKS, deal
+from numpyro_kscore.estimators._fit.selection import STEPS_OF_MANY
 from numpyro_kscore.regularizers import Tikhonov
 from support.compiling import quick_jit
 from support.samples import make_scaled
@@ -114,7 +115,8 @@ def test_nothing_finite_is_no_base():
 
 @pytest.mark.parametrize("n", [2, 3, 31, 50, 51, 400, 2047])
 def test_halves_are_of_equal_size_and_share_nothing(n):
-    first, second = deal(n)
+    first, second, counted = (np.asarray(a) for a in deal(jnp.arange(n)))
+    assert np.all(counted)
     assert len(first) == len(second) == n // 2
     np.testing.assert_array_equal(np.sort(np.concatenate([first, second])), np.arange(n // 2 * 2))
     # One by one if they are few, and in blocks otherwise.
@@ -154,6 +156,6 @@ def test_a_benchmark_has_both_errors(capsys):
     np.testing.assert_allclose(chains.unbent(chains.bent(z)), z, rtol=1e-6)
     # In this order the halves are the even and the odd samples.
     order = chains.one_by_one(201)
-    first, second = deal(201)
+    first, second, _ = (np.asarray(a) for a in deal(jnp.arange(201)))
     assert set(order[first] % 2) == {0}
     assert set(order[second] % 2) == {1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from numpyro_kscore.estimators._base.base_scores import (
     ValuesBase,
     ZeroBase,
 )
+from numpyro_kscore.estimators._base.copies import distinct_share
 from numpyro_kscore.estimators._base.gaussian import fit_gaussian
 from numpyro_kscore.estimators._base.groups import (
     MOST_GROUPS,
@@ -50,12 +50,12 @@ def make_base(base: Any, samples: jax.Array, base_scores: Any) -> Base:
             )
         fitted = DistributionBase(with_jax_leaves(base))
     elif isinstance(base, str) and base == "gaussian":
-        gaussian = fit_gaussian(samples)
+        gaussian = fit_gaussian(samples, None, distinct_share(samples))
         # An array in the samples' precision: a number would become one in JAX's own.
         nothing = jnp.zeros((), samples.dtype)
         fitted = EllipticalBase(gaussian.coordinates, nothing, held_out=gaussian.held_out)
     elif isinstance(base, str) and base == "student":
-        fitted = fit_student(samples)
+        fitted = fit_student(samples, None, distinct_share(samples))
     elif isinstance(base, str) and base == "auto":
         fitted = _base_of_groups(samples)
     elif callable(base):
@@ -83,23 +83,26 @@ def _base_of_groups(samples: jax.Array) -> Base:
     A mixture with one component is that component. Its programs are twice as long, so it is made
     only where the number of groups is not known, inside of ``jit``.
     """
+    share = distinct_share(samples)
     if not are_enough_for_groups(*samples.shape):
-        return fit_student(samples)
-    groups = find_groups(samples)
+        return fit_student(samples, None, share)
+    groups = find_groups(samples, share)
     if is_concrete(groups.number) and int(groups.number) == 1:
-        return fit_student(samples)
-    return fit_mixture(samples, groups)
+        return fit_student(samples, None, share)
+    return fit_mixture(samples, groups, share)
 
 
 @quick_jit
 @full_precision
-def fit_mixture(samples: jax.Array, groups: Groups) -> MixtureBase:
+def fit_mixture(samples: jax.Array, groups: Groups, share: jax.Array | float = 1.0) -> MixtureBase:
     """The mixture of samples (n, d) in groups: with one component where they are one group.
 
     Cost: that of :func:`fit_student`, and twice as much and again for each of several groups.
     """
     used = jnp.arange(MOST_GROUPS) < groups.number
-    fit = partial(fit_student, samples)
+
+    def fit(members: jax.Array) -> EllipticalBase:
+        return fit_student(samples, members, share)
 
     def step(previous: Any, each: tuple[jax.Array, jax.Array]) -> tuple[Any, Any]:
         # Components that are not in use repeat another, so that all their values are finite.

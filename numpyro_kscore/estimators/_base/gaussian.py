@@ -58,7 +58,9 @@ class FittedGaussian(NamedTuple):
 
 @quick_jit
 @full_precision
-def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> FittedGaussian:
+def fit_gaussian(
+    samples: jax.Array, members: jax.Array | None = None, share: jax.Array | float = 1.0
+) -> FittedGaussian:
     """The Gaussian whose score predicts left-out samples best, of a family with three parameters.
 
     First the standard deviations D: τ moves their logarithms to the mean, as the best Gaussian
@@ -67,7 +69,8 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
     which the Sherman-Morrison formula turns into weights of ``x_iᵀ B⁻¹ x_i`` and
     ``x_iᵀ B⁻¹ M B⁻¹ x_i``, with ``M = (R + c I)/(1 + c)`` and c = 4 k²/n for k coordinates that
     vary; the best γ for each ρ is a ratio of two means. D stays that of all samples in this step.
-    ``members`` are 1 for the samples, (n, d), that it is fitted to and 0 for others.
+    ``members`` are 1 for the samples, (n, d), that it is fitted to and 0 for others. Of copies,
+    which are left out together, a ``share`` is distinct: n is that of so many samples.
 
     Cost: O(n d² + d³), the eigendecomposition O(min(n, d)³).
     """
@@ -79,6 +82,7 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
         average = partial(jnp.tensordot, members / n, axes=1)
         # Others are moved to the mean, where they add nothing.
         samples = jnp.where(members[:, None] > 0, samples, average(samples))
+    distinct = jnp.maximum(share * n, 2.0).astype(samples.dtype)
     diagonal = standardize_samples(samples, "diagonal")
     if members is not None:
         scale = diagonal.scale * jnp.sqrt(samples.shape[0] / n)
@@ -86,7 +90,7 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
     # Coordinates that do not vary have scale 1 by definition, and at most rounding in them. They
     # say nothing about the others, and are left out.
     varies = jnp.sum(jnp.square(diagonal.to_kernel(samples)), axis=0) > 0.5 * n
-    diagonal = _even(samples, diagonal, varies, n, average)
+    diagonal = _even(samples, diagonal, varies, distinct, average)
     x = jnp.where(varies, diagonal.to_kernel(samples), 0.0)
     covariance = x.T @ x / n + jnp.diag(jnp.where(varies, 0.0, 1.0).astype(samples.dtype))
     eigenvalues, counts, squares = _spectrum(lax.stop_gradient(x), varies, n)
@@ -94,15 +98,15 @@ def fit_gaussian(samples: jax.Array, members: jax.Array | None = None) -> Fitted
     # Without sample i, whose own deviation is then n/(n-1) times as large:
     # (1-ρ) R_(-i) + ρ I = B - b x_i x_iᵀ with B = (1-ρ) n/(n-1) R + ρ I, b = (1-ρ) n/(n-1)².
     rho = jnp.asarray(SHRINKAGES if dim > 1 else (1.0,), samples.dtype)
-    larger = n / (n - 1)
-    b = (1.0 - rho) * (n / (n - 1) ** 2)
+    larger = distinct / (distinct - 1)
+    b = (1.0 - rho) * (distinct / (distinct - 1) ** 2)
     spectrum = ((1.0 - rho) * larger)[:, None] * eigenvalues + rho[:, None]
     floor = 10 * dim * jnp.finfo(samples.dtype).eps * jnp.max(spectrum, axis=1)
     is_sound = jnp.min(spectrum, axis=1) > floor
     inverse = 1.0 / jnp.maximum(spectrum, floor[:, None])
     # In units of the samples' spread, errors along all directions count alike. That is safe where
     # the covariance is known; where it is not, directions of no spread at all must count too.
-    unknown = PARAMETERS_WEIGHT * jnp.square(jnp.sum(varies.astype(samples.dtype))) / n
+    unknown = PARAMETERS_WEIGHT * jnp.square(jnp.sum(varies.astype(samples.dtype))) / distinct
     metric = (eigenvalues + unknown) / (1.0 + unknown)
     once, twice = squares @ inverse.T, squares @ (metric * jnp.square(inverse)).T
     remaining = 1.0 - b * once

@@ -107,7 +107,7 @@ def _fewest(dim: int) -> int:
 
 @quick_jit
 @full_precision
-def find_groups(samples: jax.Array) -> Groups:
+def find_groups(samples: jax.Array, share: jax.Array | float = 1.0) -> Groups:
     """Groups of samples (n, d), at most four; not differentiated.
 
     Cost: O(n d²) for each of 30 steps and 2 to 3 numbers of groups, with n at most 512.
@@ -131,10 +131,12 @@ def find_groups(samples: jax.Array) -> Groups:
         posterior = _posterior(mixture, some)
         # Half of log n for every mean and weight; the shape is common to all.
         parameters = jnp.sum(mixture.log_weights > -jnp.inf) * (dim + 1)
-        criterion = jnp.sum(posterior.log_density) - 0.5 * parameters * jnp.log(n)
+        criterion = share * jnp.sum(posterior.log_density)
+        criterion = criterion - 0.5 * parameters * jnp.log(share * n)
         tried = state.tried + 1
         better = criterion > state.criterion + LEAST_GAIN
-        better = better & _are_separate(mixture, posterior, some, _fewest(dim) * n / size)
+        fewest = _fewest(dim) * n / (share * size)
+        better = better & _are_separate(mixture, posterior, some, fewest, share)
         # A split begins with the shape of neighbors, which the spread between groups is not in.
         onward = _either(is_first, state.mixture, mixture)
         taken = _Search(tried, onward, mixture, tried, criterion)
@@ -224,7 +226,11 @@ def _scatters(weights: jax.Array, z: jax.Array, means: jax.Array) -> jax.Array:
 
 
 def _are_separate(
-    mixture: _TMixture, posterior: _Posterior, z: jax.Array, fewest: float
+    mixture: _TMixture,
+    posterior: _Posterior,
+    z: jax.Array,
+    fewest: jax.Array | float,
+    share: jax.Array | float,
 ) -> jax.Array:
     """Whether all groups are large enough, hardly overlap, and are rare and sparse between."""
     shares = jnp.exp(posterior.log_shares)
@@ -233,7 +239,7 @@ def _are_separate(
     sizes = jnp.where(used, jnp.sum(shares, axis=0), jnp.inf)
     overlaps = jnp.sum(jnp.where(own, 0.0, shares), axis=0) / sizes
     pairs = used[:, None] & used & ~jnp.eye(MOST_GROUPS, dtype=bool)
-    depths = jnp.where(pairs, _valley_depths(mixture, z, own), jnp.inf)
+    depths = jnp.where(pairs, _valley_depths(mixture, z, own, share), jnp.inf)
     shallow = (jnp.max(overlaps) > MOST_OVERLAP) | (jnp.min(depths) < VALLEY)
     may_be = (jnp.min(sizes) >= fewest) & ~shallow
     # For most samples this is known to be false, and the longest computation is left out.
@@ -271,7 +277,9 @@ def _declines(mixture: _TMixture, posterior: _Posterior, z: jax.Array) -> jax.Ar
     return (number < FEWEST) | ~denser
 
 
-def _valley_depths(mixture: _TMixture, z: jax.Array, own: jax.Array) -> jax.Array:
+def _valley_depths(
+    mixture: _TMixture, z: jax.Array, own: jax.Array, share: jax.Array | float
+) -> jax.Array:
     """Standard errors by which samples of two groups are rarer between them than at both, (K, K).
 
     Between them is where they are equally dense; ``own`` says which samples are whose, (n, K).
@@ -286,7 +294,8 @@ def _valley_depths(mixture: _TMixture, z: jax.Array, own: jax.Array) -> jax.Arra
     either = own[:, :, None] | own[:, None, :]
 
     def count(at: jax.Array | float) -> jax.Array:
-        return jnp.sum(either & (jnp.abs(along - at) <= 0.125 * apart), axis=0).astype(z.dtype)
+        within = either & (jnp.abs(along - at) <= 0.125 * apart)
+        return share * jnp.sum(within, axis=0).astype(z.dtype)
 
     first, valley = count(0.0), count(between)
     least = jnp.minimum(first, first.T)

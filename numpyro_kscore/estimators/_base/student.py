@@ -39,8 +39,12 @@ SCALE_ROUNDS = 20
 
 @quick_jit
 @full_precision
-def fit_student(samples: jax.Array, members: jax.Array | None = None) -> EllipticalBase:
+def fit_student(
+    samples: jax.Array, members: jax.Array | None = None, share: jax.Array | float = 1.0
+) -> EllipticalBase:
     """The Student t distribution of samples (n, d), n ≥ 2, or of those with ``members`` 1.
+
+    A ``share`` of them is distinct, see :func:`fit_gaussian`.
 
     Cost: five times that of :func:`fit_gaussian`.
     """
@@ -48,13 +52,15 @@ def fit_student(samples: jax.Array, members: jax.Array | None = None) -> Ellipti
     n: Any = samples.shape[0]
     counted = jnp.ones_like(samples[:, 0])
     if members is not None:
-        n, counted = jnp.maximum(jnp.sum(members), 2.0), members
+        n, counted = jnp.sum(members), members
+    # Likelihoods and what a sample weighs among others are those of distinct samples.
+    n, counted = jnp.maximum(share * n, 2.0).astype(samples.dtype), share * counted
     tried = jnp.asarray(INVERSE_DEGREES, samples.dtype)
 
     # Carried on: samples with deviations in the last round's weights, its inverse degrees and mean.
     def step(carry: tuple[jax.Array, jax.Array, jax.Array], _: None) -> tuple[Any, Any]:
         last_samples, last_inverse, last_mean = carry
-        gaussian = fit_gaussian(last_samples, members)
+        gaussian = fit_gaussian(last_samples, members, share)
         coordinates, held_out = gaussian.coordinates, gaussian.held_out
         z = coordinates.to_kernel(samples)
         squared = jnp.sum(z * z, axis=1)

@@ -10,7 +10,10 @@ import numpy as np
 from jax import random
 
 from numpyro_kscore._util.checks import as_points, check_count
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
+from numpyro_kscore.estimators._base.copies import effective_number, find_copies
+from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._density.normalization import Normalization
 from numpyro_kscore.estimators._density.stacking import log_densities, stacked, stacking_weights
 
@@ -52,7 +55,7 @@ class _Fitted(NamedTuple):
 
     They are those held out, (2, n), and means over the fits at other points, (2, m), with the
     variance of the mean over these points between fits, and that of the extrapolated logarithm of
-    the normalizing constants.
+    the normalizing constants. The last number is that of distinct samples.
     """
 
     held_out: jax.Array
@@ -60,6 +63,7 @@ class _Fitted(NamedTuple):
     fit_variance: jax.Array
     constant_variance: jax.Array
     effective: jax.Array
+    distinct: jax.Array
 
 
 def entropy(samples: Any, *, key: Any = None, num_draws: int = 4096) -> InformationEstimate:
@@ -101,7 +105,7 @@ def entropy(samples: Any, *, key: Any = None, num_draws: int = 4096) -> Informat
     x, key = _checked("samples", samples, key, num_draws)
     fitted = _cross_fit(x, x[:0], key, num_draws)
     each, gain = _extrapolated(fitted.held_out)
-    return _estimate(-each, (-gain,), fitted.constant_variance, fitted.effective)
+    return _estimate(-each, (-gain,), fitted.constant_variance, fitted.effective, fitted.distinct)
 
 
 def kl_divergence(
@@ -145,6 +149,7 @@ def kl_divergence(
         (gain_p, -gain_q),
         of_p.constant_variance + of_q.constant_variance + of_q.fit_variance,
         jnp.minimum(of_p.effective, of_q.effective),
+        of_p.distinct,
     )
 
 
@@ -160,14 +165,21 @@ def _checked(
 def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: int) -> _Fitted:
     """Fits to three quarters and to halves, their log densities at the other samples and others."""
     order_key, *keys = random.split(key, 1 + FOLDS + 2)
-    # Random parts: draws may come in an order.
+    # Random parts: draws may come in an order. Copies stay together.
     order = np.asarray(random.permutation(order_key, x.shape[0]))
+    own = np.asarray(_copies(x))
+    order = order[np.argsort(np.argsort(order)[own][order], kind="stable")]
     shuffled, others = np.asarray(x)[order], np.asarray(elsewhere)
     parts = [
         _fit_folds(shuffled, others, fold_keys, num_draws)
         for fold_keys in (keys[:FOLDS], keys[FOLDS:])
     ]
-    return _fitted(parts, np.argsort(order))
+    return _fitted(parts, np.argsort(order), jnp.asarray(own))
+
+
+@quick_jit
+def _copies(x: jax.Array) -> jax.Array:
+    return find_copies(whiten_samples(x).to_kernel(x))
 
 
 def _fit_folds(
@@ -190,7 +202,9 @@ def _fit_folds(
 
 @jax.jit
 def _fitted(
-    parts: list[tuple[tuple[jax.Array, ...], tuple[Normalization, ...]]], inverse: jax.Array
+    parts: list[tuple[tuple[jax.Array, ...], tuple[Normalization, ...]]],
+    inverse: jax.Array,
+    own: jax.Array,
 ) -> _Fitted:
     """The results of :func:`_fit_folds` for two numbers of parts, in the first order."""
     n = inverse.shape[0]
@@ -204,6 +218,7 @@ def _fitted(
         # The variance of three times the first less two times the second: see _extrapolated.
         9.0 * constant_variance[0] + 4.0 * constant_variance[1],
         jnp.minimum(*effective),
+        effective_number(own),
     )
 
 
@@ -246,10 +261,14 @@ def _extrapolated(pair: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def _estimate(
-    each: jax.Array, gains: tuple[jax.Array, ...], variance: jax.Array, effective: jax.Array
+    each: jax.Array,
+    gains: tuple[jax.Array, ...],
+    variance: jax.Array,
+    effective: jax.Array,
+    distinct: jax.Array,
 ) -> InformationEstimate:
     """The mean, with the variance of the samples, of fits, and half of what was extrapolated."""
-    variance = variance + jnp.var(each, ddof=1) / each.shape[0]
+    variance = variance + jnp.var(each, ddof=1) / distinct
     for gain in gains:
         variance = variance + jnp.square(0.5 * gain)
     total = sum(gains[1:], gains[0])

@@ -27,6 +27,7 @@ from numpyro_kscore._util.checks import (
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._base.copies import deal, distinct_share, find_copies
 from numpyro_kscore.estimators._base.standardization import STANDARDIZE_CHOICES, standardize_samples
 from numpyro_kscore.estimators._density.kernel_density_score import (
     KernelDensityInfo,
@@ -36,7 +37,6 @@ from numpyro_kscore.estimators._density.kernel_density_score import (
     log_norm,
 )
 from numpyro_kscore.estimators._fit.path import FEWEST_POINTS
-from numpyro_kscore.estimators._fit.selection import deal
 from numpyro_kscore.estimators._fit.settings import AutoBandwidth
 from numpyro_kscore.kernels._smoothing import Centers, smooth
 
@@ -65,7 +65,7 @@ class NormalReference:
         check_positive("factor", self.factor)
 
 
-def reference_bandwidth(n: int, dim: int, correction: str | None, has_pilot: bool) -> float:
+def reference_bandwidth(n: Any, dim: int, correction: str | None, has_pilot: bool) -> Any:
     """The normal-reference bandwidth of n samples, in whitened units.
 
     It is the best one for the standard normal, whose mean integrated squared error is
@@ -214,11 +214,12 @@ def _fit_density(
     z = coordinates.to_kernel(samples)
     if pilot_scores is not None:
         pilot_scores = coordinates.scores_to_kernel(pilot_scores)
-    reference = reference_bandwidth(n, dim, correction, pilot_scores is not None)
+    share = distinct_share(z)
+    reference = reference_bandwidth(n * share, dim, correction, pilot_scores is not None)
     bandwidths = losses = None
     if isinstance(bandwidth, AutoBandwidth):
         factors = jnp.asarray(bandwidth.factors, z.dtype)
-        held_out = lax.stop_gradient((estimator, z, pilot_scores, factors))
+        held_out = lax.stop_gradient((estimator, z, pilot_scores, factors, share))
         bandwidths, losses = _held_out_losses(*held_out)
         best = jnp.argmin(jnp.where(jnp.isfinite(losses), losses, jnp.inf))
         bandwidth = NormalReference(factors[best])
@@ -269,34 +270,44 @@ def _place(
 
 
 def _held_out_losses(
-    estimator: KernelDensity, z: jax.Array, pilot_scores: jax.Array | None, factors: jax.Array
+    estimator: KernelDensity,
+    z: jax.Array,
+    pilot_scores: jax.Array | None,
+    factors: jax.Array,
+    share: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Bandwidths of fits to halves of the samples, (b,), and their losses at the others, (b,)."""
     n, dim = z.shape
     correction = estimator.correction
     stride = -(-n // SELECTION_POINTS)
     some = jax.tree.map(lambda a: a[::stride], (z, pilot_scores))
-    halves = deal(some[0].shape[0])
+    *halves, counted = deal(find_copies(some[0]))
     size = halves[0].size
-    reference = reference_bandwidth(max(size, 1), dim, correction, pilot_scores is not None)
+    distinct = jnp.maximum(share * size, 1.0)
+    reference = reference_bandwidth(distinct, dim, correction, pilot_scores is not None)
     bandwidths = factors * reference
     if n < FEWEST_POINTS:
         return bandwidths, jnp.full_like(factors, jnp.nan)
     both = jax.tree.map(lambda a: jnp.stack([a[rows] for rows in halves]), some)
-    others = both[0][::-1]
+    others = both[0][::-1], counted[::-1]
 
     def held_out(arguments: Any) -> jax.Array:
-        h, (own, scores), other = arguments
+        h, (own, scores), (other, counts) = arguments
         centers, log_floor = _place(estimator, own, scores, h)
         sums = smooth(centers, other / h, fourth_order=correction == "laplace")
         below, slope = divisor(sums, log_floor, size)
         if estimator.loss == "likelihood":
             log_density = sums.log_scale + jnp.log(below) - log_norm(size, dim)
-            return dim * jnp.log(h) - jnp.mean(log_density)
+            return dim * jnp.log(h) - _mean(log_density, counts)
         square = jnp.sum(jnp.square(sums.gradient / below[:, None]), axis=1)
-        return jnp.mean(0.5 * square + divergence(sums, below, slope)) / h**2
+        return _mean(0.5 * square + divergence(sums, below, slope), counts) / h**2
 
     def of_bandwidth(h: jax.Array) -> jax.Array:
         return jnp.mean(lax.map(lambda pair: held_out((h, *pair)), (both, others)))
 
     return bandwidths, lax.map(of_bandwidth, bandwidths)
+
+
+def _mean(values: jax.Array, counts: jax.Array) -> jax.Array:
+    """The mean of those that count, NaN without any."""
+    return jnp.sum(jnp.where(counts, values, 0.0)) / jnp.sum(counts)

@@ -9,12 +9,14 @@ standard error, is that at a few samples.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from numpyro_kscore.estimators._base.copies import deal, effective_number, find_copies
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.estimators._fit.path import (
     FEWEST_POINTS,
@@ -41,39 +43,57 @@ def span_features(
     standardized units.
     """
     options: RandomFeatures = settings.features  # type: ignore[assignment]
-    dim = rows.points.shape[1]
+    n, dim = rows.points.shape
+    dealt, own = rows, jnp.arange(n)
+    if settings.is_auto:
+        # Even and odd samples are the halves.
+        own = find_copies(rows.points)
+        halves = deal(own, n)
+        turns = jnp.stack(halves[:2], axis=1).ravel()
+        dealt = jax.tree.map(lambda a: a.at[: turns.shape[0]].set(a[turns]), rows)
 
     def span(bandwidth: jax.Array) -> FeatureSpan:
         features = draw_features(options, settings.kernel, settings.scale(dim, bandwidth), dim)
-        own = rows.in_units(bandwidth)
-        return make_span(features, own, options.operator_samples, settings.normalize)
+        units = dealt.in_units(bandwidth)
+        return make_span(features, units, options.operator_samples, settings.normalize)
+
+    def in_order(found: FeatureSpan, bandwidth: jax.Array) -> FeatureSpan:
+        return dataclasses.replace(found, rows=rows.in_units(bandwidth))
 
     if not settings.is_auto:
         return None, settings.regularizer, span(bandwidths[0])
+    distinct = effective_number(own)
     if bandwidths.shape[0] == 1:
         only = span(bandwidths[0])
-        return *choose_for_span(settings, only, some_rows(only.rows), bandwidths), only
+        chosen = choose_for_span(settings, only, some_rows(only.rows), bandwidths, distinct)
+        return *chosen, in_order(only, bandwidths[0])
     path = path_for(settings.regularizer, dim, settings.normalize)
 
     def judged(bandwidth: jax.Array) -> _FeatureLosses:
         candidate = lax.stop_gradient(span(bandwidth))
         return _judge(candidate, path, settings.solver, some_rows(candidate.rows))
 
-    selection, member = _choose(path, lax.map(judged, bandwidths), bandwidths)
-    return selection, member, span(selection.bandwidth)
+    selection, member = _choose(path, lax.map(judged, bandwidths), bandwidths, distinct)
+    return selection, member, in_order(span(selection.bandwidth), selection.bandwidth)
 
 
 def choose_for_span(
-    settings: FitSettings, span: FeatureSpan, some: Rows, bandwidth: jax.Array
+    settings: FitSettings,
+    span: FeatureSpan,
+    some: Rows,
+    bandwidth: jax.Array,
+    distinct: jax.Array | None = None,
 ) -> tuple[Selection, PathMember]:
     """The strength for an operator at its bandwidth, (1,), and its selection.
+
+    ``distinct`` is the effective number of samples that are no copies, if that is known.
 
     The spread of the losses is that at ``some`` samples, even and odd ones in turn.
     """
     path = path_for(settings.regularizer, span.features.directions.shape[1], settings.normalize)
     # A selection has no derivative.
     judged = _judge(*lax.stop_gradient((span, path)), settings.solver, lax.stop_gradient(some))
-    return _choose(path, jax.tree.map(lambda a: a[None], judged), bandwidth)
+    return _choose(path, jax.tree.map(lambda a: a[None], judged), bandwidth, distinct)
 
 
 class _FeatureLosses(NamedTuple):
@@ -148,7 +168,7 @@ def _parts(features: Features, w: jax.Array, rows: Rows) -> tuple[jax.Array, jax
 
 
 def _choose(
-    path: PathMember, judged: _FeatureLosses, bandwidths: jax.Array
+    path: PathMember, judged: _FeatureLosses, bandwidths: jax.Array, distinct: jax.Array | None
 ) -> tuple[Selection, PathMember]:
     """A bandwidth among some, (b,), and the strength if the family leaves it open.
 
@@ -172,6 +192,8 @@ def _choose(
             return jnp.var(values - values[rows, members][:, None], axis=2)
 
         both = inverse * variance(quadratic + linear)
-        return jnp.sqrt(both + jnp.maximum(rest, 0.0) * variance(quadratic))
+        total = both + jnp.maximum(rest, 0.0) * variance(quadratic)
+        return jnp.sqrt(total if distinct is None else total * judged.samples[0] / distinct)
 
-    return pick(path, loss, error, bandwidths)
+    selection, member = pick(path, loss, error, bandwidths)
+    return selection if distinct is None else selection._replace(distinct=distinct), member

@@ -26,6 +26,11 @@ class Selection(NamedTuple):
         standard_error: of the loss's difference from the least at that bandwidth, (b, p).
         row: index of the selected bandwidth.
         column: index of the selected strength.
+        distinct: effective number of distinct samples among those (at most 2048) that were used:
+            ``n²/Σ m²`` where one occurs m times, equal or nearly. Copies stay in one half. NaN if
+            unknown, as for a stream, whose batches should have none.
+        discrete: whether a coordinate takes few values. Along it there is no score, and the base
+            alone was taken, or the strongest member if the strength was given.
 
     Example::
 
@@ -40,6 +45,8 @@ class Selection(NamedTuple):
     standard_error: jax.Array
     row: jax.Array
     column: jax.Array
+    distinct: jax.Array
+    discrete: jax.Array
 
     @property
     def strength(self) -> jax.Array:
@@ -96,8 +103,9 @@ class ScoreInfo(NamedTuple):
 
     @property
     def converged(self) -> jax.Array:
-        """Whether the values are finite and the residual is below 1e-3."""
-        return self.finite & (self.residual < RESIDUAL_TOLERANCE)
+        """Whether values are finite, the residual is below 1e-3, and no coordinate is discrete."""
+        solved = self.finite & (self.residual < RESIDUAL_TOLERANCE)
+        return solved if self.selection is None else solved & ~self.selection.discrete
 
     def raise_if_failed(self) -> None:
         """Raise ``FloatingPointError`` if the fit failed. Call it outside ``jit``."""
@@ -105,6 +113,11 @@ class ScoreInfo(NamedTuple):
             raise FloatingPointError(
                 "score fit: expected finite values; got NaN or infinity. Look for samples or "
                 "base scores that are not finite, or so large that squares overflow"
+            )
+        if self.selection is not None and bool(self.selection.discrete):
+            raise FloatingPointError(
+                "score fit: expected samples of a density; got a coordinate that takes few values, "
+                "along which there is no score. Leave it out, or fit to the samples of each value"
             )
         if not bool(self.converged):
             raise FloatingPointError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._util.pytree import pytree, static
+from numpyro_kscore.estimators._base.copies import is_discrete
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 
@@ -142,7 +143,8 @@ def pick(
         index = jnp.where(keeps, index, weaker)
     unit = lax.stop_gradient(bandwidths[0]) ** 2
     strengths = path.strengths(loss.dtype)
-    selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index)
+    number, no = jnp.asarray(math.nan, loss.dtype), jnp.asarray(False)
+    selection = Selection(strengths, bandwidths, loss / unit, errors / unit, row, index, number, no)
     return selection, dataclasses.replace(path, index=index)
 
 
@@ -157,5 +159,21 @@ def pick_unseen(
     strengths = path.strengths(dtype)
     unknown = jnp.full((bandwidths.shape[0], strengths.shape[0]), jnp.nan, dtype)
     index = jnp.asarray(1)
-    selection = Selection(strengths, bandwidths, unknown, unknown, jnp.asarray(0), index)
+    number, no = jnp.asarray(math.nan, dtype), jnp.asarray(False)
+    selection = Selection(
+        strengths, bandwidths, unknown, unknown, jnp.asarray(0), index, number, no
+    )
     return selection, dataclasses.replace(path, index=index)
+
+
+def without_discrete(
+    selection: Selection, member: PathMember, samples: jax.Array
+) -> tuple[Selection, PathMember]:
+    """A selection with the base alone where a coordinate of the samples, (n, d), is discrete.
+
+    Held-out samples share its values with the fitted ones, and their losses have no minimum.
+    """
+    discrete = is_discrete(samples)
+    column = jnp.where(discrete & member.family.is_auto, 0, selection.column)
+    selection = selection._replace(column=column, discrete=discrete)
+    return selection, dataclasses.replace(member, index=column)

@@ -26,6 +26,7 @@ from numpyro_kscore.estimators._base.standardization import (
 )
 from numpyro_kscore.estimators._fit.feature_selection import span_features
 from numpyro_kscore.estimators._fit.info import Selection
+from numpyro_kscore.estimators._fit.path import PathMember, without_discrete
 from numpyro_kscore.estimators._fit.selection import choose, pair_distances
 from numpyro_kscore.estimators._fit.settings import AutoBandwidth, FitSettings, Median
 from numpyro_kscore.estimators._operators.features import Rows
@@ -128,6 +129,8 @@ def make_problem(
     elif settings.is_auto:
         num_samples = n if settings.subset is None else settings.subset.check(n)
         selection, regularizer = choose(settings, reduced, dim, bandwidths, num_samples)
+    if selection is not None and isinstance(regularizer, PathMember):
+        selection, regularizer = without_discrete(selection, regularizer, samples)
     bandwidth = bandwidths[0] if selection is None else selection.bandwidth
     reduced = reduced.in_units(bandwidth)
     return Problem(

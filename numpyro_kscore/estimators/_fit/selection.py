@@ -19,11 +19,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import by_rows
+from numpyro_kscore.estimators._base.copies import deal, effective_number, find_copies
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.estimators._fit.path import (
     FEWEST_POINTS,
@@ -38,24 +38,6 @@ from numpyro_kscore.estimators._operators.features import Rows
 from numpyro_kscore.kernels._gram import Gram, make_gram
 from numpyro_kscore.kernels._pairwise import along_differences, cancels, squared_distances
 from numpyro_kscore.solvers._spectrum import Decomposer, spectral_scale
-
-# Blocks of samples in each half (benchmarks/results/2026-11-28-score-estimators.md).
-BLOCKS = 25
-
-
-def deal(num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of two halves of equal size: blocks of the samples in turn, single ones if they are few.
-
-    Neighbors in a chain resemble each other. Dealt one by one, each sample would find near copies
-    of itself in the other half, which make too little regularization look good. Samples that come
-    sorted, or in batches, look alike in both halves.
-    """
-    m = num_samples // 2
-    ends = np.round(np.linspace(0, m, min(m, BLOCKS) + 1)).astype(int)
-    pairs = list(zip(ends[:-1], ends[1:], strict=True))
-    first = [np.arange(2 * start, start + end) for start, end in pairs]
-    second = [np.arange(start + end, 2 * end) for start, end in pairs]
-    return np.concatenate(first), np.concatenate(second)
 
 
 def pair_distances(
@@ -72,7 +54,12 @@ FEW_DIMENSIONS = 3
 
 
 def _held_out_losses(
-    settings: FitSettings, path: PathMember, rows: Rows, dim: int, bandwidth: jax.Array
+    settings: FitSettings,
+    path: PathMember,
+    rows: Rows,
+    halves: tuple[jax.Array, jax.Array],
+    dim: int,
+    bandwidth: jax.Array,
 ) -> jax.Array:
     """Loss of every member of the path at every sample, from the half it is not in: (p, 2 m).
 
@@ -83,9 +70,8 @@ def _held_out_losses(
     if base is not None and factors is not None:
         left_out = base * factors[:, None]
     scale, sharding = settings.scale(dim, bandwidth), settings.sharding
-    halves = deal(points.shape[0])
 
-    def stacked(rows: Rows, order: tuple[np.ndarray, np.ndarray]) -> Rows:
+    def stacked(rows: Rows, order: tuple[jax.Array, ...]) -> Rows:
         return jax.tree.map(lambda a: jnp.stack([a[half] for half in order]), rows)
 
     # One condition for both halves: under vmap, conditions of their own would run both branches.
@@ -228,23 +214,35 @@ def choose(
     if n < FEWEST_POINTS:
         return pick_unseen(unchosen, tried, rows.points.dtype)
 
+    # A selection has no derivative, and its input is not differentiated either.
+    rows, bandwidths = lax.stop_gradient((rows, bandwidths))
+    own = find_copies(rows.points)
+    first, second, counted = deal(own)
+    # Losses are at samples of the second half, then of the first.
+    counted, source = counted[::-1].ravel(), own[jnp.concatenate([second, first])]
+    number = jnp.sum(counted.astype(rows.points.dtype))
+
     def losses(bandwidth: jax.Array) -> jax.Array:
-        values = _held_out_losses(settings, unchosen, rows, dim, bandwidth)
+        values = _held_out_losses(settings, unchosen, rows, (first, second), dim, bandwidth)
         # Fields are in units of the inverse bandwidth. In units of the first one losses can be
         # compared, and their squares neither underflow nor overflow.
         return values * (bandwidths[0] / bandwidth) ** 2
 
-    # A selection has no derivative, and its input is not differentiated either.
-    rows, bandwidths = lax.stop_gradient((rows, bandwidths))
     values = lax.map(losses, bandwidths)
     # Losses that are not finite are never selected.
     values = jnp.where(jnp.isfinite(values), values, jnp.inf)
+    mean = jnp.sum(jnp.where(counted, values, 0.0), axis=2) / number
 
     def error(members: jax.Array, rows: jax.Array) -> jax.Array:
         differences = values - values[rows, members][:, None]
-        return jnp.std(differences, axis=2) / values.shape[2] ** 0.5
+        center = jnp.sum(jnp.where(counted, differences, 0.0), axis=2, keepdims=True) / number
+        centered = jnp.where(counted, differences - center, 0.0)
+        # Copies are one observation.
+        totals = jax.ops.segment_sum(jnp.moveaxis(centered, 2, 0), source, n)
+        return jnp.sqrt(jnp.sum(jnp.square(totals), axis=0)) / number
 
     growth = max(num_samples / n, 1.0)
-    selection, member = pick(unchosen, jnp.mean(values, axis=2), error, tried, growth)
+    selection, member = pick(unchosen, mean, error, tried, growth)
+    selection = selection._replace(distinct=effective_number(own))
     steps = STEPS_OF_MANY if growth > 1 else STEPS
     return selection, dataclasses.replace(member, least_steps=steps)
