@@ -121,7 +121,8 @@ def _prior_draws(
         # Improper priors have no draws.
         if site["type"] != "sample" or site["name"] not in latents or _has_draws(site["fn"]):
             return None
-        return biject_to(site["fn"].support)(jnp.asarray(latents[site["name"]]))
+        # In the precision of the draws of others: a scan asks for one type of all.
+        return biject_to(site["fn"].support)(jnp.asarray(latents[site["name"]], float))
 
     def draw(key: Array) -> Array:
         placed = handlers.substitute(seeded(model, key, {}), substitute_fn=given)
