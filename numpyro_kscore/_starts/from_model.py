@@ -209,7 +209,7 @@ def _prior_draws(
 def _has_draws(fn: Any) -> bool:
     try:
         fn.sample(random.key(0))
-    except NotImplementedError:
+    except Exception:  # no sampler, or one that needs a package that is not installed
         return False
     return True
 
