@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import Distribution, MaskedDistribution
+from numpyro.distributions import Distribution
 from numpyro.infer import SVI
 from numpyro.infer.util import is_identically_one
 
@@ -19,6 +19,7 @@ from numpyro_kscore._model.dependencies import (
     is_enumerated,
     is_latent,
     layers,
+    masks,
     seeded,
     sources_of,
 )
@@ -51,7 +52,7 @@ def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
     masked = [
         name
         for name, site in latents.items()
-        if any(mask is not False for mask in _masks(site["fn"]))
+        if any(mask is not False for mask in masks(site["fn"]))
     ]
     if masked:
         raise ValueError(
@@ -151,10 +152,6 @@ def _is_scaled_by(scale: Any, expected: float) -> bool:
     return isinstance(scale, int | float) and math.isclose(scale, expected, rel_tol=1e-6)
 
 
-def _masks(fn: Distribution) -> list[Any]:
-    return [layer._mask for layer in layers(fn) if isinstance(layer, MaskedDistribution)]
-
-
 def check_draws(name: str, fn: Distribution, site: Site) -> None:
     """Raise for draws without a derivative, and for copies of one draw."""
     if not fn.has_rsample:
@@ -162,10 +159,11 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"guide: expected draws that are differentiable in the parameters; got '{name}' from "
             f"{type(fn).__name__}, which has no reparameterized sampler. Use another distribution"
         )
-    if _masks(fn):
+    if any(mask is not False for mask in masks(fn)):
         raise ValueError(
-            f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
-            "mask observed sites only: latents behind no data then follow their prior"
+            f"guide: expected latent sites without a mask, or with .mask(False) where a factor is "
+            f"their density; got '{name}' under an array of masks. Drop it, and mask observed "
+            "sites only: latents behind no data then follow their prior"
         )
     fn = layers(fn)[-1]
     if isinstance(fn, Implicit) and site.size > jnp.size(fn.value):
