@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 from numpyro.distributions import Distribution
-from numpyro.infer import SVI
+from numpyro.infer import SVI, init_to_uniform
 from numpyro.infer.util import is_identically_one
 
 from numpyro_kscore._model.dependencies import (
@@ -27,6 +28,7 @@ from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import Site, num_rows
 from numpyro_kscore._model.subsampling import subsampled_plates, with_rows
+from numpyro_kscore._model.target import Target
 
 
 def check_svi(svi: Any) -> None:
@@ -197,6 +199,47 @@ def call_error(
     except TypeError as error:
         return error
     return None
+
+
+def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise ``ValueError`` or warn where a model has neither data nor factors at its arguments.
+
+    An argument that is None is taken for data that were forgotten. Without one the prior may be
+    meant, and a warning says that it is fitted.
+    """
+    drawn: list[str] = []
+
+    def run(key: jax.Array) -> None:
+        trace = Target(model, args, kwargs, key=key).trace_by(init_to_uniform)
+        if not any(site.get("is_observed", False) for site in trace.values()):
+            drawn.extend(name for name, site in trace.items() if is_drawn(site))
+
+    try:
+        jax.eval_shape(run, jax.random.key(0))
+        bound = inspect.signature(model).bind(*args, **kwargs)
+    except Exception:  # of a model that cannot run so, or has no signature: others say why
+        return
+    if not drawn:
+        return
+    bound.apply_defaults()
+    missing = [
+        name
+        for name, value in bound.arguments.items()
+        if any(leaf is None for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None))
+    ]
+    got = f"nothing observed and no factor at these arguments, with {sorted(drawn)} all drawn"
+    if missing:
+        raise ValueError(
+            f"model: expected data; got {got}, where {missing} is None. Pass the data, as in "
+            f"fit(svi, key, {missing[0]}=...). To fit the prior itself, use a model without this "
+            "argument: lambda: model(...)"
+        )
+    warnings.warn(
+        f"model: expected data; got {got}: the fit is to the prior. If it has data, pass them as "
+        "obs=... of a sample site",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def check_batch(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
