@@ -20,7 +20,7 @@ from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
 from numpyro_kscore._fit.svi import Inference, open_svi
 from numpyro_kscore._model.supports import check_within_supports
-from numpyro_kscore._model.validation import check_batch, check_svi
+from numpyro_kscore._model.validation import check_batch, check_data, check_svi
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.keys import FitKey, check_key, key_apart
@@ -109,7 +109,7 @@ def fit(
 
     Warns:
         UserWarning: if the fit did not converge, ran away, met numbers that are not finite, or
-            settled far from the posterior.
+            settled far from the posterior; for a model that has neither data nor a factor.
 
     Raises:
         TypeError: for anything but an ``SVI`` and a random key, inside ``jit`` or ``vmap``, and
@@ -118,7 +118,7 @@ def fit(
             a checkpoint that is damaged or of another fit; for a loader that has no batches, ends
             for good, or whose batches differ in shape or have numbers that are not finite, where
             the model's density is not; for a model that looks up rows of a batch by the indices
-            of a plate of all rows.
+            of a plate of all rows; for a model without data where an argument is None.
         FloatingPointError: if no chunk gave finite numbers.
 
     Example::
@@ -149,6 +149,7 @@ def fit(
     with explained, Bar(settings) as bar:
         if batches is not None:
             check_batch(svi.model, given[0], {**given[1], **svi.static_kwargs})
+        check_data(svi.model, given[0], {**given[1], **svi.static_kwargs})
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
         rule = settings.rule(inference.dim, inference.can_be_exact, inference.is_quiet)
         noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None

@@ -49,9 +49,13 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
     behind = {name: _ancestors(name, sites) for name in latents}
     hidden = {n: frozenset(s for s in behind[n] if s not in latents) for n in latents}
     parents = {n: frozenset(s for s in behind[n] if s in latents) for n in latents}
-    implicit = {name for name in latents if hidden[name] or not sites[name].is_drawn}
     for name in latents:
         _check_site(sites[name], hidden[name], parents[name])
+        if sites[name].is_masked:
+            _check_masked(name, hidden, sites)
+            hidden[name] = frozenset()
+    implicit = {n for n in latents if hidden[n] or not (sites[n].is_drawn or sites[n].is_masked)}
+    for name in latents:
         if sites[name].override:
             implicit.add(name)
 
@@ -148,14 +152,28 @@ def _check_site(site: GuideSite, hidden: frozenset[str], parents: frozenset[str]
         )
 
 
+def _check_masked(
+    name: str, hidden: dict[str, frozenset[str]], sites: dict[str, GuideSite]
+) -> None:
+    """Raise unless a density of 1 can be taken for that of a latent under ``.mask(False)``."""
+    shared = [n for n in hidden if not sites[n].is_masked and hidden[n] & hidden[name]]
+    if shared or sites[name].override:
+        reason = f"with noise that {shared} share" if shared else "with infer={'implicit': True}"
+        raise ValueError(
+            f"guide: expected latents under .mask(False) apart from those whose entropy is "
+            f"estimated; got '{name}' {reason}. Mask all of them and give their density by "
+            "numpyro.factor, or none"
+        )
+
+
 def _check_no_explicit(members: Iterable[str], sites: dict[str, GuideSite]) -> None:
-    explicit = [name for name in members if sites[name].override is False]
+    explicit = [n for n in members if sites[n].override is False or sites[n].is_masked]
     if explicit:
         others = [name for name in members if name not in explicit]
         raise ValueError(
-            f"guide: expected a site with a density where infer={{'implicit': False}} says so; "
-            f"got {explicit}, between sites {others} that share noise. Drop the setting: they "
-            "are one block, whose entropy is estimated"
+            f"guide: expected a site with a density where infer={{'implicit': False}} or "
+            f".mask(False) says so; got {explicit}, between sites {others} that share noise. Drop "
+            "the setting: they are one block, whose entropy is estimated"
         )
 
 

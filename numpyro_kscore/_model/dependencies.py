@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import Delta, Distribution
+from numpyro.distributions import Delta, Distribution, MaskedDistribution
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_kscore._model.implicit import Implicit
@@ -40,6 +40,7 @@ class GuideSite:
         override: the setting ``infer={"implicit": …}``, or None.
         support: latents that its support in the model, and so its coordinates, are computed from.
         is_fixed: whether its distribution is computed from no parameter, state, key or other site.
+        is_masked: whether it is under ``.mask(False)``, so that its density counts as 1.
     """
 
     name: str
@@ -51,6 +52,7 @@ class GuideSite:
     override: bool | None = None
     support: frozenset[str] = frozenset()
     is_fixed: bool = False
+    is_masked: bool = False
 
 
 def trace_guide(
@@ -111,6 +113,7 @@ def _described(site: dict[str, Any]) -> GuideSite:
         # A plain value, possibly transformed or reshaped, adds no noise.
         not isinstance(layers(site["fn"])[-1], Implicit | Delta),
         site["infer"].get("implicit"),
+        is_masked=any(mask is False for mask in masks(site["fn"])),
     )
 
 
@@ -163,3 +166,9 @@ def layers(fn: Distribution) -> list[Distribution]:
     while hasattr(wrapped[-1], "base_dist"):
         wrapped.append(wrapped[-1].base_dist)
     return wrapped
+
+
+def masks(fn: Distribution) -> list[Any]:
+    """The masks of a distribution that hide something, False or arrays."""
+    found = [layer._mask for layer in layers(fn) if isinstance(layer, MaskedDistribution)]
+    return [mask for mask in found if mask is not True]

@@ -17,6 +17,8 @@ class Draw(NamedTuple):
     Attributes:
         flat: unconstrained coordinates of all latents, (d,); differentiable in the parameters.
         log_density: log density of the sites that have one, in these coordinates; differentiable.
+        factors: log density of what the guide observes, its factors; differentiable. No part of the
+            density of its draws, but of the objective, as in ``Trace_ELBO``.
         plates: rows of subsampled plates that the guide drew, which the model must share; without
             those that all particles share.
         mutable: values at mutable sites of guide and model.
@@ -25,9 +27,15 @@ class Draw(NamedTuple):
 
     flat: Array
     log_density: Array
+    factors: Array
     plates: dict[str, Array]
     mutable: dict[str, Any]
     model_key: Array
+
+    @property
+    def counted(self) -> Array:
+        """What an objective counts as the guide's log density, without local ones."""
+        return self.log_density + self.factors
 
 
 class GuideDraws(NamedTuple):

@@ -36,7 +36,8 @@ def check_enumerable(trace: dict[str, Any], asker: str) -> None:
         if not trace[name]["fn"].has_enumerate_support:
             raise ValueError(
                 f"{asker}: expected discrete latents with finitely many values, which are summed "
-                f"out; got '{name}' from {type(trace[name]['fn']).__name__}. {SUM_OUT}"
+                f"out; got '{name}' from {type(trace[name]['fn']).__name__}. If it is data, pass "
+                f"its values, since obs=None makes it a latent. {SUM_OUT}"
             )
         if trace[name]["fn"].event_dim:
             raise ValueError(

@@ -167,9 +167,9 @@ def evaluate_particles(
     """Draw from the guide and evaluate the model, ``batch_size`` draws at a time.
 
     The draws have no Laplacian and may not be finite; their ``log_q`` is the log density of those
-    sites of the guide that have one, zero if none has. If wanted, their local log densities are
-    returned, too. ``data`` goes from the number of a batch to arguments and keyword arguments of
-    guide and model, which are by default the program's.
+    sites of the guide that have one, zero if none has, with the guide's factors. If wanted, their
+    local log densities are returned, too. ``data`` goes from the number of a batch to arguments and
+    keyword arguments of guide and model, which are by default the program's.
     """
     program = program._replace(params=lax.stop_gradient(program.params))
     program = with_shared(key, program, layout)
@@ -183,7 +183,7 @@ def evaluate_particles(
         local: tuple[Array, ...] = ()
         if with_local:
             local = jax.vmap(at_source(draw_local, key, here, layout))(sources)
-        return draws.flat, joint.log_density, joint.scores, draws.log_density, *local
+        return draws.flat, joint.log_density, joint.scores, draws.counted, *local
 
     count = math.ceil(num_particles / batch_size)
     sources = draw_sources(key, program, layout, (count, batch_size))

@@ -101,6 +101,9 @@ class Layout(NamedTuple):
         noise_sites: names of the guide's noise sites, if all that is random in a draw is there and
             no parameter is behind them; otherwise empty.
         row_counts: for every subsampled plate, if none is the guide's: all rows, and those drawn.
+        has_factors: whether the guide observes something, such as a factor.
+        has_masked: whether a latent of the guide is under ``.mask(False)``: the density of draws is
+            then whatever the guide's factors say.
     """
 
     sites: tuple[Site, ...]
@@ -110,6 +113,8 @@ class Layout(NamedTuple):
     transformed: tuple[str, ...] = ()
     noise_sites: tuple[str, ...] = ()
     row_counts: tuple[tuple[int, int], ...] = ()
+    has_factors: bool = False
+    has_masked: bool = False
 
     @property
     def size(self) -> int:

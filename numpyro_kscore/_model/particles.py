@@ -25,7 +25,7 @@ from numpyro_kscore._model.program import (
     unconstrain,
     values_of,
 )
-from numpyro_kscore._model.site_density import site_log_density
+from numpyro_kscore._model.site_density import site_log_density, site_log_prob
 from numpyro_kscore._model.subsampling import subsampled_plates
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
@@ -117,11 +117,13 @@ def draw_particle(key: jax.Array, program: Program, layout: Layout) -> Draw:
         of_part = local_log_density_of(traces.guide, part.sites)
         if of_part is not None:
             log_density = log_density + part.scale * of_part
+    observed = (s for s in traces.guide.values() if s["type"] == "sample" and s["is_observed"])
+    factors = sum((jnp.sum(site_log_prob(s)) for s in observed), jnp.zeros((), flat.dtype))
     # Rows that all particles share stay with the program. Copied for each particle, everything the
     # model computes from them would be computed as often, such as a prior's covariance.
     drawn = subsampled_plates(traces.guide)
     plates = {n: site["value"] for n, site in drawn.items() if n not in program.plates}
-    return Draw(flat, log_density, plates, traces.mutable, traces.model_key)
+    return Draw(flat, log_density, factors, plates, traces.mutable, traces.model_key)
 
 
 def draw_many(key: jax.Array, program: Program, layout: Layout, count: int) -> jax.Array:

@@ -158,6 +158,8 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             layout._replace(
                 noise_sites=() if is_random else _noise_sites(traces, drawn),
                 row_counts=_row_counts(traces),
+                has_factors=any(site.get("is_observed", False) for site in traces.guide.values()),
+                has_masked=any(used[name].is_masked for name in sites),
             )
         )
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from numpyro import handlers
-from numpyro.distributions import Distribution, MaskedDistribution
-from numpyro.infer import SVI
+from numpyro.distributions import Distribution
+from numpyro.infer import SVI, init_to_uniform
 from numpyro.infer.util import is_identically_one
 
 from numpyro_kscore._model.dependencies import (
@@ -19,6 +20,7 @@ from numpyro_kscore._model.dependencies import (
     is_enumerated,
     is_latent,
     layers,
+    masks,
     seeded,
     sources_of,
 )
@@ -26,6 +28,7 @@ from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import Site, num_rows
 from numpyro_kscore._model.subsampling import subsampled_plates, with_rows
+from numpyro_kscore._model.target import Target
 
 
 def check_svi(svi: Any) -> None:
@@ -51,7 +54,7 @@ def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
     masked = [
         name
         for name, site in latents.items()
-        if any(mask is not False for mask in _masks(site["fn"]))
+        if any(mask is not False for mask in masks(site["fn"]))
     ]
     if masked:
         raise ValueError(
@@ -151,10 +154,6 @@ def _is_scaled_by(scale: Any, expected: float) -> bool:
     return isinstance(scale, int | float) and math.isclose(scale, expected, rel_tol=1e-6)
 
 
-def _masks(fn: Distribution) -> list[Any]:
-    return [layer._mask for layer in layers(fn) if isinstance(layer, MaskedDistribution)]
-
-
 def check_draws(name: str, fn: Distribution, site: Site) -> None:
     """Raise for draws without a derivative, and for copies of one draw."""
     if not fn.has_rsample:
@@ -162,10 +161,11 @@ def check_draws(name: str, fn: Distribution, site: Site) -> None:
             f"guide: expected draws that are differentiable in the parameters; got '{name}' from "
             f"{type(fn).__name__}, which has no reparameterized sampler. Use another distribution"
         )
-    if _masks(fn):
+    if any(mask is not False for mask in masks(fn)):
         raise ValueError(
-            f"guide: expected latent sites without a mask; got '{name}' under one. Drop it, and "
-            "mask observed sites only: latents behind no data then follow their prior"
+            f"guide: expected latent sites without a mask, or with .mask(False) where a factor is "
+            f"their density; got '{name}' under an array of masks. Drop it, and mask observed "
+            "sites only: latents behind no data then follow their prior"
         )
     fn = layers(fn)[-1]
     if isinstance(fn, Implicit) and site.size > jnp.size(fn.value):
@@ -199,6 +199,47 @@ def call_error(
     except TypeError as error:
         return error
     return None
+
+
+def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise ``ValueError`` or warn where a model has neither data nor factors at its arguments.
+
+    An argument that is None is taken for data that were forgotten. Without one the prior may be
+    meant, and a warning says that it is fitted.
+    """
+    drawn: list[str] = []
+
+    def run(key: jax.Array) -> None:
+        trace = Target(model, args, kwargs, key=key).trace_by(init_to_uniform)
+        if not any(site.get("is_observed", False) for site in trace.values()):
+            drawn.extend(name for name, site in trace.items() if is_drawn(site))
+
+    try:
+        jax.eval_shape(run, jax.random.key(0))
+        bound = inspect.signature(model).bind(*args, **kwargs)
+    except Exception:  # of a model that cannot run so, or has no signature: others say why
+        return
+    if not drawn:
+        return
+    bound.apply_defaults()
+    missing = [
+        name
+        for name, value in bound.arguments.items()
+        if any(leaf is None for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None))
+    ]
+    got = f"nothing observed and no factor at these arguments, with {sorted(drawn)} all drawn"
+    if missing:
+        raise ValueError(
+            f"model: expected data; got {got}, where {missing} is None. Pass the data, as in "
+            f"fit(svi, key, {missing[0]}=...). To fit the prior itself, use a model without this "
+            "argument: lambda: model(...)"
+        )
+    warnings.warn(
+        f"model: expected data; got {got}: the fit is to the prior. If it has data, pass them as "
+        "obs=... of a sample site",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def check_batch(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ NUM_DRAWS, BATCH = 10_000, 125
 
 def has_density(layout: Layout) -> bool:
     """Whether the density of a guide is known at its draws."""
-    return layout.implicit_parts == layout.local_parts
+    return layout.implicit_parts == layout.local_parts and not layout.has_masked
 
 
 def check_has_density(layout: Layout, asker: str) -> None:

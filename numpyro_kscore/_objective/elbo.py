@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +270,9 @@ class ImplicitELBO(ELBO):
         program = objective_program(param_map, model, guide, args, kwargs)
         program = program._replace(control_variate=self._control_variate)
         layout = pool(inspect_program(rng_key, program), settings.aggregate)
+        if layout.has_factors:
+            # At the optimum the KL gradient balances that of the factors, and both must be whole.
+            settings = dataclasses.replace(settings, clip=None)
         program = with_shared(rng_key, program, layout)
         num_particles = count_particles(layout, settings, self.num_particles)
         check_place(settings.estimator, param_map)

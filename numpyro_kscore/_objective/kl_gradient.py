@@ -47,7 +47,7 @@ def kl_gradient(
     particles, not differentiated; ``local_scores`` are gradients of local log densities at the
     first m of them, (m, D).
     """
-    valid = drawn & are_finite(joint.log_density, draws.log_density, joint.scores, draws.flat)
+    valid = drawn & are_finite(joint.log_density, draws.counted, joint.scores, draws.flat)
     # Copies of valid particles replace the others: shapes stay, and no NaN spreads.
     source = nearest_valid(valid)
     any_valid = jnp.any(valid)
@@ -106,7 +106,7 @@ def loss_of(
     """
     weights = kl.valid / jnp.maximum(jnp.sum(kl.valid), 1)
     fitted = {k: params[k] for k in joint.param_gradient}
-    moved = (draws.flat, draws.log_density, local, fitted)
+    moved = (draws.flat, draws.counted, local, fitted)
     weights = weights.astype(kl.direction.dtype)
     few = len(local)
     is_local = kl.valid[:few] & jnp.all(jnp.isfinite(local), axis=1)
@@ -117,7 +117,7 @@ def loss_of(
         local_weights[:, None].astype(local.dtype) * kl.local_shares,
         jax.tree.map(lambda g: -jnp.where(jnp.isfinite(g), g, 0.0), joint.param_gradient),
     )
-    gaps = draws.log_density - joint.log_density
+    gaps = draws.counted - joint.log_density
     if few:
         # Both densities are at the same draws: at the model they cancel, and with them the noise.
         gaps = gaps[:few] + jnp.sum(local, axis=1)

@@ -41,6 +41,8 @@ from numpyro_kscore.diagnostics._predictive import (
     find_constant_data,
     has_discrete,
     log_likelihoods,
+    warn_of_factors,
+    without_factors,
 )
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
@@ -90,8 +92,8 @@ def to_arviz(
       (``attrs["log_q_normalized"]`` says which); ``khat`` with ``khat_low`` and ``khat_high``;
       ``losses`` of all steps.
     * ``log_likelihood``, ``posterior_predictive``, ``prior`` and ``prior_predictive`` on request.
-    * ``observed_data``; and ``constant_data``, by default the arrays among the arguments that are
-      not observed.
+    * ``observed_data``, without factors, which are no data; and ``constant_data``, by default the
+      arrays among the arguments that are not observed.
 
     Args:
         svi: model, guide and loss.
@@ -127,6 +129,9 @@ def to_arviz(
     Returns:
         A ``DataTree`` with ArviZ 1.x, ``InferenceData`` with 0.2x.
 
+    Warns:
+        UserWarning: with ``log_likelihood``, of factors in plates of the data, which are left out.
+
     Raises:
         ImportError: without ArviZ.
         TypeError: for anything but an SVI and its result, and arguments the model cannot take.
@@ -158,7 +163,10 @@ def to_arviz(
         posterior_predictive = draw_posterior_predictive(predict_key, program, samples)
     if prior is True:
         prior = draw_prior(prior_key, program, num_samples)
-    likelihoods = _summed_likelihoods(program, samples) if log_likelihood else {}
+    likelihoods = {}
+    if log_likelihood:
+        warn_of_factors(program, samples)
+        likelihoods = _summed_likelihoods(program, samples)
     found = find_constant_data(program, samples) if constant_data is None else constant_data
     if infer_discrete:
         samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
@@ -175,7 +183,7 @@ def to_arviz(
         "extra_event_dims": extra_event_dims,
         "index_origin": index_origin,
     }
-    program = program._replace(model=at_first(program.model, samples))
+    program = program._replace(model=without_factors(at_first(program.model, samples)))
     tree = convert(ConvertedFit(program, one_chain(samples), stats), groups)
     _add_scalars(tree, result, estimate, draws, effective, svi)
     add_log_likelihoods(tree, likelihoods)

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array, lax
-from numpyro.handlers import seed, substitute, trace
+from numpyro.handlers import block, seed, substitute, trace
 from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
+from numpyro.util import find_stack_level
 
-from numpyro_kscore._model.dependencies import is_enumerated
+from numpyro_kscore._model.dependencies import is_enumerated, layers
 from numpyro_kscore._model.enumeration import PREVIOUS, Factors, enumerated_factors
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.compiling import quick_jit
@@ -28,8 +29,17 @@ BATCH = 64
 
 def _is_data(site: dict[str, Any]) -> bool:
     """Whether a site is observed and has a distribution to draw from, unlike a factor."""
-    is_observed = site["type"] == "sample" and site["is_observed"]
-    return bool(is_observed and not isinstance(site["fn"], dist.Unit))
+    return bool(site["type"] == "sample" and site["is_observed"] and not _is_factor(site))
+
+
+def _is_factor(site: dict[str, Any]) -> bool:
+    """Whether a site is a ``numpyro.factor``, whatever masks and plates it is in."""
+    return site["type"] == "sample" and isinstance(layers(site["fn"])[-1], dist.Unit)
+
+
+def without_factors(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model without its factors, for whoever takes them for data."""
+    return block(model, hide_fn=_is_factor)
 
 
 class _Unobserved(Messenger):
@@ -43,7 +53,8 @@ class _Unobserved(Messenger):
 
 def draw_prior(key: Array, program: Program, num_samples: int) -> dict[str, Any]:
     """Draws of all sites from the prior, leading axis ``num_samples``."""
-    predictive = Predictive(_Unobserved(program.model), num_samples=num_samples)
+    model = without_factors(_Unobserved(program.model))
+    predictive = Predictive(model, num_samples=num_samples)
     try:
         return predictive(key, *program.args, **program.kwargs)
     except NotImplementedError as error:
@@ -71,6 +82,8 @@ def draw_posterior_predictive(
     """Draws of the observed sites, one for each of the samples."""
     sites = _sites_at_first(program, samples)
     observed = [name for name, site in sites.items() if _is_data(site)]
+    if not observed:
+        return {}
     predictive = Predictive(_Unobserved(program.model), samples, return_sites=observed)
     return predictive(key, *program.args, **program.kwargs)
 
@@ -78,11 +91,7 @@ def draw_posterior_predictive(
 def find_constant_data(program: Program, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays among the model's arguments that are not observed values, by argument name."""
     sites = _sites_at_first(program, samples)
-    observed = [
-        np.asarray(site["value"])
-        for site in sites.values()
-        if site["type"] == "sample" and site["is_observed"]
-    ]
+    observed = [np.asarray(site["value"]) for site in sites.values() if _is_data(site)]
     bound = inspect.signature(program.model).bind(*program.args, **program.kwargs).arguments
     arrays = {
         name: np.asarray(value)
@@ -90,6 +99,25 @@ def find_constant_data(program: Program, samples: dict[str, np.ndarray]) -> dict
         if isinstance(value, np.ndarray | jax.Array) and jnp.ndim(value) and name not in sites
     }
     return {n: a for n, a in arrays.items() if not any(np.array_equal(a, b) for b in observed)}
+
+
+def warn_of_factors(program: Program, samples: dict[str, np.ndarray]) -> None:
+    """Warn of factors in the rows of the data: the likelihood of a row may be a part of them."""
+    sites = _sites_at_first(program, samples).values()
+    plates = {frame.name for s in sites if _is_data(s) for frame in s["cond_indep_stack"]}
+    factors = [
+        site["name"]
+        for site in sites
+        if _is_factor(site) and plates & {frame.name for frame in site["cond_indep_stack"]}
+    ]
+    if factors:
+        warnings.warn(
+            f"log_likelihood: expected observed sites to have all of the likelihood of a row; got "
+            f"factors {factors} in plates of the data, which are left out. If they are a part of "
+            "it, as of censored rows, observe these by a distribution, such as "
+            "dist.RightCensoredDistribution, before you compare models",
+            stacklevel=find_stack_level(),
+        )
 
 
 def has_discrete(program: Program, samples: dict[str, np.ndarray]) -> bool:

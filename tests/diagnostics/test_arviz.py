@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIRunResult, SVIState
@@ -192,6 +193,40 @@ def test_improper_priors():
     assert dataset(tree, "posterior_predictive")["obs"].shape == (1, NUM, 4)
     with pytest.raises(ValueError, match="prior: expected a model whose sites can all be drawn"):
         to_arviz(svi, result, SIGMA, Y, prior=True, **options)
+
+
+def censored(time, is_seen):
+    """Times of failure, of which those of the survivors are known to be later."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 2.0))
+    numpyro.factor("bound", -jnp.sum(rate))
+    with numpyro.plate("unit", len(time)):
+        with handlers.mask(mask=is_seen):
+            numpyro.sample("time", dist.Exponential(rate), obs=time)
+        with handlers.mask(mask=~is_seen):
+            numpyro.factor("survival", -rate * time)
+
+
+def test_factors_are_no_data(az):
+    """Neither masked nor in a plate, which wrap their distribution, and nowhere in the result."""
+    time, is_seen = jnp.array([0.3, 1.0, 2.5, 4.0]), jnp.array([True, True, False, True])
+
+    def guide(time, is_seen):
+        numpyro.sample("rate", dist.LogNormal(-0.5, numpyro.param("scale", jnp.full((), 0.3))))
+
+    svi = SVI(censored, guide, optax.adam(1e-2), Trace_ELBO())
+    params, state = {"scale": jnp.full((), 0.3)}, SVIState(None, None, random.key(0))
+    result = SVIRunResult(params, state, jnp.zeros(3))
+    options = {"posterior_predictive": True, "prior": True, "log_likelihood": True, "khat": False}
+    with pytest.warns(UserWarning, match=r"log_likelihood: expected.*got factors \['survival'\]"):
+        tree = to_arviz(svi, result, time, is_seen, num_samples=NUM, **options)
+    for group in ("observed_data", "posterior_predictive", "prior_predictive", "log_likelihood"):
+        assert set(dataset(tree, group).data_vars) == {"time"}
+    assert dataset(tree, "posterior_predictive")["time"].shape == (1, NUM, 4)
+    rate = np.asarray(dataset(tree, "posterior")["rate"])[..., None]
+    exact = np.where(is_seen, np.log(rate) - rate * np.asarray(time), 0.0)
+    np.testing.assert_allclose(dataset(tree, "log_likelihood")["time"], exact, rtol=1e-5, atol=1e-6)
+    loo = quiet(az.loo, tree)
+    assert np.isfinite(loo.elpd_loo if IS_OLD else loo.elpd)
 
 
 @pytest.mark.slow

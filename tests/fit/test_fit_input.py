@@ -10,6 +10,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
+from numpyro_kscore._model.validation import check_data
 from support.fits import DATA, KEY, MEAN, QUICK, guide, make_svi, model
 
 
@@ -102,6 +103,54 @@ def test_observed_values_that_are_missing_are_named():
     svi = SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO())
     with pytest.raises(RuntimeError, match=r"Observed values of \['y'\] are not finite"):
         fit(svi, KEY, jnp.full_like(DATA, jnp.nan), **QUICK)
+
+
+def counts(exposure, y=None, extra=()):
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("rows", len(exposure)):
+        numpyro.sample("y", dist.Poisson(rate * exposure), obs=y)
+
+
+def prior(scale):
+    numpyro.sample("z", dist.Normal(0.0, scale))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [((), "'y'"), ((None,), "'y'"), ((None, {"more": None}), "'y', 'extra'")],
+)
+def test_data_that_were_forgotten(arguments, missing):
+    """Not the prior, and not a discrete latent to be summed out: at once and by name."""
+    svi = SVI(counts, AutoImplicit(counts), optax.adam(1e-2), ImplicitELBO())
+    message = rf"(?s)expected data; got nothing observed.*\['rate', 'y'\].*\[{missing}\] is None"
+    with pytest.raises(ValueError, match=message):
+        fit(svi, KEY, jnp.ones(3), *arguments)
+
+
+def test_a_prior_is_fitted_with_a_warning():
+    svi = SVI(prior, AutoImplicit(prior), optax.adam(1e-2), ImplicitELBO())
+    with pytest.warns(UserWarning, match=r"model: expected data; got nothing.*\['z'\].*the prior"):
+        check_data(svi.model, (1.0,), {})
+
+
+def test_a_factor_or_one_observed_site_is_enough():
+    def by_factor(y=None):
+        x = numpyro.sample("x", dist.ImproperUniform(dist.constraints.real, (), ()))
+        numpyro.factor("density", -(x**4))
+
+    check_data(by_factor, (), {})
+    check_data(counts, (np.ones(3), np.ones(3, int)), {})
+    check_data(counts, (), {"exposure": np.ones(3), "y": np.ones(3, int)})
+
+
+def test_a_count_that_is_one_of_several_outcomes_may_be_data():
+    def both(x, y=None):
+        counts(x, y)
+        numpyro.sample("x", dist.Normal(), obs=0.5)
+
+    svi = SVI(both, AutoImplicit(both), optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(ValueError, match=r"(?s)got 'y' from Poisson.*If it is data.*obs=None"):
+        fit(svi, KEY, jnp.ones(3), **QUICK)
 
 
 def test_an_aggregate_needs_the_loss_as_its_criterion():
