@@ -54,6 +54,6 @@ def last_look(
 
 def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> Weighing | None:
     program, layout = open_for_weights(key, inference.program_at(state))
-    if not has_density(layout) or not layout.implicit_parts:
+    if not has_density(layout) or not (layout.implicit_parts or layout.mixtures):
         return None
     return weigh(draw_weighted(key, program, layout, NUM_DRAWS, seconds))

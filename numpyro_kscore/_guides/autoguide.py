@@ -43,7 +43,7 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.from_model import find_start, warn_of_loss
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart
-from numpyro_kscore._transports.affine import GaussianMixture
+from numpyro_kscore._transports.affine import Affine, GaussianMixture
 from numpyro_kscore._transports.network import (
     Perceptron,
     ResidualNetwork,
@@ -382,10 +382,15 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         announce_label(self.prefix, f"_{self.prefix}_mode", mixture.weights)
         k = jnp.searchsorted(jnp.cumsum(mixture.weights)[:-1], where)
         label = jnp.zeros_like(mixture.weights).at[k].set(1.0)
+        return self._push_to_mode(noise, label, mixture.component(k), mixture.weights[k])
+
+    def _push_to_mode(
+        self, noise: jax.Array, label: jax.Array, component: Affine, weight: jax.Array
+    ) -> tuple[jax.Array, LocalDensity | None]:
+        """Noise to latents near the mode of a label, by the Gaussian there."""
         x, local = self._push(noise, label)
-        component = mixture.component(k)
         if local is not None:
-            log_density = local.log_density + jnp.log(mixture.weights[k])
+            log_density = local.log_density + jnp.log(weight)
             local = push_density(component, x, LocalDensity(log_density, local.score))
         return component.push(x), local
 

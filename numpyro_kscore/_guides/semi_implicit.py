@@ -5,9 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpyro
+import numpyro.distributions as dist
 
 from numpyro_kscore._guides.autoguide import AutoImplicit
+from numpyro_kscore._model.handlers import purpose_of_local_densities
+from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.network import GATE_RATE, standard_normal
+from numpyro_kscore._transports.transport import LocalDensity
 
 # Default limit on the noise of a mixture: more makes layers wide and gains little.
 MOST_NOISE = 16
@@ -58,17 +62,39 @@ class AutoSemiImplicit(AutoImplicit):
     def _has_loc(self) -> bool:
         return True
 
-    def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, None]:
-        dim = self.latent_dim
+    def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
+        mean, sd = self._gaussian(noise, *labels)
+        if purpose_of_local_densities() == "weights":
+            return self._drawn(dist.Normal(mean, sd).to_event(1))
         unit = numpyro.sample(
             f"_{self.prefix}_spread",
-            standard_normal(dim),
+            standard_normal(self.latent_dim),
             infer={"is_auxiliary": True},
         )
+        return mean + sd * unit, None
+
+    def _push_to_mode(
+        self, noise: jax.Array, label: jax.Array, component: Affine, weight: jax.Array
+    ) -> tuple[jax.Array, LocalDensity | None]:
+        if purpose_of_local_densities() != "weights":
+            return super()._push_to_mode(noise, label, component, weight)
+        # The label is noise like other noise: draws of all modes are mixed where they are seen.
+        mean, sd = self._gaussian(noise, label)
+        factor = component.factor * sd
+        return self._drawn(dist.MultivariateNormal(component.push(mean), scale_tril=factor))
+
+    def _drawn(self, fn: dist.Distribution) -> tuple[jax.Array, LocalDensity]:
+        """A draw given noise as a site of its own, of which weights take the density."""
+        x = numpyro.sample(f"_{self.prefix}_given", fn, infer={"is_auxiliary": True})
+        return x, LocalDensity(*jax.value_and_grad(fn.log_prob)(x))
+
+    def _gaussian(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and standard deviations of x given noise, (latent_dim,)."""
+        dim = self.latent_dim
         loc, scale = self._affine()
         if self.network is not None:
-            return loc + self._apply_network(noise) + scale * unit, None
+            return loc + self._apply_network(noise), scale
         mixing = numpyro.param(f"{self.prefix}_mixing", jnp.zeros((self.noise_dim, dim)))
         out = self._perceptron(2 * dim, labels)(jnp.concatenate([noise, *labels]))
         shift, log_gate = out[:dim], GATE_RATE * out[dim:]
-        return loc + scale * (noise @ mixing + shift + unit * jnp.exp(log_gate)), None
+        return loc + scale * (noise @ mixing + shift), scale * jnp.exp(log_gate)

@@ -28,6 +28,8 @@ class Block:
         plates: plates whose elements are independent of each other given the parents.
         is_implicit: whether its entropy is estimated.
         row_plates: plates whose rows its latents, or the noise behind them, are computed from.
+        mixed: sites whose density is that of the block given other noise, of which the block is a
+            mixture: its latents, or noise that they are computed from. Empty if it is none.
     """
 
     sites: tuple[str, ...]
@@ -35,6 +37,7 @@ class Block:
     plates: frozenset[str]
     is_implicit: bool
     row_plates: frozenset[str]
+    mixed: tuple[str, ...] = ()
 
 
 def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
@@ -88,7 +91,8 @@ def find_blocks(sites: dict[str, GuideSite]) -> tuple[Block, ...]:
         ordered = tuple(name for name in latents if name in outside)
         noise = {source for name in members for source in hidden[name]} - {KEY}
         row_plates = frozenset[str]().union(*(sites[n].row_plates for n in {*members, *noise}))
-        blocks.append(Block(members, ordered, plates, is_implicit, row_plates))
+        mixed = _mixed(members, frozenset[str]().union(*(hidden[n] for n in members)), sites)
+        blocks.append(Block(members, ordered, plates, is_implicit, row_plates, mixed))
     return tuple(blocks)
 
 
@@ -109,6 +113,21 @@ def check_subsampling(block: Block, sites: dict[str, Site]) -> None:
                 f"guide: expected latent sites outside subsampled plates not to depend on those "
                 f"inside; got {list(block.sites)}, computed from '{name}' in {drawn}"
             )
+
+
+def _mixed(
+    members: tuple[str, ...], hidden: frozenset[str], sites: dict[str, GuideSite]
+) -> tuple[str, ...]:
+    """The sites whose density is known given the other hidden noise; empty if there is none."""
+    ends = set(members)
+    if not any(sites[name].is_drawn for name in members):
+        ends = {s for name in members for s in sites[name].direct if s in hidden}
+    others = hidden - ends
+    are_known = KEY not in ends and all(sites[name].is_drawn for name in ends)
+    # Noise that depends on a latent has another distribution at every draw.
+    are_noise = all(s in hidden for n in others - {KEY} for s in sites[n].direct)
+    is_mixture = others and are_known and are_noise
+    return tuple(name for name in sites if name in ends) if is_mixture else ()
 
 
 def _ancestors(name: str, sites: dict[str, GuideSite]) -> set[str]:

@@ -100,6 +100,9 @@ def _leaves(fn: Distribution) -> list[Any]:
 
     A class may hide arrays from JAX, in attributes or closures; its draws still depend on them.
     """
+    if isinstance(fn, Implicit):
+        # Its density may depend on noise that its draw does not.
+        return jax.tree.leaves((fn.value, fn.unconstrained))
     return [*jax.tree.leaves(fn), fn.sample(jax.random.key(0))]
 
 

@@ -70,6 +70,7 @@ class Part(NamedTuple):
         is_pooled: whether its elements are draws of one distribution, see :meth:`Layout.pooled`.
         has_local: whether the guide gives its local log density.
         has_local_score: whether it gives the gradient of that, too.
+        mixed: sites whose density is that of the part given other noise, if it is a mixture.
     """
 
     sites: tuple[str, ...]
@@ -81,6 +82,7 @@ class Part(NamedTuple):
     is_pooled: bool = False
     has_local: bool = False
     has_local_score: bool = False
+    mixed: tuple[str, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -135,6 +137,20 @@ class Layout(NamedTuple):
     def local_parts(self) -> tuple[Part, ...]:
         """The blocks whose entropy is estimated and which have a local log density."""
         return tuple(part for part in self.implicit_parts if part.has_local)
+
+    @property
+    def mixtures(self) -> tuple[Part, ...]:
+        """The blocks whose density is known given their noise."""
+        return tuple(part for part in self.parts if part.mixed)
+
+    @property
+    def given_noise(self) -> Layout:
+        """The layout with the density given noise as that of latents that are drawn so."""
+        parts = (
+            part._replace(is_implicit=part.is_implicit and part.mixed != part.sites)
+            for part in self.parts
+        )
+        return self._replace(parts=tuple(parts))
 
     @property
     def has_all_rows(self) -> bool:

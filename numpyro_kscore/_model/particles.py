@@ -62,7 +62,7 @@ def with_shared(
 def open_for_weights(key: jax.Array, program: Program) -> tuple[Program, Layout]:
     """A program whose guide gives local log densities wherever it knows them, and its layout."""
     program = program._replace(guide=LocalDensities(program.guide, "weights"))
-    layout = inspect_program(key, program)
+    layout = inspect_program(key, program).given_noise
     return with_shared(key, program, layout, quick_jit), layout
 
 

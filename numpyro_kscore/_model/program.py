@@ -285,6 +285,10 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
     # Row by row, and given other latents, a local density is taken for that of the guide: no
     # kernel sees a conditional distribution as well.
     is_estimated = block.is_implicit and not (is_local and (plates or context is not None))
+    # In a scan the distribution is that of one step; rows that stand for others have no weights.
+    are_whole = (
+        traces.guide[n]["fn"].shape() == jnp.shape(traces.guide[n]["value"]) for n in block.mixed
+    )
     has_score = is_local and local_scores_of(traces.guide, block.sites) is not None
     return Part(
         block.sites,
@@ -295,6 +299,7 @@ def _part(block: Block, sites: dict[str, Site], traces: Traces) -> Part:
         plates,
         has_local=is_local,
         has_local_score=has_score,
+        mixed=block.mixed if scale == 1 and all(are_whole) else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""Importance weights of a guide whose density is known at its draws."""
+"""Importance weights of a guide whose density is known at its draws, or given its noise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jax import Array
 
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.mixtures import log_mixture_ratios
 from numpyro_kscore._model.particles import (
     are_finite,
     at_source,
@@ -32,7 +33,7 @@ NUM_DRAWS, BATCH = 10_000, 125
 
 
 def has_density(layout: Layout) -> bool:
-    """Whether the density of a guide is known at its draws."""
+    """Whether the density of a guide opened for weights is known at draws, given noise at least."""
     return layout.implicit_parts == layout.local_parts and not layout.has_masked
 
 
@@ -109,7 +110,11 @@ def _batch_program(program: Program, layout: Layout) -> Callable[..., Any]:
             return found.flat, target.log_density(found.flat), log_q, is_behind
 
         sources = draw_sources(key, program, layout, like.shape)
+        found = jax.vmap(evaluate)(sources)
+        if layout.mixtures:
+            more = log_mixture_ratios(key_apart(key, 2), program, layout, sources)
+            found = (*found[:2], found[2] + more, found[3])
         # Keys are of no use afterwards.
-        return jax.vmap(evaluate)(sources), sources if layout.noise_sites else {}
+        return found, sources if layout.noise_sites else {}
 
     return run

@@ -143,7 +143,7 @@ def diagnose(
 
 def _known(layout: Layout) -> Known:
     """The known part of a guide's density."""
-    if not layout.implicit_parts:
+    if not (layout.implicit_parts or layout.mixtures):
         return "density"
     return "local density" if has_density(layout) else "draws"
 
