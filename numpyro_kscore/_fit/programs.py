@@ -77,6 +77,8 @@ def make_chunk(
         here = copy.copy(svi)
         if control_variate is not None:
             here.loss = svi.loss.expanded(control_variate)
+        elif inference.is_quiet and hasattr(svi.loss, "covering"):
+            here.loss = svi.loss.covering()
         (state, moved), losses = lax.scan(partial(step, here, start), carry, (sizes, of_steps))
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]

@@ -38,6 +38,9 @@ LARGEST_SCORE = 3.0
 # Their share falls by so many times the share of draws that lie behind a fold. With four times,
 # guides covered rings in 4 and 5 dimensions less evenly than with the kernel alone.
 LESS_BY_FOLDS = 16.0
+# The order of the divergence that local log densities are followed in, that of Hellinger's distance.
+# Far from the model a few draws would count alone: logarithms of shares vary by so much at most.
+ORDER, MOST_SPREAD = 0.5, 1.0
 # Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
 
@@ -68,6 +71,7 @@ def block_gradient(
     state: Any = None,
     key: jax.Array | None = None,
     local_scores: jax.Array | None = None,
+    log_weights: jax.Array | None = None,
 ) -> BlockGradient:
     """Estimate the KL gradient and the entropy of one block with an unknown density.
 
@@ -75,7 +79,8 @@ def block_gradient(
     are given for a pooled part only: the elements of its plate are draws of one distribution, the
     aggregate, which is compared with the prior. ``state`` and ``key`` are for an estimator that
     keeps a state. ``local_scores`` are gradients of the local log density at the first m particles,
-    (m, D), NaN behind folds.
+    (m, D), NaN behind folds; with ``log_weights`` there, (m,), the part of the gradient that they
+    give is that of Hellinger's distance.
     """
     scores = _take(model_scores, part.columns)
     n, size, dim = scores.shape
@@ -89,7 +94,7 @@ def block_gradient(
     if share == 1:
         if given is not None:
             whitening = whiten_samples(_take(particles, part.columns)[:, 0])
-            local = _along_paths(scores, given, whitening.scores_to_kernel)
+            local = _along_paths(scores, given, whitening.scores_to_kernel, log_weights)
         return BlockGradient(local, jnp.zeros(()), derivative, state)
     x = _take(particles, part.columns)
     target = scores / part.scale
@@ -104,7 +109,7 @@ def block_gradient(
         element, state, to_unit = _element_gradient(settings, only, not part.has_local, state, key)
         directions, entropies, lengths = (a[None] for a in element)
         if given is not None:
-            local = _along_paths(scores, given, to_unit)
+            local = _along_paths(scores, given, to_unit, log_weights)
     else:
         at_once = max(1, PAIRS_AT_ONCE // x.shape[0] ** 2)
         directions, entropies, lengths = lax.map(
@@ -136,12 +141,17 @@ def _trust(local_scores: jax.Array) -> jax.Array:
 
 
 def _along_paths(
-    scores: jax.Array, local_scores: jax.Array, to_unit: Callable[[jax.Array], jax.Array]
+    scores: jax.Array,
+    local_scores: jax.Array,
+    to_unit: Callable[[jax.Array], jax.Array],
+    log_weights: jax.Array | None,
 ) -> jax.Array:
     """Compute the KL gradient by local log densities at the first m of n particles, (n, 1, d).
 
     At the same draws the two scores, (m, 1, d) and (n, 1, d), cancel as a fit converges, and with
-    them the noise. ``to_unit`` maps scores (m, d) to units of the guide's own spread.
+    them the noise. ``to_unit`` maps scores (m, d) to units of the guide's own spread. With the
+    logarithms of weights w = p/q, (m,), the gradient is that of ``-log ∫ pᵃ q¹⁻ᵃ / (a (1 - a))`` in
+    place of the divergence, its limit for a = 0: every difference counts wᵃ times.
     """
     n, few = len(scores), len(local_scores)
     ours, theirs = local_scores[:, 0], scores[:few, 0]
@@ -150,9 +160,29 @@ def _along_paths(
     ours = jnp.where(own > most, most / own, 1.0)[:, None] * ours
     # Scores are not known behind folds, and where noise is mapped to a point.
     is_known = jnp.isfinite(own)
-    weight = n / jnp.maximum(jnp.sum(is_known), 1)
-    difference = jnp.where(is_known[:, None], weight * (ours - theirs), 0.0)
+    if log_weights is not None:
+        is_known = is_known & jnp.isfinite(log_weights)
+    shares = is_known / jnp.maximum(jnp.sum(is_known), 1)
+    if log_weights is not None:
+        shares = _tempered(log_weights, shares)
+    difference = jnp.where(is_known[:, None], n * shares[:, None] * (ours - theirs), 0.0)
     return jnp.zeros_like(scores).at[:few, 0].set(difference)
+
+
+def _tempered(log_weights: jax.Array, shares: jax.Array) -> jax.Array:
+    """Shares of draws in the gradient of Hellinger's distance, (m,), from equal ones.
+
+    A thin tail of the guide hardly counts in KL(q || p), since there are next to no draws in it,
+    and spreads of log scales stay too low. Roots of weights have a finite variance whatever the
+    tails, and count what a guide lacks as much as what it has too much of.
+    """
+    known = jnp.where(shares > 0, log_weights, 0.0)
+    offset = jnp.where(shares > 0, known - shares @ known, 0.0)
+    spread = jnp.sqrt(shares @ offset**2)
+    power = ORDER / jnp.maximum(1.0, ORDER * spread / MOST_SPREAD)
+    highest = jnp.max(jnp.where(shares > 0, power * offset, -jnp.inf))
+    weights = shares * jnp.exp(power * offset - jnp.where(jnp.isfinite(highest), highest, 0.0))
+    return weights / jnp.maximum(jnp.sum(weights), jnp.finfo(weights.dtype).tiny)
 
 
 def _element_gradient(

@@ -16,7 +16,7 @@ from numpyro.infer import ELBO
 from numpyro_kscore._model.all_rows import expand
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._model.draws import Draw
-from numpyro_kscore._model.joint import log_joint_and_gradients
+from numpyro_kscore._model.joint import LogJoint, log_joint_and_gradients
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import (
     LocalDraw,
@@ -181,6 +181,7 @@ class ImplicitELBO(ELBO):
         super().__init__(num_particles, vectorize_particles)
         self.forward_mode_differentiation = forward_mode_differentiation
         self._control_variate: ControlVariate | None = None
+        self._is_covering = False
 
     @property
     def estimator(self) -> Any:
@@ -255,6 +256,16 @@ class ImplicitELBO(ELBO):
         here._control_variate = control_variate
         return here
 
+    def covering(self) -> ImplicitELBO:
+        """The objective with Hellinger's distance where the guide's density is known.
+
+        It covers tails that KL(q || p) leaves thin. Weights of draws must not vary with rows of the
+        data, so that :func:`~numpyro_kscore.fit` does this wherever every step sees all of them.
+        """
+        here = copy.copy(self)
+        here._is_covering = True
+        return here
+
     def loss_with_mutable_state(
         self,
         rng_key: jax.Array,
@@ -284,7 +295,9 @@ class ImplicitELBO(ELBO):
             None if self.vectorize_particles is True else self.vectorize_particles_fn,
             self.forward_mode_differentiation,
         )
-        kl = kl_gradient(settings, layout, drawn, lax.stop_gradient(draws), joint, local.scores)
+        fixed = lax.stop_gradient(draws)
+        log_weights = self._log_weights(fixed, joint, lax.stop_gradient(local.log_density))
+        kl = kl_gradient(settings, layout, drawn, fixed, joint, local.scores, log_weights)
         mutable = jax.tree.map(
             lambda a: jnp.mean(a, axis=0) if jnp.issubdtype(a.dtype, jnp.floating) else a[0],
             draws.mutable,
@@ -295,6 +308,13 @@ class ImplicitELBO(ELBO):
             "loss": loss_of(draws, local.log_density, joint, kl, param_map),
             "mutable_state": lax.stop_gradient(mutable or None),
         }
+
+    def _log_weights(self, draws: Draw, joint: LogJoint, local: jax.Array) -> jax.Array | None:
+        """Logarithms of the weights of the particles with local log densities (m, b), (m,)."""
+        if not self._is_covering or not local.size:
+            return None
+        few = len(local)
+        return joint.log_density[:few] - draws.log_density[:few] - jnp.sum(local, axis=1)
 
     def _draw(
         self, key: jax.Array, program: Program, layout: Layout, num_particles: int

@@ -40,12 +40,14 @@ def kl_gradient(
     draws: Draw,
     joint: LogJoint,
     local_scores: jax.Array,
+    log_weights: jax.Array | None = None,
 ) -> KLGradient:
     """Compute the KL gradient at the particles, block by block.
 
     ``drawn`` says at which particles the guide's draw was finite, (n,), and ``draws`` are the
     particles, not differentiated; ``local_scores`` are gradients of local log densities at the
-    first m of them, (m, D).
+    first m of them, (m, D), and ``log_weights``, (m,), the model's log density less the guide's,
+    if divergences are to weigh both sides alike.
     """
     valid = drawn & are_finite(joint.log_density, draws.counted, joint.scores, draws.flat)
     # Copies of valid particles replace the others: shapes stay, and no NaN spreads.
@@ -76,6 +78,7 @@ def kl_gradient(
             state,
             draws.model_key[0],
             local_scores,
+            log_weights,
         )
         if part.has_local:
             local_shares.append(block.local_share)

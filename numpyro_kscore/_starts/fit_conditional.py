@@ -18,15 +18,11 @@ import numpy as np
 from numpyro_kscore._starts.candidates import Candidate, bounded, highest
 from numpyro_kscore._starts.climb import climb_near
 from numpyro_kscore._starts.newton import ARRIVED, newton
-from numpyro_kscore._starts.scale_distribution import (
-    NO_SKEW,
-    Change,
-    change_at_first,
-    change_nearby,
-)
+from numpyro_kscore._starts.scale_distribution import Change, change_at_first, change_nearby
 from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, factor, standard
-from numpyro_kscore._transports.conditional import Conditional, exponents, features, skewed
+from numpyro_kscore._transports.conditional import Conditional, exponents, features
+from numpyro_kscore._transports.stretch import slopes_at, stretched, unstretched
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
 
 # Latents that may be scales: so many numbers in all, of sites that have so many.
@@ -90,17 +86,17 @@ class _Scales(NamedTuple):
     """The distribution of the scales, and where the others are expected at their values.
 
     Attributes:
-        gaussian: the Gaussian of the scales, before their skewness.
-        skews: see :class:`~numpyro_kscore._transports.conditional.Conditional`, (k,).
+        gaussian: the Gaussian of the scales, before each is stretched.
+        slopes: see :class:`~numpyro_kscore._transports.conditional.Conditional`, (k, 10).
         mode: the mode of the others at the mean, (r,).
-        slopes: how that moves with the scales in units of the Gaussian, (k, r).
+        moves: how that moves with the scales in units of the Gaussian, (k, r).
         covariance: the covariance of the others at the mean, (r, r).
     """
 
     gaussian: Affine
-    skews: np.ndarray
-    mode: np.ndarray
     slopes: np.ndarray
+    mode: np.ndarray
+    moves: np.ndarray
     covariance: np.ndarray
 
 
@@ -117,43 +113,46 @@ def _find(
     others = others[np.argsort(-(widths / prior)[others], kind="stable")]
     inside, across = (covariance[np.ix_(scales, columns)] for columns in (scales, others))
     gaussian = Affine(known.mean[scales], factor(inside))
-    slopes = np.linalg.solve(gaussian.factor, across)
-    rest = covariance[np.ix_(others, others)] - slopes.T @ slopes
-    now = _Scales(gaussian, np.full(count, NO_SKEW), known.mean[others], slopes, rest)
+    moves = np.linalg.solve(gaussian.factor, across)
+    rest = covariance[np.ix_(others, others)] - moves.T @ moves
+    now = _Scales(gaussian, unstretched(count), known.mean[others], moves, rest)
 
     def look(points: np.ndarray) -> list[_Node] | None:
         nodes = []
         for point in points:
             at = np.empty(dim)
-            at[scales] = now.gaussian.push(skewed(point, now.skews))
-            at[others] = now.mode + skewed(point, now.skews) @ now.slopes
+            place = stretched(point, now.slopes)
+            at[scales] = now.gaussian.push(place)
+            at[others] = now.mode + place @ now.moves
             node = _look(evaluate, at, others, widths, now.covariance)
             if node is None:
                 return None
             nodes.append(node)
         return nodes
 
-    is_near = False
+    is_near = is_there = False
     for _ in range(ROUNDS):
         points = _design(count, ON_AXES, IN_PAIRS) if is_near else _design(count, AT_FIRST)
         nodes = look(points)
         if nodes is None:
             return None
-        evidences = np.array([node.evidence for node in nodes]) - points @ now.skews
+        evidences = np.array([node.evidence for node in nodes])
+        evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
         change = (
-            change_nearby(points, evidences, now.skews)
+            change_nearby(points, evidences, now.slopes)
             if is_near
             else change_at_first(points, evidences)
         )
-        if is_near and change.size < THERE:
+        is_there = is_near and change.size < THERE
+        if is_there:
             break
         now = _moved(now, change, points, nodes)
         is_near = is_near or change.size < NEAR
-    else:
+    if not is_near:
         return None
-    if count in LAST:
-        now = _moved(now, change, points, nodes)
-        points = _design(count, *LAST[count])
+    if count in LAST or not is_there:
+        now = _moved(now, change, points, nodes) if is_there else now
+        points = _design(count, *LAST.get(count, (ON_AXES, IN_PAIRS)))
         nodes = look(points)
         if nodes is None:
             return None
@@ -209,9 +208,9 @@ def _moved(now: _Scales, change: Change, points: np.ndarray, nodes: Sequence[_No
     # A product of lower triangles is one.
     gaussian = Affine(now.gaussian.push(change.mean[None])[0], now.gaussian.factor @ change.factor)
     modes = np.stack([node.mode for node in nodes]) - nodes[0].mode
-    slopes = np.linalg.lstsq(skewed(points, now.skews), modes, rcond=None)[0]
-    mode = nodes[0].mode + change.mean @ slopes
-    return _Scales(gaussian, change.skews, mode, change.factor.T @ slopes, nodes[0].covariance)
+    moves = np.linalg.lstsq(stretched(points, now.slopes), modes, rcond=None)[0]
+    mode = nodes[0].mode + change.mean @ moves
+    return _Scales(gaussian, change.slopes, mode, change.factor.T @ moves, nodes[0].covariance)
 
 
 def _interpolated(
@@ -230,7 +229,7 @@ def _interpolated(
     weights = np.linalg.solve(gram, values.T)
     return Conditional(
         now.gaussian,
-        now.skews,
+        now.slopes,
         Affine(mode, root),
         weights @ means,
         weights @ np.log(np.einsum("nii->ni", triangles)),

@@ -1,45 +1,46 @@
 """The distribution of a model's scales, from their evidence at some values.
 
-They are expected to be standard normal in coordinates of their own: normal ones, stretched to the
-left or to the right. Their evidence tells how far these coordinates have to change.
+They are expected to be standard normal in coordinates of their own: normal ones, each of them
+stretched. Their evidence tells how far these coordinates have to change.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.polynomial import Polynomial
+from scipy.interpolate import CubicSpline
+from scipy.special import ndtr
 
 from numpyro_kscore._transports.affine import factor
-from numpyro_kscore._transports.conditional import skewed
+from numpyro_kscore._transports.stretch import stretched, unstretched
 
-# How much the distribution may widen, narrow or, in standard deviations, move at once; and largest
-# correlation in a step.
-MOST_CHANGE, MOST_CORRELATION = 3.0, 0.9
-# Largest skewness, and one of zero, without its division by zero. Quantiles that it comes from, in
-# standard deviations of a normal distribution, what is beyond each, and the grid they are found on.
-MOST_SKEW, NO_SKEW, QUANTILE = 0.5, 1e-3, 2.0
-OUTSIDE = 0.5 * math.erfc(QUANTILE / math.sqrt(2))
-GRID = np.linspace(-8.0, 8.0, 1601)
-# Smallest distance of quantiles: a step of the grid.
-SMALLEST = 0.01
+# How much the distribution may widen, narrow or, in standard deviations, move at once; largest
+# correlation in a step; most that a slope may differ from the mean one, and grow at once.
+MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
+# Where slopes are taken, and the grid on which quantiles are found; the least slope of a log density
+# in its tails.
+ENDS = np.arange(-3.0, 4.0)
+GRID = np.linspace(-40.0, 40.0, 8001)
+LEAST_FALL = 0.25
+# Where a distribution is compared with the one before, and some of these places.
+INSIDE = np.abs(ENDS) <= 2
+SIDES = np.searchsorted(ENDS, (-2.0, 0.0, 2.0))
 
 
 class Change(NamedTuple):
     """A change of the distribution of the scales, relative to its previous value.
 
     Attributes:
-        mean: where its median moves, before the skewness, (k,).
+        mean: where its median moves, (k,).
         factor: lower triangle that follows the one so far, (k, k).
-        skews: the new ones, (k,).
+        slopes: the new ones of :func:`~numpyro_kscore._transports.stretch.stretched`, (k, 10).
         size: how far all of it is from no change.
     """
 
     mean: np.ndarray
     factor: np.ndarray
-    skews: np.ndarray
+    slopes: np.ndarray
     size: float
 
 
@@ -51,73 +52,90 @@ def change_at_first(points: np.ndarray, evidences: np.ndarray) -> Change:
     covariance = (axes / curvatures) @ axes.T
     move = _limited(covariance @ slopes)
     size = max(float(np.linalg.norm(move)), float(np.max(np.abs(np.log(curvatures)))) / 2)
-    return Change(move, factor(covariance), np.full(len(move), NO_SKEW), size)
+    return Change(move, factor(covariance), unstretched(len(move)), size)
 
 
-def change_nearby(points: np.ndarray, evidences: np.ndarray, skews: np.ndarray) -> Change:
+def change_nearby(points: np.ndarray, evidences: np.ndarray, slopes: np.ndarray) -> Change:
     """The change by the evidence on axes and in pairs of scales taken for standard normal.
 
-    Skewness and widths come from quantiles on every axis, where the other scales have their
-    median; how far to move and correlations, with what these add to widths, from a regression.
+    Medians, widths and shapes come from quantiles on every axis, where the other scales have their
+    median; correlations, with what these add to widths and moves, from a regression.
     """
     count = points.shape[1]
-    slopes, curvature = _quadratic(points, evidences, with_cubes=True)
-    own = np.maximum(np.diag(curvature), MOST_CHANGE**-2)
-    units = np.sqrt(np.outer(own, own))
-    correlated = np.clip(curvature / units, -MOST_CORRELATION, MOST_CORRELATION)
+    places = np.empty((len(ENDS), count))
+    for k in range(count):
+        is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
+        places[:, k] = _quantiles(points[is_on, k], evidences[is_on])
+    places = stretched(places, slopes)
+    low, middle, high = places[SIDES]
+    widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
+    found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
+    found = _continued(np.maximum(found, 1 / MOST_STRETCH))
+    correlated = np.outer(widths, widths) * _quadratic(points, evidences)[1]
+    correlated = np.clip(correlated, -MOST_CORRELATION, MOST_CORRELATION)
     np.fill_diagonal(correlated, 1.0)
     values, axes = np.linalg.eigh(correlated)
     covariance = (axes / np.maximum(values, MOST_CHANGE**-2)) @ axes.T
-    quantiles = np.empty((3, count))
-    for k in range(count):
-        is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
-        quantiles[:, k] = _quantiles(points[is_on, k], evidences[is_on])
-    low, middle, high = skewed(quantiles, skews)
-    below, above = (np.maximum(side, SMALLEST) for side in (middle - low, high - middle))
-    found = np.clip(-0.5 * np.log(above / below) * 2 / QUANTILE, -MOST_SKEW, MOST_SKEW)
-    found = np.where(np.abs(found) < NO_SKEW, NO_SKEW, found)
-    spread = skewed(np.array([[QUANTILE], [-QUANTILE]]), found)
-    sizes = (high - low) / (spread[0] - spread[1])
-    sizes = np.clip(sizes, 1 / MOST_CHANGE, MOST_CHANGE)
-    move = _limited(covariance / units @ slopes)
-    triangle = factor(covariance * np.outer(sizes, sizes))
+    move = _limited(widths * (covariance @ (middle / widths)))
+    triangle = factor(covariance * np.outer(widths, widths))
+    inside = np.repeat(ENDS[INSIDE, None], count, axis=1)
     changes = (
         np.linalg.norm(move),
         np.max(np.abs(np.log(np.diag(triangle)))),
-        np.max(np.abs(found - skews)),
+        np.max(np.abs(stretched(inside, found) - stretched(inside, slopes))),
     )
     return Change(move, triangle, found, float(max(changes)))
 
 
-def _quadratic(
-    points: np.ndarray, evidences: np.ndarray, with_cubes: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slope (k,) and negative curvature (k, k) of the evidence; what is far counts less.
+def _continued(slopes: np.ndarray) -> np.ndarray:
+    """Slopes (k, 10) from those between quantiles (k, 6): they grow on as they do there.
 
-    With cubes the slope is its mean under a standard normal, where it changes along an axis.
+    A density beyond the last evidence known is a line, and slopes by its quantiles would grow with
+    every round.
     """
+    sides = [slopes[:, ::-1], slopes]
+    for number, side in enumerate(sides):
+        growth = np.clip(side[:, -1] / side[:, -2], 1 / MOST_GROWTH, MOST_GROWTH)
+        further = side[:, -1:] * growth[:, None] ** np.arange(1, 3)
+        sides[number] = np.minimum(further, MOST_STRETCH)
+    return np.concatenate([sides[0][:, ::-1], slopes, sides[1]], axis=1)
+
+
+def _quadratic(points: np.ndarray, evidences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slope (k,) and negative curvature (k, k) of the evidence; what is far counts less."""
     count = points.shape[1]
     one, other = np.triu_indices(count)
-    squares, cubes = points[:, one] * points[:, other], points**3 if with_cubes else points[:, :0]
-    columns = np.concatenate([np.ones((len(points), 1)), points, squares, cubes], axis=1)
+    squares = points[:, one] * points[:, other]
+    columns = np.concatenate([np.ones((len(points), 1)), points, squares], axis=1)
     weights = np.exp(-0.125 * np.sum(points**2, axis=1))
     found = np.linalg.lstsq(columns * weights[:, None], evidences * weights, rcond=None)[0]
-    _, first, second, third = np.split(found, np.cumsum([1, count, len(one)]))
+    _, first, second = np.split(found, np.cumsum([1, count]))
     half = np.zeros((count, count))
     half[one, other] = -second
-    return first + 3 * third if with_cubes else first, half + half.T
+    return first, half + half.T
 
 
 def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
-    """The lower one, the median and the upper one of a density on a line, (3,).
+    """Quantiles of a density on a line, where a normal distribution has them at ``ENDS``.
 
-    Its logarithm is a polynomial through what is known, and a line beyond.
+    Its logarithm is a spline through what is known. Beyond it falls along lines, by no less than
+    between the last two places: the slope of a spline at its end may be anything.
     """
-    curve = Polynomial.fit(places, evidences, len(places) - 1)
-    inside = np.clip(GRID, places.min(), places.max())
-    density = curve(inside) + (GRID - inside) * curve.deriv()(inside)
-    sums = np.cumsum(np.exp(density - density.max()))
-    return np.interp([OUTSIDE, 0.5, 1 - OUTSIDE], sums / sums[-1], GRID)
+    order = np.argsort(places)
+    places, evidences = places[order], evidences[order]
+    curve = CubicSpline(places, evidences)
+    secants = np.diff(evidences) / np.diff(places)
+    rise = max(float(curve(places[0], 1)), secants[0], LEAST_FALL)
+    fall = max(-float(curve(places[-1], 1)), -secants[-1], LEAST_FALL)
+    density = curve(np.clip(GRID, places[0], places[-1]))
+    density += rise * np.minimum(GRID - places[0], 0) - fall * np.maximum(GRID - places[-1], 0)
+    density = np.exp(density - density.max())
+    # Sums from both sides: upper tails are differences of what is nearly 1.
+    below, above = (np.cumsum(a) - 0.5 * a for a in (density, density[::-1]))
+    total = density.sum()
+    left = np.interp(ndtr(ENDS), below / total, GRID)
+    right = np.interp(ndtr(-ENDS), above / total, GRID[::-1])
+    return np.where(ENDS < 0, left, right)
 
 
 def _limited(move: np.ndarray) -> np.ndarray:

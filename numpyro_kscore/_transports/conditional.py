@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.stretch import slopes_at, stretched
 from numpyro_kscore._transports.transport import solve_lower_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
@@ -35,9 +36,9 @@ class Conditional:
     logarithms of the diagonal of T, are linear in p :func:`features` of u.
 
     Attributes:
-        scales: the Gaussian of the scales, before their skewness.
-        skews: how far the scales are stretched to the left: ``(1 - exp(-a u)) / a`` takes the
-            place of u, (k,).
+        scales: the Gaussian of the scales, before each is stretched.
+        slopes: how that is done, see :func:`~numpyro_kscore._transports.stretch.stretched`,
+            (k, 10).
         others: the Gaussian of the others where the scales have their mean.
         means: coefficients of m, (p, r).
         logs: coefficients of the logarithms of the diagonal of T, (p, r).
@@ -46,7 +47,7 @@ class Conditional:
     """
 
     scales: Affine
-    skews: Any
+    slopes: Any
     others: Affine
     means: Any
     logs: Any
@@ -59,21 +60,22 @@ class Conditional:
         values, _ = features(u)
         inner = values @ self.means + xp.exp(values @ self.logs) * v
         inner = inner + xp.sum(values[..., None] * self._times_rests(v), axis=-2)
-        found = [self.scales.push(skewed(u, self.skews)), self.others.push(inner)]
+        found = [self.scales.push(stretched(u, self.slopes)), self.others.push(inner)]
         return xp.concatenate(found, axis=-1)[..., np.argsort(self.order)]
 
     def log_volume(self, x: Any) -> Any:
         u, _ = self._split(x)
         values, _ = features(u)
         fixed = self.scales.log_det + self.others.log_det
-        return fixed + (values @ self.logs).sum(-1) - u @ self.skews
+        stretches = namespace(u).log(slopes_at(u, self.slopes)[0])
+        return fixed + (values @ self.logs).sum(-1) + stretches.sum(-1)
 
     def pull(self, x: Any, gradients: Any) -> Any:
         xp = namespace(x)
         u, v = self._split(x)
         of_scales, of_others = self._split(gradients[..., np.array(self.order)])
         inner = self.others.pull(v, of_others)
-        by_scales = self.scales.pull(u, of_scales) * xp.exp(-self.skews * u)
+        by_scales = self.scales.pull(u, of_scales) * slopes_at(u, self.slopes)[0]
         values, _ = features(u)
         back = self._rests_times(inner)
         by_points = inner * xp.exp(values @ self.logs) + xp.sum(values[..., None] * back, axis=-2)
@@ -91,7 +93,8 @@ class Conditional:
         # The derivative is a block triangle: what others move with the scales is subtracted when
         # their own scores are known.
         inner = solve_lower_transposed(triangle, of_others)
-        rest = (of_scales + self._through_scales(u, v, -inner)) * xp.exp(self.skews * u)
+        rest = of_scales + self._through_scales(u, v, -inner)
+        rest = rest / slopes_at(u, self.slopes)[0]
         found = [self.scales.push_score(u, rest), self.others.push_score(v, inner)]
         return xp.concatenate(found, axis=-1)[..., np.argsort(self.order)]
 
@@ -105,7 +108,7 @@ class Conditional:
         scaled = inner * xp.exp(values @ self.logs)
         by_values = inner @ self.means.T + (scaled * v - 1) @ self.logs.T
         by_values = by_values + xp.sum(self._rests_times(inner) * v[..., None, :], axis=-1)
-        return self.skews + xp.einsum("...p,...pk->...k", by_values, slopes)
+        return xp.einsum("...p,...pk->...k", by_values, slopes) - slopes_at(u, self.slopes)[1]
 
     def _times_rests(self, v: Any) -> Any:
         """Every matrix of ``rests`` times vectors (..., r): (..., p, r)."""
@@ -120,13 +123,8 @@ class Conditional:
         return (inner @ flat).reshape(*inner.shape[:-1], count, size)
 
     def _split(self, points: Any) -> tuple[Any, Any]:
-        count = self.skews.shape[0]
+        count = self.slopes.shape[0]
         return points[..., :count], points[..., count:]
-
-
-def skewed(points: Any, skews: Any) -> Any:
-    """Points (..., k) stretched to the left, for positive skews (k,): Tukey's g."""
-    return -namespace(points).expm1(-skews * points) / skews
 
 
 def features(points: Any) -> tuple[Any, Any]:

@@ -75,6 +75,33 @@ def test_gradients_along_paths_are_those_of_the_divergence():
     np.testing.assert_allclose(whole["log_sd"], sd**2 - 1, atol=4 * error)
 
 
+def test_a_covering_gradient_is_that_of_hellingers_distance():
+    """The distance is -4 log of the integral of √(pq), here from 640 draws."""
+
+    def distance(params):
+        loc, variance = params["loc"], jnp.exp(2 * params["log_sd"])
+        overlap = jnp.log(2 * variance**0.5 / (1 + variance)) - loc**2 / (2 * (1 + variance))
+        return -2 * jnp.sum(overlap)
+
+    params = {"loc": jnp.full(DIM, 0.3), "log_sd": jnp.full(DIM, 0.2)}
+    guide = partial(affine_guide, with_score=True)
+
+    @quick_jit
+    def gradient(params):
+        options = {"clip": None, "local_share": 1.0, "debias": None}
+        elbo = ImplicitELBO(N, estimator=GaussianScore(mean=0.0, sd=1.0), **options).covering()
+        return jax.grad(lambda p: elbo.loss(KEY, p, normal_model, guide))(params)
+
+    found, expected = gradient(params), jax.grad(distance)(params)
+    # As many draws as have local densities, with the errors of the test above, weighted.
+    sd, count = np.exp(0.2), 640
+    np.testing.assert_allclose(found["loc"], expected["loc"], atol=4 * (sd - 1 / sd) / count**0.5)
+    error = (0.09 * sd**2 + 2 * (sd**2 - 1) ** 2) ** 0.5 / count**0.5
+    np.testing.assert_allclose(found["log_sd"], expected["log_sd"], atol=4 * error)
+    # It differs from that of the divergence by more than that, so that weights are seen.
+    assert np.all(np.abs(expected["log_sd"] - (sd**2 - 1)) > 0.1)
+
+
 def test_gradients_along_paths_have_no_noise_at_the_posterior():
     with_noise = losses_and_gradients(np.zeros(DIM), np.zeros(DIM))[2][1]
     without = gradients_along_paths(np.zeros(DIM), np.zeros(DIM))[1]

@@ -12,6 +12,7 @@ from numpyro_kscore._transports.centering import Centered, Centering, LocationSc
 from numpyro_kscore._transports.conditional import Conditional, exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
 from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._transports.stretch import KNOTS
 from numpyro_kscore._transports.transport import Chain, pulled_back
 from support.compiling import quick_jit
 
@@ -43,7 +44,7 @@ def conditional(count, rest=4):
     rng, powers = np.random.default_rng(0), len(exponents(count))
     return Conditional(
         Affine(rng.normal(size=count), triangle(rng, count)),
-        0.3 * rng.normal(size=count),
+        np.exp(0.5 * rng.normal(size=(count, len(KNOTS) + 1))),
         Affine(rng.normal(size=rest), triangle(rng, rest)),
         0.2 * rng.normal(size=(powers, rest)),
         0.1 * rng.normal(size=(powers, rest)),

@@ -1,0 +1,72 @@
+"""The distribution of scales, from their evidence on axes."""
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+
+from numpyro_kscore._starts.scale_distribution import change_nearby
+from numpyro_kscore._transports.stretch import KNOTS, slopes_at, stretched, unstretched
+
+NODES = np.array([0.0, 1, -1, 2, -2, 3, -3])[:, None]
+
+
+def exponential_tail(x):
+    """A tail to the left as that of the logarithm of a half-normal scale, and none to the right."""
+    return x - 0.5 * np.exp(2 * x)
+
+
+DENSITIES = {
+    "normal": lambda x: -0.5 * ((x - 0.4) / 1.3) ** 2,
+    "exponential tail": exponential_tail,
+    "logistic": lambda x: -x - 2 * np.logaddexp(0, -x),
+}
+
+
+def fitted(log_density, rounds=8):
+    """Mean, width and slopes after rounds of changes at nodes, as a search takes them."""
+    mean, width, slopes = 0.0, 1.0, unstretched(1)
+    for _ in range(rounds):
+        stretch = np.log(slopes_at(NODES, slopes)[0]).sum(axis=1)
+        values = log_density(mean + width * stretched(NODES, slopes)[:, 0]) + stretch
+        change = change_nearby(NODES, values, slopes)
+        mean, width = mean + width * change.mean[0], width * change.factor[0, 0]
+        slopes = change.slopes
+    return mean, width, slopes, change.size
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_quantiles_are_those_of_the_density(name):
+    """Probabilities below quantiles are those of a normal number, tails included."""
+    log_density = DENSITIES[name]
+    mean, width, slopes, size = fitted(log_density)
+    assert size < 0.15
+    grid = np.linspace(-60, 40, 400_001)
+    density = np.exp(log_density(grid) - log_density(grid).max())
+    below = np.cumsum(density) / density.sum()
+    points = np.arange(-3.0, 3.5, 0.5)
+    places = mean + width * stretched(points[:, None], slopes)[:, 0]
+    found = np.interp(places, grid, below)
+    # Seven nodes tell a seventh of a standard deviation. Beyond the last ones lines take the place of
+    # densities: they are farther out than a normal tail, never nearer.
+    outward = np.where(np.abs(points) > 1.5, 0.4, 0.15) * np.where(points < 0, -1, 1)
+    inward = np.where(points < 0, 0.15, -0.15)
+    assert np.all(found > ndtr(points + np.minimum(outward, inward)))
+    assert np.all(found < ndtr(points + np.maximum(outward, inward)))
+
+
+def test_a_normal_distribution_stays():
+    change = change_nearby(NODES, -0.5 * NODES[:, 0] ** 2, unstretched(1))
+    assert change.size < 0.01
+    np.testing.assert_allclose(change.slopes, 1, atol=0.1)
+
+
+def test_slopes_are_derivatives():
+    rng = np.random.default_rng(0)
+    slopes = np.exp(rng.normal(size=(2, len(KNOTS) + 1)))
+    points, step = rng.normal(scale=3, size=(50, 2)), 1e-5
+    ahead, behind = (stretched(points + sign * step, slopes) for sign in (1, -1))
+    found, of_logs = slopes_at(points, slopes)
+    np.testing.assert_allclose(found, (ahead - behind) / (2 * step), rtol=1e-6)
+    ahead, behind = (np.log(slopes_at(points + sign * step, slopes)[0]) for sign in (1, -1))
+    np.testing.assert_allclose(of_logs, (ahead - behind) / (2 * step), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stretched(np.zeros(2), slopes), 0, atol=1e-15)
