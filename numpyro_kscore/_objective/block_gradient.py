@@ -38,8 +38,9 @@ LARGEST_SCORE = 3.0
 # Their share falls by so many times the share of draws that lie behind a fold. With four times,
 # guides covered rings in 4 and 5 dimensions less evenly than with the kernel alone.
 LESS_BY_FOLDS = 16.0
-# The order of the divergence that local log densities are followed in, that of Hellinger's distance.
-# Far from the model a few draws would count alone: logarithms of shares vary by so much at most.
+# The order of the divergence in which local log densities are followed, that of Hellinger's
+# distance. Far from the model a few draws would count alone: logarithms of shares vary by so much
+# at most.
 ORDER, MOST_SPREAD = 0.5, 1.0
 # Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024

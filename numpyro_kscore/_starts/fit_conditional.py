@@ -59,7 +59,10 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     if len(exponents(count)) * (dim - count) ** 2 > MOST_NUMBERS:
         return known
     evaluate = search.model.in_form(known.centering)
-    given = _find(evaluate, known.gaussian, scales, latents.prior_widths)
+    try:
+        given = _find(evaluate, known.gaussian, scales, latents.prior_widths)
+    except FloatingPointError:
+        return known
     if given is None:
         return known
     inside, start = pulled_back(evaluate, given), standard(dim)
@@ -103,7 +106,11 @@ class _Scales(NamedTuple):
 def _find(
     evaluate: Evaluate, known: Affine, scales: np.ndarray, prior: np.ndarray
 ) -> Conditional | None:
-    """A Gaussian that changes with scales; None where their distribution is not found."""
+    """A Gaussian that changes with scales; None where their distribution is not found.
+
+    Raises:
+        FloatingPointError: if numbers are not finite at one of their values.
+    """
     count, dim = len(scales), len(known.mean)
     others = np.setdiff1d(np.arange(dim), scales)
     covariance = known.factor @ known.factor.T
@@ -117,7 +124,7 @@ def _find(
     rest = covariance[np.ix_(others, others)] - moves.T @ moves
     now = _Scales(gaussian, unstretched(count), known.mean[others], moves, rest)
 
-    def look(points: np.ndarray) -> list[_Node] | None:
+    def look(points: np.ndarray) -> list[_Node]:
         nodes = []
         for point in points:
             at = np.empty(dim)
@@ -126,7 +133,7 @@ def _find(
             at[others] = now.mode + place @ now.moves
             node = _look(evaluate, at, others, widths, now.covariance)
             if node is None:
-                return None
+                raise FloatingPointError("expected a finite density at a mode; got none")
             nodes.append(node)
         return nodes
 
@@ -134,8 +141,6 @@ def _find(
     for _ in range(ROUNDS):
         points = _design(count, ON_AXES, IN_PAIRS) if is_near else _design(count, AT_FIRST)
         nodes = look(points)
-        if nodes is None:
-            return None
         evidences = np.array([node.evidence for node in nodes])
         evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
         change = (
@@ -154,8 +159,6 @@ def _find(
         now = _moved(now, change, points, nodes) if is_there else now
         points = _design(count, *LAST.get(count, (ON_AXES, IN_PAIRS)))
         nodes = look(points)
-        if nodes is None:
-            return None
     return _interpolated(np.concatenate([scales, others]), now, points, nodes)
 
 

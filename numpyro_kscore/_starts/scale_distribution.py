@@ -18,8 +18,8 @@ from numpyro_kscore._transports.stretch import stretched, unstretched
 # How much the distribution may widen, narrow or, in standard deviations, move at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
-# Where slopes are taken, and the grid on which quantiles are found; the least slope of a log density
-# in its tails.
+# Places between which slopes are taken, and the grid on which quantiles are found; the least slope
+# of a log density in its tails.
 ENDS = np.arange(-3.0, 4.0)
 GRID = np.linspace(-40.0, 40.0, 8001)
 LEAST_FALL = 0.25

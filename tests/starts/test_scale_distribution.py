@@ -46,8 +46,8 @@ def test_quantiles_are_those_of_the_density(name):
     points = np.arange(-3.0, 3.5, 0.5)
     places = mean + width * stretched(points[:, None], slopes)[:, 0]
     found = np.interp(places, grid, below)
-    # Seven nodes tell a seventh of a standard deviation. Beyond the last ones lines take the place of
-    # densities: they are farther out than a normal tail, never nearer.
+    # Seven nodes tell a seventh of a standard deviation. Beyond the last ones lines take the place
+    # of densities: they are farther out than a normal tail, never nearer.
     outward = np.where(np.abs(points) > 1.5, 0.4, 0.15) * np.where(points < 0, -1, 1)
     inward = np.where(points < 0, 0.15, -0.15)
     assert np.all(found > ndtr(points + np.minimum(outward, inward)))
