@@ -73,14 +73,15 @@ def purpose_of_local_densities() -> Purpose:
 
 def announce(kind: str, name: str, value: Any) -> None:
     """Leave a value in the trace of a guide, as a site of a type that NumPyro's handlers ignore."""
-    apply_stack(message(kind, lambda: (name, value)) | {"name": name})
+    # NumPyro's scan asks for the shapes of all values of a guide, so that this one is a number.
+    apply_stack(message(kind, lambda *_: 0.0) | {"name": name, "args": (name, value)})
 
 
 def announced(kind: str, trace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The values that were left in a trace, each after the prefix that a scope gave all names."""
     for seen, site in trace.items():
         if site["type"] == kind:
-            name, value = site["value"]
+            name, value = site["args"]
             yield seen.removesuffix(name), value
 
 

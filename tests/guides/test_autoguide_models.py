@@ -259,3 +259,7 @@ def test_a_latent_of_a_scan_has_a_start_in_hierarchical_coordinates():
     evidence = np.logaddexp.reduce(of_data + stats.norm.logpdf(grid)) + np.log(grid[1] - grid[0])
     # A Gaussian loses little here; the error of the bound is that of 64 draws.
     assert evidence - 0.3 < guide.start.elbo < evidence + 0.1
+    # NumPyro's scan takes the shapes of all values of the guide, its announcements too.
+    svi = SVI(scanned, guide, numpyro.optim.Adam(1e-2), ImplicitELBO(4))
+    state = jax.eval_shape(svi.init, KEY, jnp.asarray(y))
+    assert jax.eval_shape(svi.update, state, jnp.asarray(y))[1].shape == ()

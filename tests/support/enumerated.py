@@ -156,7 +156,8 @@ def chained_sizes(by_hand=False):
         return
 
     def step(state, now):
-        state = numpyro.sample("state", dist.Categorical(jnp.asarray(TRANSITIONS)[state]))
+        moves = dist.Categorical(jnp.asarray(TRANSITIONS)[state])
+        state = numpyro.sample("state", moves, infer={"enumerate": "parallel"})
         numpyro.factor("tilt", 0.1 * now * state)
         with numpyro.plate("columns", 2):
             sizes = numpyro.sample("sizes", dist.Gamma(2.0, rate))
