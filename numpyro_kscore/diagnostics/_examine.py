@@ -55,9 +55,10 @@ def examine(
     clock: Clock | None = None,
     stages: Stages | None = None,
 ) -> Diagnosis:
-    """:func:`diagnose` of independent, finite draws (n, d) in unconstrained coordinates.
+    """:func:`diagnose` of independent, finite draws (n, d) in the coordinates of the density.
 
-    ``num_lost`` draws were left out; the advice depends on the known part of the guide's density.
+    Moments are those of unconstrained values. ``num_lost`` draws were left out; the advice depends
+    on the known part of the guide's density.
     """
     clock, stages = clock or Clock(), stages or Stages(False)
     names, modes = coordinate_names(sites), UNSEARCHED
@@ -135,7 +136,7 @@ def _walk(
         needed = Finding("budget", NUM_CHAINS[-1] * GRADIENTS_OF_A_LOOK * seconds)
         movement = unknown if weights is None else _merged(unknown, weights)
         return _Walked(movement, modes, (*findings, needed), 0)
-    walk = Walk(program, points, key_apart(key, 2), num_chains)
+    walk = Walk(program, points, key_apart(key, 2), num_chains, density.push)
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
     check_mostly_finite(finite)
