@@ -150,17 +150,7 @@ def fit(
     given = (args, kwargs) if batches is None else batches.arguments(batches.first)
     explained = contextlib.nullcontext() if batches is None else batches.explained()
     with explained, Bar(settings) as bar:
-        if batches is not None:
-            check_batch(svi.model, given[0], {**given[1], **svi.static_kwargs})
-        else:
-            check_call(
-                "fit",
-                inspect.signature(fit).parameters,
-                svi.model,
-                given[0],
-                {**given[1], **svi.static_kwargs},
-            )
-        check_data(svi.model, given[0], {**given[1], **svi.static_kwargs})
+        _check_given(svi, *given, is_batch=batches is not None)
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
         rule = settings.rule(inference.dim, inference.can_be_exact, inference.is_quiet)
         noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
@@ -180,6 +170,16 @@ def fit(
         _explain_failure(inference)
     weights = last_look(inference, run, rng_key, time.perf_counter() - begin, stopped)
     return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
+
+
+def _check_given(svi: SVI, args: tuple[Any, ...], kwargs: dict[str, Any], is_batch: bool) -> None:
+    """Raise unless the arguments, or those with a batch, are data of the model."""
+    kwargs = {**kwargs, **svi.static_kwargs}
+    if is_batch:
+        check_batch(svi.model, args, kwargs)
+    else:
+        check_call("fit", inspect.signature(fit).parameters, svi.model, args, kwargs)
+    check_data(svi.model, args, kwargs)
 
 
 def _explain_failure(inference: Inference) -> NoReturn:

@@ -104,7 +104,7 @@ def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         f"model: expected data; got {got}: the fit is to the prior. If it has data, pass them as "
         "obs=... of a sample site",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -139,9 +139,9 @@ def check_call(
     if error is None:
         return
     raise misspelled(asker, settings, model, kwargs) or TypeError(
-        f"{asker}: expected the arguments of the model, {inspect.signature(model)}; got {len(args)} "
-        f"positional and {sorted(kwargs)} ({error}). Pass the data as to svi.run, containers of "
-        "several arguments unpacked: *data or **data"
+        f"{asker}: expected the arguments of the model, {inspect.signature(model)}; got "
+        f"{len(args)} positional and {sorted(kwargs)} ({error}). Pass the data as to svi.run, "
+        "containers of several arguments unpacked: *data or **data"
     ) from error
 
 

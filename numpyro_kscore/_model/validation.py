@@ -46,6 +46,25 @@ def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
 def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
     """Check that the guide draws every latent of the model, in the model's shapes and plates."""
     latents = find_latents(model_trace)
+    drawn = check_sampled(latents, guide_trace)
+    summed = sorted(n for n in drawn if n in model_trace and is_enumerated(model_trace[n]))
+    if summed:
+        raise ValueError(
+            f"guide: expected no draws of discrete latents, which are summed out of the model; got "
+            f"{summed}. Leave them out of the guide"
+        )
+    extra = sorted(drawn - set(latents))
+    if extra:
+        raise ValueError(
+            f"guide: expected only the model's latents {sorted(latents)} and auxiliary sites; "
+            f"got {extra} besides. Mark noise with infer={{'is_auxiliary': True}}"
+        )
+    for name, site in latents.items():
+        _check_site(site, guide_trace[name], model_trace, guide_trace)
+
+
+def check_sampled(latents: Collection[str], guide_trace: dict[str, Any]) -> set[str]:
+    """Names of what a guide draws, without auxiliary sites; raises unless all latents are there."""
     drawn = {
         name
         for name, site in guide_trace.items()
@@ -67,20 +86,7 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
             f"guide: expected a sample site for every latent of the model; got none for "
             f"{missing}{hint}"
         )
-    summed = sorted(n for n in drawn if n in model_trace and is_enumerated(model_trace[n]))
-    if summed:
-        raise ValueError(
-            f"guide: expected no draws of discrete latents, which are summed out of the model; got "
-            f"{summed}. Leave them out of the guide"
-        )
-    extra = sorted(drawn - set(latents))
-    if extra:
-        raise ValueError(
-            f"guide: expected only the model's latents {sorted(latents)} and auxiliary sites; "
-            f"got {extra} besides. Mark noise with infer={{'is_auxiliary': True}}"
-        )
-    for name, site in latents.items():
-        _check_site(site, guide_trace[name], model_trace, guide_trace)
+    return drawn
 
 
 def _check_site(

@@ -164,10 +164,7 @@ def to_arviz(
         posterior_predictive = draw_posterior_predictive(predict_key, program, samples)
     if prior is True:
         prior = draw_prior(prior_key, program, num_samples)
-    likelihoods = {}
-    if log_likelihood:
-        warn_of_factors(program, samples)
-        likelihoods = _summed_likelihoods(program, samples)
+    likelihoods = _summed_likelihoods(program, samples) if log_likelihood else {}
     found = find_constant_data(program, samples) if constant_data is None else constant_data
     if infer_discrete:
         samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
@@ -229,6 +226,7 @@ def _resampled(draws: WeightedDraws, count: int, key: Array) -> WeightedDraws:
 
 def _summed_likelihoods(program: Program, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Log likelihoods with discrete latents summed out; empty where ArviZ computes them."""
+    warn_of_factors(program, samples)
     found = log_likelihoods(program, samples) if has_discrete(program, samples) else {}
     return jax.device_get(found)
 
