@@ -17,6 +17,7 @@ from numpyro_kscore._model.dependencies import is_drawn, seeded, sources_of
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.subsampling import subsampled_plates, with_rows
 from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.validation import check_observed
 
 # Names that settings have elsewhere.
 OTHER_NAMES = {
@@ -67,12 +68,15 @@ def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     meant, and a warning says that it is fitted.
     """
     drawn: list[str] = []
+    crossed: list[ValueError] = []
 
     def run(key: jax.Array) -> None:
         trace = Target(model, args, kwargs, key=key).trace_by(init_to_uniform)
-        seen = [site for site in trace.values() if site.get("is_observed", False)]
-        for site in seen:
-            site["fn"].log_prob(site["value"])
+        seen = evaluate_observed(trace)
+        try:
+            check_observed(trace)
+        except ValueError as error:
+            crossed.append(error)
         if not seen:
             drawn.extend(name for name, site in trace.items() if is_drawn(site))
 
@@ -85,6 +89,8 @@ def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     except Exception as error:  # whatever it is, it comes again where it can be told better
         check_arguments(bound.arguments, error)
         return
+    if crossed:
+        raise crossed[0]
     if not drawn:
         return
     bound.apply_defaults()
@@ -145,16 +151,25 @@ def check_call(
     ) from error
 
 
+def evaluate_observed(trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """The observed sites of a trace; fails where their density does, as of words."""
+    seen = [site for site in trace.values() if site.get("is_observed", False)]
+    for site in seen:
+        site["fn"].log_prob(site["value"])
+    return seen
+
+
 def check_arguments(given: dict[str, Any], cause: Exception) -> None:
     """Raise ``TypeError`` from the failure of a model if its arguments have leaves of other kinds.
 
     Words, tables and lists may be meant, as long as the model runs.
     """
+    reason = (str(cause).splitlines() or [""])[0].rstrip(".")
     found = [f"{name!r}: {kind}" for name, value in given.items() if (kind := _kind(value))]
     if found:
         raise TypeError(
             f"model: expected arguments that are arrays of numbers, or what it can make them of; "
-            f"got {'; '.join(found)}, with which it raises {type(cause).__name__}: {cause}. "
+            f"got {'; '.join(found)}, with which it raises {type(cause).__name__}: {reason}. "
             "Convert them first, as by jnp.asarray(table['column'], float), and unpack containers "
             "(*data, **data) for a model that takes their parts one by one"
         ) from cause

@@ -9,7 +9,7 @@ import optax
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
-from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit, initial_gaussian
 from numpyro_kscore._model.call_checks import check_data
 from numpyro_kscore._model.supports import check_within_supports
 from support.fits import DATA, KEY, MEAN, QUICK, guide, make_svi, model
@@ -225,6 +225,16 @@ def test_a_latent_that_the_guide_does_not_sample(site, message):
 
     with pytest.raises(ValueError, match=f"(?s){message}"):
         fit(make_svi(guide=without), KEY, DATA, **QUICK)
+
+
+def test_guides_and_starts_name_the_arguments_too():
+    svi = SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(TypeError, match=r"AutoImplicit: expected the arguments.*\(data\); got 0"):
+        svi.run(KEY, 2, progress_bar=False)
+    with pytest.raises(TypeError, match=r"(?s)model: expected .*'data': a list of 2, with which"):
+        svi.run(KEY, 2, ["a", "b"], progress_bar=False)
+    with pytest.raises(TypeError, match=r"initial_gaussian: .*'init_fn'.*mean 'init_loc_fn'"):
+        initial_gaussian(KEY, model, DATA, init_fn=None)
 
 
 def test_a_class_under_svi_run():
