@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
 from numpyro_kscore._fit.svi import Inference, open_svi
+from numpyro_kscore._model.call_checks import check_batch, check_call, check_data, check_svi
 from numpyro_kscore._model.supports import check_within_supports
-from numpyro_kscore._model.validation import check_batch, check_data, check_svi
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.keys import FitKey, check_key, key_apart
@@ -74,7 +75,9 @@ def fit(
 
     Args:
         svi: model, guide, optimizer and loss. With ``criterion="stein"`` the guide must be one
-            that :class:`~numpyro_kscore.ImplicitELBO` accepts, whatever the loss.
+            that :class:`~numpyro_kscore.ImplicitELBO` accepts, whatever the loss. Give the
+            optimizer a constant step size: steps are multiplied by factors of the fit's own, so
+            that a schedule counts twice, and where it has fallen to zero the guide stands still.
         rng_key: random key.
         *args: arguments of model and guide.
         loader: batches of data that need not fit in memory: an iterable that can be iterated over
@@ -147,9 +150,7 @@ def fit(
     given = (args, kwargs) if batches is None else batches.arguments(batches.first)
     explained = contextlib.nullcontext() if batches is None else batches.explained()
     with explained, Bar(settings) as bar:
-        if batches is not None:
-            check_batch(svi.model, given[0], {**given[1], **svi.static_kwargs})
-        check_data(svi.model, given[0], {**given[1], **svi.static_kwargs})
+        _check_given(svi, *given, is_batch=batches is not None)
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
         rule = settings.rule(inference.dim, inference.can_be_exact, inference.is_quiet)
         noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
@@ -169,6 +170,16 @@ def fit(
         _explain_failure(inference)
     weights = last_look(inference, run, rng_key, time.perf_counter() - begin, stopped)
     return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
+
+
+def _check_given(svi: SVI, args: tuple[Any, ...], kwargs: dict[str, Any], is_batch: bool) -> None:
+    """Raise unless the arguments, or those with a batch, are data of the model."""
+    kwargs = {**kwargs, **svi.static_kwargs}
+    if is_batch:
+        check_batch(svi.model, args, kwargs)
+    else:
+        check_call("fit", inspect.signature(fit).parameters, svi.model, args, kwargs)
+    check_data(svi.model, args, kwargs)
 
 
 def _explain_failure(inference: Inference) -> NoReturn:

@@ -12,7 +12,13 @@ from numpyro_kscore._fit.progress import CONVERGED, Run
 from numpyro_kscore._fit.svi import Inference
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.particles import open_for_weights
-from numpyro_kscore._model.weights import NUM_DRAWS, draw_weighted, has_density
+from numpyro_kscore._model.weights import (
+    NUM_DRAWS,
+    draw_weighted,
+    has_density,
+    unconstrained_draws,
+)
+from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 from numpyro_kscore.diagnostics._weighing import Weighing, weigh
@@ -36,11 +42,10 @@ def last_look(
     if inference.batches is not None or inference.program.reference is not None:
         return None
     exact = inference.exact_draws
-    if exact is not None and not progress.looks:
-        # Its draws are in the coordinates in which the start is a standard normal.
-        return weigh(WeightedDraws(exact.points, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0))
     try:
         key = key_apart(rng_key, FitKey.WEIGHTS)
+        if exact is not None and not progress.looks:
+            return _weigh_exact(inference, exact, run.best, key)
         return _weigh(inference, run.best, key, max(LEAST, SHARE * seconds))
     except Exception as error:  # whatever a model does: the fit is done
         warnings.warn(
@@ -56,4 +61,14 @@ def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> 
     program, layout = open_for_weights(key, inference.program_at(state))
     if not has_density(layout) or not (layout.implicit_parts or layout.mixtures):
         return None
-    return weigh(draw_weighted(key, program, layout, NUM_DRAWS, seconds))
+    draws = draw_weighted(key, program, layout, NUM_DRAWS, seconds)
+    return weigh(unconstrained_draws(draws, program.target(layout)))
+
+
+def _weigh_exact(inference: Inference, exact: ExactDraws, state: Any, key: jax.Array) -> Weighing:
+    """Weigh draws of a start, at which both densities are known already."""
+    draws = WeightedDraws(exact.samples, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0)
+    if inference.layout is not None and inference.layout.transformed:
+        program, layout = open_for_weights(key, inference.program_at(state))
+        draws = unconstrained_draws(draws, program.target(layout))
+    return weigh(draws)

@@ -18,7 +18,7 @@ from numpyro_kscore._model.program import (
     latent_size,
     objective_program,
 )
-from numpyro_kscore._model.supports import check_within_supports
+from numpyro_kscore._model.supports import check_guide_sites, check_within_supports
 from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_traced
@@ -141,8 +141,10 @@ def initial_state(
     # Other guides may keep what they see at their first call, which must then be values.
     try:
         return init(rng_key), None
-    except ValueError as error:
-        # NumPyro names the distribution that gets a value, not the latent that has it.
+    except (RuntimeError, ValueError) as error:
+        # NumPyro names neither what a guide has in place of a sample site, nor the latent with a
+        # value that a distribution refuses.
+        check_guide_sites(svi.model, svi.guide, args, whole, error)
         check_within_supports(svi.model, svi.guide, args, whole, init_params or {}, error)
         raise
 

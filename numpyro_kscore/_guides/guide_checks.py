@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from jax import random
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
+from numpyro_kscore._model.call_checks import check_arguments, check_call, evaluate_observed
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
 from numpyro_kscore._model.enumeration import check_enumerable
 from numpyro_kscore._model.layout import num_rows
@@ -23,13 +25,23 @@ from numpyro_kscore._util.keys import as_numbers
 
 def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -> None:
     """Raise for latents no guide can have, at initial values: some priors cannot be drawn from."""
+    is_run: list[bool] = []
 
     def run(key: jax.Array) -> None:
         trace = target._replace(key=key).trace_by(init_loc_fn)
+        evaluate_observed(trace)
+        is_run.append(True)
         find_latents(trace)
         check_enumerable(trace, asker)
 
-    jax.eval_shape(run, random.key(0))
+    check_call(asker, (), target.model, target.args, target.kwargs)
+    try:
+        jax.eval_shape(run, random.key(0))
+    except Exception as error:
+        if not is_run:
+            bound = inspect.signature(target.model).bind(*target.args, **target.kwargs)
+            check_arguments(bound.arguments, error)
+        raise
 
 
 def check_plates(trace: dict[str, Any], asker: str) -> None:

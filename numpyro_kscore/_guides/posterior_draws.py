@@ -20,7 +20,7 @@ from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.particles import open_for_weights
 from numpyro_kscore._model.program import Program
-from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.target import BATCH, Target
 from numpyro_kscore._model.weights import NUM_DRAWS, check_has_density, draw_weighted
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
@@ -140,18 +140,24 @@ class PosteriorDraws(AutoContinuous):
 
         def middle(params: dict[str, Any]) -> dict[str, jax.Array]:
             flat = self._draw_latent(random.key(0), params, (QUANTILE_DRAWS,))
-            return self._constrained(jnp.median(flat, axis=0), params)
+            target = self._target(params)
+            with Hidden():
+                flat = lax.map(target.unconstrained, flat, batch_size=BATCH)
+                return target.plain.sites(jnp.median(flat, axis=0))
 
         return self._compiled("median", middle)(params)
 
     def _constrained(self, flat: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
         """Values of latent and deterministic sites at coordinates, (..., latent_dim)."""
-        coordinates = handlers.substitute(self._coordinates, data=params)()
-        target = Target(self.model, *self._arguments, self._shapes, (coordinates,), params)
         shape = flat.shape[:-1]
         with Hidden():
-            values = lax.map(target.sites, flat.reshape(-1, flat.shape[-1]))
+            values = lax.map(self._target(params).sites, flat.reshape(-1, flat.shape[-1]))
         return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
+
+    def _target(self, params: dict[str, Any]) -> Target:
+        """The model at coordinates of a draw."""
+        coordinates = handlers.substitute(self._coordinates, data=params)()
+        return Target(self.model, *self._arguments, self._shapes, (coordinates,), params)
 
     def quantiles(self, params: dict[str, Any], quantiles: Any) -> dict[str, jax.Array]:
         """Quantiles of every number of every latent site, from 10 000 draws with a fixed key.

@@ -12,11 +12,11 @@ from jax import lax, random
 from numpyro import handlers
 
 from numpyro_kscore._guides.rows import Amortized, Outline
+from numpyro_kscore._model.call_checks import call_error
 from numpyro_kscore._model.coordinates import LatentCoordinates, Shapes
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.subsampling import whole_plates
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.validation import call_error
 from numpyro_kscore._util.compiling import quick_jit
 
 Params = dict[str, Any]

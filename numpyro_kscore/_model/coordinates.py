@@ -129,6 +129,23 @@ def moved_coordinates(
     return out
 
 
+def pushed(
+    trace: dict[str, Any], latents: dict[str, Any], centerings: dict[str, Centering]
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Unconstrained values at coordinates of sizes that do not vary, and the log volume.
+
+    The volume is scaled as the plates of the latents scale their densities.
+    """
+    out, volume = dict(latents), jnp.zeros(())
+    for name, centering in centerings.items():
+        site, u = trace[name], latents[name]
+        given = centered(_prior(site), centering)
+        out[name] = given.push(u)
+        scale = 1.0 if site["scale"] is None else site["scale"]
+        volume = volume + jnp.sum(scale * given.log_volumes(u))
+    return out, volume
+
+
 def priors_of(
     trace: dict[str, Any], names: Collection[str]
 ) -> dict[str, tuple[jax.Array, jax.Array]]:

@@ -101,12 +101,12 @@ class GuideDraws(NamedTuple):
 
 
 class WeightedDraws(NamedTuple):
-    """Draws of a guide with the log densities of guide and model, all finite.
+    """Draws of a guide with the log densities of guide and model there, all finite.
 
     Attributes:
-        samples: unconstrained coordinates, (n, d).
-        log_density: the model's, (n,).
-        log_q: the guide's, (n,).
+        samples: (n, d), in the guide's coordinates or unconstrained ones.
+        log_density: the model's, (n,), in the same coordinates.
+        log_q: the guide's, (n,), in the same coordinates.
         num_lost: number of draws left out because something was not finite at them.
         folded: part of the draws that other noise is pushed to as well.
         seconds: time of one draw with its densities.

@@ -40,7 +40,12 @@ from numpyro_kscore._model.layout import (
 from numpyro_kscore._model.package_guide import package_guide
 from numpyro_kscore._model.subsampling import subsampled_plates
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.validation import check_draws, check_sites, check_transformed
+from numpyro_kscore._model.validation import (
+    check_draws,
+    check_observed,
+    check_sites,
+    check_transformed,
+)
 
 
 class Program(NamedTuple):
@@ -115,7 +120,7 @@ def trace_both(key: jax.Array, program: Program) -> Traces:
     guide_trace = run_guide(key, program)
     mutable = values_of(guide_trace, "mutable")
     # The model runs only for its supports; the likelihood is dead code here, which XLA drops.
-    drawn = {n: site for n, site in guide_trace.items() if site["type"] in ("sample", "plate")}
+    drawn = {n: s for n, s in guide_trace.items() if s["type"] == "plate" or is_drawn(s)}
     supports = program.model if program.outline is None else program.outline
     replayed = handlers.replay(supports, drawn)
     model = seeded(replayed, model_key, {**program.params, **mutable})
@@ -138,6 +143,7 @@ def inspect_program(key: jax.Array, program: Program) -> Layout:
             traces = trace_both(key, program._replace(outline=None))
         check_enumerable(traces.model, "ImplicitELBO")
         check_sites(traces.model, traces.guide)
+        check_observed(traces.model)
         params = {**program.params, **program.plates}
         sites = _sites(traces)
         drawn = trace_guide(program.guide, program.args, program.kwargs, params, key)

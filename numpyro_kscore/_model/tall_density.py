@@ -56,16 +56,18 @@ class ModelDensity(NamedTuple):
     """The log density of a model and its data.
 
     Attributes:
-        evaluate: unconstrained latents (d,) to it and its score.
+        evaluate: coordinates of the latents (d,) to it and its score.
         shift: errors of means that its error causes, in standard deviations, (d,) or zero.
         width: errors of standard deviations, relative to them.
         exact: the log densities of all rows at points, (n, d) to (n,), if others stand for them.
+        push: points (n, d) in these coordinates to unconstrained values, if they differ.
     """
 
     evaluate: Density
     shift: np.ndarray | float = 0.0
     width: np.ndarray | float = 0.0
     exact: Callable[[Array], Array] | None = None
+    push: Callable[[Array], Array] | None = None
 
     def error(self, limits: tuple[float, float]) -> float:
         """The largest error of a mean or a standard deviation, as a part of its limit."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.infer.util import log_density
@@ -14,8 +15,8 @@ from numpyro.infer.util import log_density
 from numpyro_kscore._model.coordinates import (
     LatentCoordinates,
     Shapes,
-    moved_coordinates,
     placed,
+    pushed,
     ravel,
     unravel,
 )
@@ -112,14 +113,29 @@ class Target(NamedTuple):
         """Values of latents and deterministic sites at points (n, d), by one compiled program."""
         return quick_jit(partial(lax.map, self.sites, batch_size=BATCH))(x)
 
+    @property
+    def plain(self) -> Target:
+        """The model at unconstrained values."""
+        return self._replace(coordinates=())
+
+    def pushed(self, x: Array) -> tuple[Array, Array]:
+        """Unconstrained values of the latents at a point (d,), (d,), and the log volume."""
+        latents, volume = self._latents(x)
+        # No value goes through its support and back, where it might overflow.
+        moved, added = pushed(self.trace(x), latents, self._centerings)
+        return ravel(moved, self.shapes), volume + added
+
     def unconstrained(self, x: Array) -> Array:
         """Unconstrained values of the latents at a point (d,), (d,)."""
-        names = [name for one in self.coordinates for name in one.transformed]
-        if not names:
-            return x
-        # Only coordinates that differ are moved: others may overflow on their way there and back.
-        moved = moved_coordinates(self.trace(x), names, {})
-        return ravel(unravel(x, self.shapes) | moved, self.shapes)
+        return self.pushed(x)[0] if self.coordinates else x
+
+    def push_all(self, x: Any) -> tuple[Array, Array]:
+        """:meth:`pushed` at points (n, d), (n, d) and (n,), by one compiled program."""
+        if not self.coordinates:
+            return jnp.asarray(x), jnp.zeros(len(x))
+        run = quick_jit(partial(lax.map, self.pushed, batch_size=BATCH))
+        found: tuple[Array, Array] = run(jnp.asarray(x))
+        return found
 
     def _latents(self, x: Any) -> tuple[dict[str, Any], Any]:
         latents = x if isinstance(x, dict) else unravel(x, self.shapes)
@@ -131,6 +147,9 @@ class Target(NamedTuple):
 
     def placed(self, latents: dict[str, Any]) -> Callable[..., Any]:
         """The model at coordinates of some latents, whose sizes do not vary."""
-        centerings = {n: c for one in self.coordinates for n, c in one.centerings().items()}
         key = random.key(0) if self.key is None else self.key
-        return placed(seeded(self.model, key, self.data), latents, centerings)
+        return placed(seeded(self.model, key, self.data), latents, self._centerings)
+
+    @property
+    def _centerings(self) -> dict[str, Any]:
+        return {n: c for one in self.coordinates for n, c in one.centerings().items()}

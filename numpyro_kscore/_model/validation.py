@@ -1,18 +1,14 @@
-"""Checks that a guide and a model agree, with each other and with a batch of data."""
+"""Checks that a guide and a model agree, and a model with its data."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from numpyro import handlers
+from jax import lax
 from numpyro.distributions import Distribution
-from numpyro.infer import SVI, init_to_uniform
 from numpyro.infer.util import is_identically_one
 
 from numpyro_kscore._model.dependencies import (
@@ -21,28 +17,9 @@ from numpyro_kscore._model.dependencies import (
     is_latent,
     layers,
     masks,
-    seeded,
-    sources_of,
 )
-from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.layout import Site, num_rows
-from numpyro_kscore._model.subsampling import subsampled_plates, with_rows
-from numpyro_kscore._model.target import Target
-
-
-def check_svi(svi: Any) -> None:
-    """Raise ``TypeError`` unless ``svi`` is NumPyro's ``SVI``, of instances and not classes."""
-    if not isinstance(svi, SVI):
-        raise TypeError(
-            f"svi: expected SVI(model, guide, optim, loss) of numpyro.infer; got a "
-            f"{type(svi).__name__}"
-        )
-    for name, given, call in (("guide", svi.guide, "(model)"), ("loss", svi.loss, "()")):
-        if isinstance(given, type):
-            raise TypeError(
-                f"{name}: expected an instance, {given.__name__}{call}; got the class itself"
-            )
 
 
 def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
@@ -69,21 +46,7 @@ def find_latents(model_trace: dict[str, Any]) -> dict[str, Any]:
 def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> None:
     """Check that the guide draws every latent of the model, in the model's shapes and plates."""
     latents = find_latents(model_trace)
-    drawn = {
-        name
-        for name, site in guide_trace.items()
-        if is_drawn(site) and not site["infer"].get("is_auxiliary", False)
-    }
-    missing = [name for name in latents if name not in drawn]
-    if missing:
-        hint = ""
-        others = [n for n in missing if guide_trace.get(n, {}).get("type") == "deterministic"]
-        if others:
-            hint = f" ({others} are deterministic there: use Implicit(value) sample sites)"
-        raise ValueError(
-            f"guide: expected a sample site for every latent of the model; got none for "
-            f"{missing}{hint}"
-        )
+    drawn = check_sampled(latents, guide_trace)
     summed = sorted(n for n in drawn if n in model_trace and is_enumerated(model_trace[n]))
     if summed:
         raise ValueError(
@@ -98,6 +61,32 @@ def check_sites(model_trace: dict[str, Any], guide_trace: dict[str, Any]) -> Non
         )
     for name, site in latents.items():
         _check_site(site, guide_trace[name], model_trace, guide_trace)
+
+
+def check_sampled(latents: Collection[str], guide_trace: dict[str, Any]) -> set[str]:
+    """Names of what a guide draws, without auxiliary sites; raises unless all latents are there."""
+    drawn = {
+        name
+        for name, site in guide_trace.items()
+        if is_drawn(site) and not site["infer"].get("is_auxiliary", False)
+    }
+    missing = [name for name in latents if name not in drawn]
+    if missing:
+        hint = ""
+        others = [n for n in missing if guide_trace.get(n, {}).get("type") == "deterministic"]
+        if others:
+            hint = (
+                f" ({others} are deterministic there: use Implicit(value) sample sites, as in "
+                "numpyro.sample(name, Implicit(value)))"
+            )
+        seen = [n for n in missing if guide_trace.get(n, {}).get("is_observed", False)]
+        if seen:
+            hint += f" ({seen} are observed there: leave obs= out)"
+        raise ValueError(
+            f"guide: expected a sample site for every latent of the model; got none for "
+            f"{missing}{hint}"
+        )
+    return drawn
 
 
 def _check_site(
@@ -186,108 +175,21 @@ def check_transformed(names: Collection[str], sites: Collection[str]) -> None:
         )
 
 
-def call_error(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> TypeError | None:
-    """The error of a call with these arguments, as far as the signature of a function is known."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        return error
-    return None
-
-
-def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise ``ValueError`` or warn where a model has neither data nor factors at its arguments.
-
-    An argument that is None is taken for data that were forgotten. Without one the prior may be
-    meant, and a warning says that it is fitted.
-    """
-    drawn: list[str] = []
-
-    def run(key: jax.Array) -> None:
-        trace = Target(model, args, kwargs, key=key).trace_by(init_to_uniform)
-        if not any(site.get("is_observed", False) for site in trace.values()):
-            drawn.extend(name for name, site in trace.items() if is_drawn(site))
-
-    try:
-        jax.eval_shape(run, jax.random.key(0))
-        bound = inspect.signature(model).bind(*args, **kwargs)
-    except Exception:  # of a model that cannot run so, or has no signature: others say why
-        return
-    if not drawn:
-        return
-    bound.apply_defaults()
-    missing = [
-        name
-        for name, value in bound.arguments.items()
-        if any(leaf is None for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None))
-    ]
-    got = f"nothing observed and no factor at these arguments, with {sorted(drawn)} all drawn"
-    if missing:
-        raise ValueError(
-            f"model: expected data; got {got}, where {missing} is None. Pass the data, as in "
-            f"fit(svi, key, {missing[0]}=...). To fit the prior itself, use a model without this "
-            "argument: lambda: model(...)"
-        )
-    warnings.warn(
-        f"model: expected data; got {got}: the fit is to the prior. If it has data, pass them as "
-        "obs=... of a sample site",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def check_batch(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise unless a batch of a loader is, with the other arguments, all data of the model.
-
-    ``TypeError`` says that they are no call of the model, and ``ValueError`` that the model looks
-    up rows of the batch by the indices of a plate.
-    """
-    error = call_error(model, args, kwargs)
-    if error is not None:
-        raise TypeError(
-            f"loader: expected items that are arguments of the model, with those of fit after "
-            f"them; got {len(args)} arguments and the keywords {sorted(kwargs)} for "
-            f"{inspect.signature(model)}: {error}. An item is a tuple of arguments, a dict of "
-            "keyword arguments, or one argument"
-        )
-    plates = _plates_looked_up(model, args, kwargs)
-    if plates:
-        raise ValueError(
-            f"loader: expected a model that takes a batch as it is; got one whose observations "
-            f"depend on the indices of the plate {sorted(plates)}, which are rows of all data and "
-            "not of the batch. Leave the indices out: numpyro.plate(name, num_rows, "
-            "subsample_size=len(batch)), and obs=batch"
-        )
-
-
-def _plates_looked_up(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> frozenset[str]:
-    """Names of the subsampled plates whose indices observations are computed from."""
-
-    def trace_of(program: Callable[..., Any], key: jax.Array) -> dict[str, Any]:
-        return handlers.trace(seeded(program, key, {})).get_trace(*args, **kwargs)
-
-    def rows(key: jax.Array) -> dict[str, jax.Array]:
-        plates = subsampled_plates(trace_of(model, key))
-        return {name: site["value"] for name, site in plates.items()}
-
-    def observations(given: dict[str, jax.Array]) -> list[Any]:
-        trace = trace_of(with_rows(model, given), jax.random.key(0))
-        observed = [site for site in trace.values() if site.get("is_observed")]
-        return [[site["value"], *jax.tree.leaves(site["fn"])] for site in observed]
-
-    with Hidden():
-        shapes = jax.eval_shape(rows, jax.random.key(0))
-        if not shapes:
-            return frozenset()
-        found = jax.tree.leaves(
-            sources_of(observations, shapes), is_leaf=lambda x: isinstance(x, frozenset)
-        )
-    return frozenset[str]().union(*found) & shapes.keys()
+def check_observed(trace: dict[str, Any]) -> None:
+    """Raise for observed values that pair with a distribution as rows with columns."""
+    for name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"] or site["value"] is None:
+            continue
+        fn, shape = site["fn"], jnp.shape(site["value"])
+        batch = tuple(fn.batch_shape)
+        values = shape[: len(shape) - len(fn.event_shape)]
+        try:
+            together = lax.broadcast_shapes(batch, values)
+        except ValueError:
+            continue
+        if together not in (batch, values):
+            raise ValueError(
+                f"model: expected observed values of shape {tuple(fn.shape())} at site '{name}', "
+                f"that of its distribution; got {shape}. Every value would count for every row, "
+                f"{together} in all: reshape one of them"
+            )

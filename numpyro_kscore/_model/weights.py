@@ -24,6 +24,7 @@ from numpyro_kscore._model.particles import (
 )
 from numpyro_kscore._model.preimages import find_preimages
 from numpyro_kscore._model.program import Program
+from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 
@@ -55,7 +56,7 @@ def draw_weighted(
     seconds: float = np.inf,
     tell: Callable[[float], None] = lambda share: None,
 ) -> WeightedDraws:
-    """Draw from a guide whose density is known, and weigh the draws.
+    """Draw from a guide whose density is known, in its coordinates, and weigh the draws.
 
     Batch after batch is drawn, until a number of seconds is over, compilation left out. ``tell`` is
     given the share that is done.
@@ -89,6 +90,21 @@ def draw_weighted(
         int(len(valid) - valid.sum()),
         searched.share,
         float(np.median(clock[1:] or clock)) / size,
+    )
+
+
+def unconstrained_draws(draws: WeightedDraws, target: Target) -> WeightedDraws:
+    """The draws and the densities of unconstrained values, where these are finite; weights stay."""
+    if not target.coordinates:
+        return draws
+    u, log_volume = (np.asarray(a) for a in target.push_all(draws.samples))
+    finite = np.isfinite(u).all(axis=1) & np.isfinite(log_volume)
+    check_mostly_finite(finite)
+    return draws._replace(
+        samples=u[finite],
+        log_density=(draws.log_density - log_volume)[finite],
+        log_q=(draws.log_q - log_volume)[finite],
+        num_lost=draws.num_lost + int(len(finite) - finite.sum()),
     )
 
 

@@ -266,6 +266,12 @@ class ImplicitELBO(ELBO):
         here._is_covering = True
         return here
 
+    def loss(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """The loss; see :class:`numpyro.infer.ELBO`."""
+        _check_instance(self)
+        loss: jax.Array = super().loss(*args, **kwargs)
+        return loss
+
     def loss_with_mutable_state(
         self,
         rng_key: jax.Array,
@@ -276,6 +282,7 @@ class ImplicitELBO(ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Loss and mutable state; see :class:`numpyro.infer.ELBO`."""
+        _check_instance(self)
         check_key("rng_key", rng_key, "the parameters")
         settings = self.settings
         program = objective_program(param_map, model, guide, args, kwargs)
@@ -345,3 +352,9 @@ class ImplicitELBO(ELBO):
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local
+
+
+def _check_instance(objective: Any) -> None:
+    """Raise ``TypeError`` if SVI was given the class: what stands in its place is then the key."""
+    if not isinstance(objective, ImplicitELBO):
+        raise TypeError("loss: expected an instance, ImplicitELBO(); got the class itself")

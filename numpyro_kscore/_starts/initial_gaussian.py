@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
 )
 
+from numpyro_kscore._model.call_checks import check_call
 from numpyro_kscore._model.coordinates import unravel
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._starts.from_model import find_start
@@ -143,6 +145,8 @@ def initial_gaussian(
         result = svi.run(random.key(1), 500, y, init_params=init_params, progress_bar=False)
     """
     check_key("rng_key", rng_key, "the model")
+    settings = inspect.signature(initial_gaussian).parameters
+    check_call("initial_gaussian", settings, model, args, kwargs)
     forward = forward_mode_differentiation
     latents = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward).latents
     if not latents:

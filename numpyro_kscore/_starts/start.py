@@ -26,6 +26,7 @@ class ExactDraws(NamedTuple):
         log_density: log density of the model, in the coordinates of the guide, (n,).
         gaps: log density of the model less the start's, (n,).
         divergence: that of the start from the model by these gaps, in nats.
+        samples: the points pushed to the coordinates of the guide, (n, d).
     """
 
     points: np.ndarray
@@ -33,6 +34,7 @@ class ExactDraws(NamedTuple):
     log_density: np.ndarray
     gaps: np.ndarray
     divergence: float
+    samples: np.ndarray
 
 
 class GaussianStart(NamedTuple):
@@ -87,7 +89,8 @@ def draw_exactly(
         if not divergence <= FARTHEST:
             return None
     log_density = -energies - transport.log_volume(points)
-    return ExactDraws(points, -gradients, log_density, gaps, divergence)
+    samples = np.asarray(transport.push(points))
+    return ExactDraws(points, -gradients, log_density, gaps, divergence, samples)
 
 
 def divergence_of(gaps: np.ndarray) -> float:

@@ -18,6 +18,7 @@ from numpyro_kscore._model.weights import (
     check_has_density,
     draw_weighted,
     has_density,
+    unconstrained_draws,
 )
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
@@ -153,7 +154,7 @@ def to_arviz(
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate, effective = _draws_and_khat(fitted, num_samples, khat, resample, key)
     kept = min(num_samples, draws.samples.shape[0])
-    samples = jax.device_get(fitted.target.constrain(jnp.asarray(draws.samples[:kept])))
+    samples = jax.device_get(fitted.target.plain.constrain(jnp.asarray(draws.samples[:kept])))
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
     program = fitted.program
@@ -163,10 +164,7 @@ def to_arviz(
         posterior_predictive = draw_posterior_predictive(predict_key, program, samples)
     if prior is True:
         prior = draw_prior(prior_key, program, num_samples)
-    likelihoods = {}
-    if log_likelihood:
-        warn_of_factors(program, samples)
-        likelihoods = _summed_likelihoods(program, samples)
+    likelihoods = _summed_likelihoods(program, samples) if log_likelihood else {}
     found = find_constant_data(program, samples) if constant_data is None else constant_data
     if infer_discrete:
         samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
@@ -207,6 +205,7 @@ def _draws_and_khat(
     if has_density(fitted.layout):
         num_draws = max(num_samples, NUM_DRAWS if resample else ENERGY_DRAWS if khat else 0)
         weighted = draw_weighted(key, fitted.program, fitted.layout, num_draws)
+        weighted = unconstrained_draws(weighted, fitted.target)
         estimate = exact_khat(weighted) if khat is True else khat or None
         if not resample:
             return weighted, estimate, None
@@ -227,6 +226,7 @@ def _resampled(draws: WeightedDraws, count: int, key: Array) -> WeightedDraws:
 
 def _summed_likelihoods(program: Program, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Log likelihoods with discrete latents summed out; empty where ArviZ computes them."""
+    warn_of_factors(program, samples)
     found = log_likelihoods(program, samples) if has_discrete(program, samples) else {}
     return jax.device_get(found)
 

@@ -14,8 +14,8 @@ from jax import Array
 from numpyro.infer import SVI
 from numpyro.infer.calibration import vsbc_diagnostic
 
+from numpyro_kscore._model.call_checks import check_svi
 from numpyro_kscore._model.package_guide import package_guide
-from numpyro_kscore._model.validation import check_svi
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key
 

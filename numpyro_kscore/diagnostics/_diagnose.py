@@ -24,7 +24,12 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import draw_finite
-from numpyro_kscore._model.weights import NUM_DRAWS, draw_weighted, has_density
+from numpyro_kscore._model.weights import (
+    NUM_DRAWS,
+    draw_weighted,
+    has_density,
+    unconstrained_draws,
+)
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._budget import Clock, Stages
@@ -116,7 +121,8 @@ def diagnose(
             samples, num_lost = draws.samples, draws.num_lost
             clock.spend(draws.seconds * len(samples))
             clock.gradient = GRADIENT_COST * draws.seconds
-            weights = weigh(draws) if len(samples) >= LEAST_WEIGHTS else None
+            if len(samples) >= LEAST_WEIGHTS:
+                weights = weigh(unconstrained_draws(draws, fitted.target))
         else:
             samples, num_lost = draw_finite(draw_key, fitted.program, layout, num_samples)
         whole = fitted._replace(tall=None)
@@ -125,6 +131,7 @@ def diagnose(
             lambda: model_density(fitted, key),
             model_density(whole, key),
         )
+        density = density._replace(push=fitted.push)
         diagnosis = examine(
             samples,
             density,

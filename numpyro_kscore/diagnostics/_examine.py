@@ -58,9 +58,10 @@ def examine(
     clock: Clock | None = None,
     stages: Stages | None = None,
 ) -> Diagnosis:
-    """:func:`diagnose` of independent, finite draws (n, d) in unconstrained coordinates.
+    """:func:`diagnose` of independent, finite draws (n, d) in the coordinates of the density.
 
-    ``num_lost`` draws were left out; the advice depends on the known part of the guide's density.
+    Moments are those of unconstrained values. ``num_lost`` draws were left out; the advice depends
+    on the known part of the guide's density.
     """
     clock, stages = clock or Clock(), stages or Stages(False)
     names, modes = coordinate_names(sites), UNSEARCHED
@@ -136,7 +137,7 @@ def _walk(
     if num_chains == 0:
         needed = Finding("budget", NUM_CHAINS[-1] * GRADIENTS_OF_A_LOOK * seconds)
         return _Walked(_known_so_far(len(names), weights), modes, (*findings, needed), 0)
-    walk = Walk(program, points, key_apart(key, 2), num_chains)
+    walk = Walk(program, points, key_apart(key, 2), num_chains, density.push)
     values = np.asarray(walk.state.value)
     finite = np.isfinite(values)
     check_mostly_finite(finite)

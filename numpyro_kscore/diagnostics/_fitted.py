@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from numpyro.infer import SVI
 
+from numpyro_kscore._model.call_checks import call_error, check_svi, misspelled
 from numpyro_kscore._model.control_variate import center
 from numpyro_kscore._model.coreset import TallPlate, tall_plate
 from numpyro_kscore._model.dependencies import is_enumerated, is_latent
@@ -22,11 +25,18 @@ from numpyro_kscore._model.particles import (
 from numpyro_kscore._model.program import Program, trace_both
 from numpyro_kscore._model.subsampling import is_subsampled, whole_plates, with_all_rows
 from numpyro_kscore._model.tall_density import FITTED, NUM_DRAWS, ModelDensity, tall_density
-from numpyro_kscore._model.target import Target
-from numpyro_kscore._model.validation import call_error, check_svi
+from numpyro_kscore._model.target import BATCH, Target
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore.diagnostics._chains import fit_metric
 from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
+
+# Settings of the functions that are given a fitted guide.
+SETTINGS = (
+    "budget", "coords", "dims", "infer_discrete", "khat", "log_likelihood", "max_gradients",
+    "num_chains", "num_samples", "num_superchains", "posterior_predictive", "prior",
+    "progress_bar", "resample", "rng_key", "search_modes", "tol", "verbose",
+)  # fmt: skip
 
 
 class FittedGuide(NamedTuple):
@@ -46,8 +56,15 @@ class FittedGuide(NamedTuple):
 
     @property
     def target(self) -> Target:
-        """The model alone."""
+        """The model alone, in the guide's coordinates."""
         return self.program.target(self.layout)
+
+    @property
+    def push(self) -> Callable[[Array], Array] | None:
+        """Points (n, d) in the guide's coordinates to unconstrained values; None if they are."""
+        if not self.layout.transformed:
+            return None
+        return quick_jit(partial(lax.map, self.target.unconstrained, batch_size=BATCH))
 
 
 def fitted_guide(
@@ -65,7 +82,7 @@ def fitted_guide(
     kwargs = {**kwargs, **svi.static_kwargs}
     error = call_error(svi.model, args, kwargs)
     if error is not None:
-        raise TypeError(
+        raise misspelled("args", SETTINGS, svi.model, kwargs) or TypeError(
             f"args: expected the arguments the guide was fitted with; got {len(args)} positional "
             f"and {sorted(kwargs)} ({error}). Pass the data as to svi.run"
         ) from error
@@ -121,15 +138,20 @@ def _of_all_rows(program: Program, trace: dict[str, Any]) -> Program:
     return program._replace(model=model, guide=with_all_rows(program.guide))
 
 
-def model_density(fitted: FittedGuide, key: Array) -> ModelDensity:
+def model_density(fitted: FittedGuide, key: Array, target: Target | None = None) -> ModelDensity:
     """The model's log density, with all rows or with some that stand for them.
+
+    It is in the guide's coordinates, or in the unconstrained ones of a ``target``.
 
     Cost: if rows stand for others, 300 gradients of all rows and two for each dimension up to 128.
     """
-    target = fitted.target._replace(key=key)
+    own = fitted.target
+    target = (own if target is None else target)._replace(key=key)
     if fitted.tall is None:
         return ModelDensity(target.scored_density(fitted.forward_mode))
     draws = draw_many(key_apart(key, 5), fitted.program, fitted.layout, NUM_DRAWS)
+    if not target.coordinates:
+        draws = own.push_all(draws)[0]
     finite = are_finite(draws)
     check_mostly_finite(finite)
     draws = jnp.where(finite[:, None], draws, center(draws))

@@ -20,7 +20,7 @@ from numpyro_kscore._model.particles import (
     draw_many,
 )
 from numpyro_kscore._model.target import Density
-from numpyro_kscore._model.weights import draw_weighted, has_density
+from numpyro_kscore._model.weights import draw_weighted, has_density, unconstrained_draws
 from numpyro_kscore._util.checks import check_count, first_that_traces
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
@@ -52,8 +52,9 @@ def evaluate_guide(
         **kwargs: keyword arguments of both.
 
     Returns:
-        The draws in unconstrained coordinates, with the model's log density, score and Laplacian,
-        and the guide's log density where it is known (docs/weights).
+        The draws in the model's unconstrained coordinates (``biject_to(support).inv`` of every
+        latent, one after another as in the model), with the model's log density, score and
+        Laplacian, and the guide's log density where it is known (docs/weights).
 
     Raises:
         TypeError: if ``svi`` is not an ``SVI``, or ``result`` has no parameters.
@@ -76,13 +77,14 @@ def evaluate_guide(
 
 def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideDraws:
     """:func:`evaluate_guide` for a guide from :func:`fitted_guide`."""
-    program, layout = fitted.program, fitted.layout
+    program, layout, target = fitted.program, fitted.layout, fitted.target
     weighted = None
     if has_density(layout):
         weighted = draw_weighted(key, program, layout, num_samples)
+        weighted = unconstrained_draws(weighted, target)
         samples = weighted.samples
     else:
-        samples = np.asarray(draw_many(key, program, layout, num_samples))
+        samples = np.asarray(target.push_all(draw_many(key, program, layout, num_samples))[0])
         samples = samples[np.isfinite(samples).all(axis=1)]
     scored, laplacian = jax.device_get(_evaluate(fitted, samples, key))
     valid = np.asarray(are_finite(*scored))
@@ -101,9 +103,9 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
 
 
 def _evaluate(fitted: FittedGuide, samples: np.ndarray, key: Array) -> Any:
-    """The model's log density (n,) and score (n, d) at points; and its Laplacian, or None."""
+    """The log density (n,), score (n, d) and perhaps Laplacian (n,) at unconstrained points."""
     layout, size = fitted.layout, min(DRAWS_AT_ONCE, len(samples))
-    density = model_density(fitted, key).evaluate
+    density = model_density(fitted, key, fitted.target.plain).evaluate
     point = jax.ShapeDtypeStruct((layout.size,), jnp.result_type(float))
     along = _second_derivative(density, point)
 

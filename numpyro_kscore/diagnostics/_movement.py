@@ -9,6 +9,8 @@ the way, exactly so for an eigenfunction of the chain.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,7 +20,14 @@ from jax import Array
 
 from numpyro_kscore._util.precision import full_precision
 from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock, Stages
-from numpyro_kscore.diagnostics._chains import DIAGNOSIS, WINDOW, ChainProgram, Metric, Window
+from numpyro_kscore.diagnostics._chains import (
+    DIAGNOSIS,
+    WINDOW,
+    ChainProgram,
+    Metric,
+    Window,
+    fit_metric,
+)
 
 # Standardized coordinates are cut off here, which gives averages of heavy tails a finite error.
 FARTHEST = 10.0
@@ -78,11 +87,23 @@ class Walk:
     """Chains from the first of all draws (N, d), prolonged while their answer is not clear."""
 
     def __init__(
-        self, program: ChainProgram, samples: Array, key: Array, num_chains: int = NUM_CHAINS[0]
+        self,
+        program: ChainProgram,
+        samples: Array,
+        key: Array,
+        num_chains: int = NUM_CHAINS[0],
+        push: Callable[[Array], Array] | None = None,
     ) -> None:
+        """``push`` maps points (n, d) to the values whose moments are wanted, if they differ."""
         self.program, self.key, metric = program, key, program.metric
-        u = np.asarray((samples - metric.mean) / metric.sd, np.float64)
-        self._guide = np.clip(u, -FARTHEST, FARTHEST)
+        self._push, self._standard = push, (metric.mean, metric.sd)
+        values = samples
+        if push is not None:
+            values = push(samples)
+            standard = fit_metric(values[jnp.isfinite(values).all(axis=1)])
+            self._standard = standard.mean, standard.sd
+        u = np.asarray((values - self._standard[0]) / self._standard[1], np.float64)
+        self._guide = np.clip(np.nan_to_num(u), -FARTHEST, FARTHEST)
         self._start = self._guide[:num_chains]
         self.state = program.start(metric.whiten(samples[:num_chains]))
         # Averages over each window, and the acceptance of all chains in it.
@@ -112,11 +133,20 @@ class Walk:
             is_poor = index == 0 or self._acceptance[-1] < POOR
             key = jax.random.fold_in(self.key, index)
             self.state, window = self.program.advance(self.state, key, DIAGNOSIS, is_poor)
-            self._averages.append(jax.device_get(_average(self.program.metric, window)))
+            self._averages.append(jax.device_get(self._average(window)))
             self._acceptance.append(float(np.mean(window.acceptance)))
             self._seconds.append(time.perf_counter() - begin)
             clock.spend(self._seconds[-1] if index else 0.0)
         return True
+
+    def _average(self, window: Window) -> tuple[Array, ...]:
+        near, *others = _average(self.program.metric, window)
+        if self._push is None:
+            return near, *others
+        metric = self.program.metric
+        points = window.draws.reshape(-1, window.draws.shape[-1]) @ metric.root.T + metric.mean
+        values = self._push(points)
+        return *_average_pushed(values, self._standard, len(window.draws)), *others[1:]
 
     def movement(self) -> Movement:
         """Estimates from the chains so far."""
@@ -163,6 +193,17 @@ def _average(metric: Metric, window: Window) -> tuple[Array, ...]:
     near = jnp.clip(u, -FARTHEST, FARTHEST)
     values = near, near**2, v, u * v + jnp.sum(rows**2, axis=1)
     return tuple(jnp.mean(a, axis=0) for a in values)
+
+
+@partial(jax.jit, static_argnums=2)
+def _average_pushed(
+    values: Array, standard: tuple[Array, Array], count: int
+) -> tuple[Array, Array]:
+    """The first two of these averages, of other values (count * n, d), whose controls they keep."""
+    near = jnp.nan_to_num((values - standard[0]) / standard[1])
+    near = jnp.clip(near, -FARTHEST, FARTHEST)
+    near = near.reshape(count, -1, near.shape[1])
+    return jnp.mean(near, axis=0), jnp.mean(near**2, axis=0)
 
 
 class _Moment(NamedTuple):

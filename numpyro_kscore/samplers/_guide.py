@@ -37,6 +37,7 @@ class Guide(NamedTuple):
         draws: finite draws in the guide's coordinates, (n, d).
         num_lost: draws that were left out.
         valid: the first of the draws at which the density and its gradient are finite.
+        push: see :attr:`unconstrained`; None if the coordinates are the same.
     """
 
     program: Program
@@ -47,6 +48,7 @@ class Guide(NamedTuple):
     draws: np.ndarray
     num_lost: int
     valid: np.ndarray
+    push: Callable[[Array], Array] | None
 
     @property
     def unconstrained(self) -> Callable[[Array], Array]:
@@ -54,9 +56,7 @@ class Guide(NamedTuple):
 
         They differ where a latent is partially non-centered, or of a size that varies with others.
         """
-        if not self.layout.transformed:
-            return lambda x: x
-        return quick_jit(partial(lax.map, self.target.unconstrained, batch_size=BATCH))
+        return (lambda x: x) if self.push is None else self.push
 
 
 def open_guide(
@@ -69,13 +69,13 @@ def open_guide(
 ) -> Guide:
     """Draw from a fitted guide; ``num_valid`` draws have a finite density, as far as there are."""
     key = jax.random.key(0) if rng_key is None else rng_key
-    program, layout, forward_mode, _ = fitted_guide(svi, result, args, kwargs, key)
+    fitted = fitted_guide(svi, result, args, kwargs, key)
+    program, layout, target = fitted.program, fitted.layout, fitted.target
     draws, num_lost = draw_finite(key_apart(key, 1), program, layout, NUM_DRAWS)
-    target = program.target(layout)
-    density = target._replace(key=key).scored_density(forward_mode)
+    density = target._replace(key=key).scored_density(fitted.forward_mode)
     tried = draws[: max(2 * num_valid, BATCH)]
     values = quick_jit(partial(lax.map, density, batch_size=BATCH))(jnp.asarray(tried))
     finite = np.asarray(are_finite(*values))
     check_mostly_finite(finite)
     names, valid = coordinate_names(layout.sites), tried[finite][:num_valid]
-    return Guide(program, layout, names, target, density, draws, num_lost, valid)
+    return Guide(program, layout, names, target, density, draws, num_lost, valid, fitted.push)

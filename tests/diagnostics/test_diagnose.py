@@ -14,8 +14,10 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide
 from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.tall_density import ModelDensity
+from numpyro_kscore.diagnostics._chains import ChainProgram, fit_metric
 from numpyro_kscore.diagnostics._examine import examine
 from numpyro_kscore.diagnostics._missed_modes import UNSEARCHED, far_points
+from numpyro_kscore.diagnostics._movement import Walk
 
 KEY = random.key(0)
 SITES = (Site("z", (2,), 0, ()),)
@@ -31,6 +33,26 @@ def valley(x):
 @jax.value_and_grad
 def pair(x):
     return jnp.logaddexp(-0.5 * jnp.sum((x - 4.0) ** 2), -0.5 * jnp.sum((x + 4.0) ** 2))
+
+
+def funnel(x):
+    """The unconstrained values of a pair whose second is standardized by the first."""
+    return jnp.stack([x[:, 0], jnp.exp(0.5 * x[:, 0]) * x[:, 1]], axis=1)
+
+
+def test_moments_are_those_of_unconstrained_values():
+    """A shift of .3 of z moves the mean of u = exp(v/2) z by .3 exp(1/8), of an sd of exp(1/4)."""
+    density = jax.value_and_grad(lambda x: -0.5 * jnp.sum(x**2))
+    points = jnp.asarray(noise() + np.array([0.0, 0.3]), jnp.float32)
+    walk = Walk(ChainProgram(density, fit_metric(points)), points, KEY, 128, funnel)
+    walk.prolong(12)
+    found = walk.movement()
+    exact = np.array([0.0, 0.3 * np.exp(-0.125)])
+    assert np.all(np.abs(found.shift - exact) < 4 * found.shift_error)
+    assert np.all(found.shift_error < 0.03)
+    # Variances are 1 and exp(1/2), those of the draws 1 and (1 + .09) exp(1/2) - .09 exp(1/4).
+    ratio = np.sqrt([1.0, 1.09 - 0.09 * np.exp(-0.25)])
+    assert np.all(np.abs(found.ratio / ratio - 1) < 4 * found.ratio_error)
 
 
 def noise(n=4_000):

@@ -1,5 +1,6 @@
 """Draws of a fitted guide and the model at them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,8 +11,12 @@ from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.importance import psis_diagnostic
 from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.infer.util import potential_energy
 
 from numpyro_kscore import Implicit, ImplicitELBO, diagnose, evaluate_guide, khat
+from numpyro_kscore._transports.centering import Centering
+from support.compiling import quick_jit
+from support.coordinates import coordinates_of
 
 KEY = random.key(0)
 
@@ -96,3 +101,51 @@ def test_wrong_objects_are_named():
         evaluate_guide(model, result, DATA)
     with pytest.raises(TypeError, match="result: expected what svi.run or fit returns"):
         evaluate_guide(svi, result.params, DATA)
+
+
+def schools():
+    spread = numpyro.sample("spread", dist.HalfNormal(5.0))
+    with numpyro.plate("schools", 4):
+        effect = numpyro.sample("effect", dist.LogNormal(3.0, spread))
+        numpyro.sample("y", dist.Normal(jnp.log(effect), 10.0), obs=jnp.array([28.0, 8.0, -3, 7]))
+
+
+def non_centered():
+    """Draws of the spread, and of effects as standardized logarithms, with their density."""
+    noise = numpyro.sample(
+        "noise", dist.Normal(jnp.zeros(5), 1.0).to_event(1), infer={"is_auxiliary": True}
+    )
+    log_spread, z = 0.5 * noise[0], noise[1:]
+    log_density = jnp.sum(dist.Normal().log_prob(noise)) - jnp.log(0.5)
+    numpyro.sample("spread", Implicit(jnp.exp(log_spread), local_log_density=log_density))
+    with numpyro.plate("schools", 4):
+        effect = jnp.exp(3.0 + jnp.exp(log_spread) * z)
+        numpyro.sample("effect", Implicit(effect, 0, unconstrained=z))
+    zeros = {"effect": Centering(np.zeros(4), np.zeros(4), np.zeros(4))}
+    coordinates_of({"spread": 0.0, "effect": z}, zeros).announce("_coordinates")
+
+
+def test_draws_of_hierarchical_guides_are_unconstrained_values():
+    """Effects are standardized in the guide, and logarithms of the model's values here."""
+    svi = SVI(schools, non_centered, optax.adam(1e-2), ImplicitELBO())
+    result = SVIRunResult({}, SVIState(None, None, KEY), jnp.zeros(2))
+    found = evaluate_guide(svi, result, num_samples=40)
+
+    @quick_jit
+    @jax.vmap
+    def exact(u):
+        def log_density(u):
+            return -potential_energy(schools, (), {}, {"spread": u[0], "effect": u[1:]})
+
+        log_q = dist.Normal(0.0, 0.5).log_prob(u[0])
+        log_q += jnp.sum(dist.Normal(3.0, jnp.exp(u[0])).log_prob(u[1:]))
+        return *jax.value_and_grad(log_density)(u), log_q
+
+    log_density, scores, log_q = exact(found.samples)
+    np.testing.assert_allclose(found.log_density, log_density, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(found.log_q, log_q, rtol=1e-4, atol=1e-3)
+    # The effects are around 3, with a mean square of the spread; far from standardized ones.
+    scaled = (found.samples[:, 1:] - 3.0) / np.exp(found.samples[:, :1])
+    np.testing.assert_allclose(np.mean(scaled), 0.0, atol=4 / 160**0.5)
+    np.testing.assert_allclose(np.std(scaled), 1.0, atol=4 / 320**0.5)

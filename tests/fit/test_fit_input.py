@@ -9,8 +9,9 @@ import optax
 import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
-from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
-from numpyro_kscore._model.validation import check_data
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit, initial_gaussian
+from numpyro_kscore._model.call_checks import check_data
+from numpyro_kscore._model.supports import check_within_supports
 from support.fits import DATA, KEY, MEAN, QUICK, guide, make_svi, model
 
 
@@ -89,6 +90,21 @@ def test_values_that_are_sometimes_outside_are_named():
     assert isinstance(raised.value.__cause__, FloatingPointError)
 
 
+def test_a_parameter_out_of_range_is_named():
+    """A scale that is any number is negative at half of the draws, which no support forbids."""
+
+    def regression(y):
+        slope = numpyro.sample("slope", dist.Normal())
+        numpyro.sample("y", dist.Normal(0.0, slope), obs=y)
+
+    def normal(y):
+        numpyro.sample("slope", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+    message = r"(?s)'scale' of Normal at site 'y' in Positive.*[3-6]\d% of the guide.*HalfNormal"
+    with pytest.raises(ValueError, match=message):
+        check_within_supports(regression, normal, (jnp.ones(3),), {}, {}, FloatingPointError("fit"))
+
+
 def test_classes_in_place_of_instances():
     optimizer = optax.adam(1e-2)
     with pytest.raises(TypeError, match=r"loss: expected an instance, ImplicitELBO\(\)"):
@@ -151,6 +167,83 @@ def test_a_count_that_is_one_of_several_outcomes_may_be_data():
     svi = SVI(both, AutoImplicit(both), optax.adam(1e-2), ImplicitELBO())
     with pytest.raises(ValueError, match=r"(?s)got 'y' from Poisson.*If it is data.*obs=None"):
         fit(svi, KEY, jnp.ones(3), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ((DATA,), {"num_steps": 9}, r"fit: expected settings.*'num_steps'.*mean 'max_steps'"),
+        ((DATA,), {"chunksize": 9}, r"fit: .*'chunksize'.*Did you mean 'chunk_size'"),
+        ((), {"dta": DATA}, r"fit: .*'dta'.*Did you mean 'data'"),
+        ((), {}, r"fit: expected the arguments of the model, \(data\); got 0 positional.*missing"),
+        ((DATA, DATA), {}, r"fit: expected the arguments.*got 2 positional.*too many.*unpacked"),
+        (
+            ({"y": DATA},),
+            {},
+            r"model: expected .*got 'data': a dict with the keys \['y'\]",
+        ),
+        ((["a", "b"],), {}, r"model: expected arguments.*'data': a list of 2.*Convert them"),
+        ((np.array([1.0, "b"], object),), {}, "model: expected .*'data': an array of objects"),
+        (([[1.0], [1.0, 2.0]],), {}, r"model: expected arguments.*'data': a list of 2"),
+    ],
+)
+def test_arguments_of_other_kinds_are_named(arguments, settings, message):
+    with pytest.raises(TypeError, match=f"(?s){message}"):
+        fit(make_svi(), KEY, *arguments, **settings)
+
+
+def test_rows_against_columns_are_refused():
+    """A mean (3, 1) and data (3,) would give nine terms of a likelihood."""
+
+    def crossed(y):
+        mean = numpyro.sample("mean", dist.Normal())
+        numpyro.sample("y", dist.Normal(mean * jnp.ones((3, 1)), 1.0), obs=y)
+
+    def normal(y):
+        numpyro.sample("mean", dist.Normal(numpyro.param("loc", 0.0), 1.0))
+
+    svi = SVI(crossed, normal, optax.adam(1e-2), ImplicitELBO())
+    message = r"model: expected observed values of shape \(3, 1\) at site 'y'.*got \(3,\).*\(3, 3\)"
+    with pytest.raises(ValueError, match=message):
+        fit(svi, KEY, jnp.ones(3), **QUICK)
+    with pytest.raises(ValueError, match=message):
+        svi.run(KEY, 2, jnp.ones(3), progress_bar=False)
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        (lambda z: numpyro.deterministic("z", z), r"\['z'\] are deterministic.*Implicit\(value\)"),
+        (lambda z: numpyro.sample("z", dist.Normal(z).to_event(1), obs=z), r"\['z'\] are observed"),
+        (lambda z: None, r"guide: expected a sample site for every latent.*none for \['z'\]"),
+    ],
+    ids=["deterministic", "observed", "none"],
+)
+def test_a_latent_that_the_guide_does_not_sample(site, message):
+    def without(data):
+        site(numpyro.param("loc", jnp.zeros(2)))
+
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        fit(make_svi(guide=without), KEY, DATA, **QUICK)
+
+
+def test_guides_and_starts_name_the_arguments_too():
+    svi = SVI(model, AutoImplicit(model), optax.adam(1e-2), ImplicitELBO())
+    with pytest.raises(TypeError, match=r"AutoImplicit: expected the arguments.*\(data\); got 0"):
+        svi.run(KEY, 2, progress_bar=False)
+    with pytest.raises(TypeError, match=r"(?s)model: expected .*'data': a list of 2, with which"):
+        svi.run(KEY, 2, ["a", "b"], progress_bar=False)
+    with pytest.raises(TypeError, match=r"initial_gaussian: .*'init_fn'.*mean 'init_loc_fn'"):
+        initial_gaussian(KEY, model, DATA, init_fn=None)
+
+
+def test_a_class_under_svi_run():
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO)
+    with pytest.raises(TypeError, match=r"loss: expected an instance, ImplicitELBO\(\)"):
+        svi.run(KEY, 2, DATA, progress_bar=False)
+    unconditional = SVI(lambda: model(DATA), lambda: guide(DATA), optax.adam(1e-2), ImplicitELBO)
+    with pytest.raises(TypeError, match=r"loss: expected an instance, ImplicitELBO\(\)"):
+        unconditional.run(KEY, 2, progress_bar=False)
 
 
 def test_an_aggregate_needs_the_loss_as_its_criterion():
