@@ -1,9 +1,9 @@
 """A grammar of small models: a number draws one, with its data.
 
-A model is a linear predictor of one to three terms under a likelihood, perhaps with missing or
-censored data and inside a handler; or a vector with a distribution of its own. Terms are numbers
-with a prior of any support, slopes, groups, walks, shares, ordered levels, angles and curves. Data
-are drawn from the model's own prior predictive.
+A model is a linear predictor of one to three terms under a likelihood, perhaps with masked or
+censored rows and inside a handler; or a vector with a distribution of its own. Terms are numbers
+with a prior of any support, slopes, groups, walks, missing covariates, shares, ordered levels,
+angles and curves. Data are drawn from the model's own prior predictive.
 """
 
 from __future__ import annotations
@@ -262,6 +262,22 @@ def walk(plan: Plan, name: str) -> Term:
     return sample
 
 
+def missing(plan: Plan, name: str) -> Term:
+    """The slope of a covariate of which some entries are missing and have a site of their own."""
+    x, absent = plan.rng.normal(size=plan.num_rows), plan.rng.choice(plan.num_rows, 3, False)
+
+    def sample() -> Array:
+        loc = numpyro.sample(f"{name}_loc", dist.Normal(0, 1))
+        numpyro.factor(f"{name}_seen", dist.Normal(loc, 1).log_prob(np.delete(x, absent)).sum())
+        with numpyro.plate(f"{name}_absent", len(absent)):
+            values = numpyro.sample(name, dist.Normal(loc, 1))
+        return numpyro.sample(f"{name}_slope", dist.Normal(0, 1)) * jnp.asarray(x).at[absent].set(
+            values
+        )
+
+    return sample
+
+
 def levels(plan: Plan, name: str) -> Term:
     """A vector of a bounded kind: shares of known levels, ordered levels, a direction."""
     size, index = 3, plan.index(3)
@@ -301,7 +317,7 @@ def levels(plan: Plan, name: str) -> Term:
 
 TERMS = {
     "number": number, "slopes": slopes, "groups": groups, "varying": varying_slopes,
-    "walk": walk, "levels": levels,
+    "walk": walk, "levels": levels, "missing": missing,
 }  # fmt: skip
 
 
@@ -361,7 +377,7 @@ REAL_DATA = ("Normal", "StudentT", "Laplace")
 
 
 def _observe(plan: Plan, name: str) -> Callable[[dist.Distribution, Any], None]:
-    """How rows are seen: all, some, the rest imputed, or censored and truncated by a factor."""
+    """How rows are seen: all, some, all with half the weight, or some with a bound alone."""
     seen = plan.rng.random(plan.num_rows) < 0.7
     seen[:3] = True
 
@@ -372,10 +388,6 @@ def _observe(plan: Plan, name: str) -> Callable[[dist.Distribution, Any], None]:
     def masked(rows: dist.Distribution, y: Any) -> None:
         with numpyro.plate("rows", plan.num_rows), handlers.mask(mask=jnp.asarray(seen)):
             numpyro.sample("y", rows, obs=y)
-
-    def imputed(rows: dist.Distribution, y: Any) -> None:
-        with numpyro.plate("rows", plan.num_rows):
-            numpyro.sample("y", rows, obs=y, obs_mask=None if y is None else jnp.asarray(seen))
 
     def censored(rows: dist.Distribution, y: Any) -> None:
         if y is None:
@@ -391,7 +403,7 @@ def _observe(plan: Plan, name: str) -> Callable[[dist.Distribution, Any], None]:
 
     options = {"all": plain, "masked": masked, "scaled": scaled}
     if name in REAL_DATA:
-        options |= {"imputed": imputed, "censored": censored}
+        options["censored"] = censored
     rare = 0.5 / (len(options) - 1)
     return plan.choose("rows", options, [0.5, *[rare] * (len(options) - 1)])
 
@@ -401,10 +413,12 @@ def _observe(plan: Plan, name: str) -> Callable[[dist.Distribution, Any], None]:
 
 def predictor(plan: Plan) -> Callable[..., None]:
     """A predictor of one to three terms under a likelihood."""
-    names = plan.rng.choice(list(TERMS), size=int(plan.rng.integers(1, 4)))
+    # A third of all terms, as priors of numbers are many.
+    shares = [1 / 3] + [2 / 3 / (len(TERMS) - 1)] * (len(TERMS) - 1)
+    names = plan.rng.choice(list(TERMS), size=int(plan.rng.integers(1, 4)), p=shares)
     terms = []
     for i, kind in enumerate(names):
-        plan.words.append(str(kind))
+        plan.words.append(f"term:{kind}")
         terms.append(TERMS[str(kind)](plan, f"{kind}{i}"))
     family = str(plan.rng.choice(list(LIKELIHOODS)))
     plan.words.append(f"likelihood:{family}")
