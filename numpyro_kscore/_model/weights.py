@@ -43,8 +43,8 @@ def check_has_density(layout: Layout, asker: str) -> None:
         raise ValueError(
             f"{asker}: expected a guide whose density is known at its draws; got one that can "
             "only be sampled. Draw latents from distributions given noise, or use "
-            "AutoImplicit(model), without a network of one's own and with noise_dim of the latents' "
-            "number"
+            "AutoImplicit(model), without a network of one's own and with noise_dim of the "
+            "latents' number"
         )
 
 
