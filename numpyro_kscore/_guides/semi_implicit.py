@@ -23,9 +23,10 @@ class AutoSemiImplicit(AutoImplicit):
     ``x | ε ~ N(loc + scale * (ε M + f(ε)), (scale * exp(g(ε)))²)``, where f and g are a perceptron
     whose last layer starts at zero, as M does, and the latents are ``m + C x`` with the Gaussian
     N(m, C Cᵀ) that :class:`~numpyro_kscore.AutoImplicit` starts from. It has a
-    density given ε, but no marginal one (Yin and Zhou 2018). The Gaussian part keeps it from
-    collapsing onto a surface of the noise's dimension; for a posterior that is a thin sheet,
-    :class:`~numpyro_kscore.AutoImplicit` comes closer.
+    density given ε, but no marginal one (Yin and Zhou 2018); importance weights need no more
+    (docs/weights). The Gaussian part keeps it from collapsing onto a surface of the noise's
+    dimension; for a posterior that is a thin sheet, :class:`~numpyro_kscore.AutoImplicit` comes
+    closer.
 
     Args:
         model: as for :class:`~numpyro_kscore.AutoImplicit`.
@@ -63,14 +64,14 @@ class AutoSemiImplicit(AutoImplicit):
         return True
 
     def _push(self, noise: jax.Array, *labels: jax.Array) -> tuple[jax.Array, LocalDensity | None]:
-        mean, sd = self._gaussian(noise, *labels)
         if purpose_of_local_densities() == "weights":
-            return self._drawn(dist.Normal(mean, sd).to_event(1))
+            return self._drawn(dist.Normal(*self._gaussian(noise, *labels)).to_event(1))
         unit = numpyro.sample(
             f"_{self.prefix}_spread",
             standard_normal(self.latent_dim),
             infer={"is_auxiliary": True},
         )
+        mean, sd = self._gaussian(noise, *labels)
         return mean + sd * unit, None
 
     def _push_to_mode(

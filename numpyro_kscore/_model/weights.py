@@ -43,8 +43,9 @@ def check_has_density(layout: Layout, asker: str) -> None:
     if not has_density(layout):
         raise ValueError(
             f"{asker}: expected a guide whose density is known at its draws; got one that can "
-            "only be sampled. Use AutoImplicit(model), without a network of one's own and with "
-            "noise_dim of the latents' number"
+            "only be sampled. Draw latents from distributions given noise, or use "
+            "AutoImplicit(model), without a network of one's own and with noise_dim of the "
+            "latents' number"
         )
 
 
@@ -61,7 +62,7 @@ def draw_weighted(
     Batch after batch is drawn, until a number of seconds is over, compilation left out. ``tell`` is
     given the share that is done.
 
-    Cost: ``num_samples`` values of the model.
+    Cost: ``num_samples`` values of the model; and 1000 densities each of a mixture over noise.
     """
     run = _batch_program(program, layout)
     size = min(BATCH, num_samples)

@@ -150,9 +150,9 @@ def diagnose(
 
 def _known(layout: Layout) -> Known:
     """The known part of a guide's density."""
-    if not (layout.implicit_parts or layout.mixtures):
-        return "density"
-    return "local density" if has_density(layout) else "draws"
+    if layout.mixtures or not has_density(layout):
+        return "draws"
+    return "local density" if layout.implicit_parts else "density"
 
 
 def _budget(result: Any) -> float:

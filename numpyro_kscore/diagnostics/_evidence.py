@@ -29,7 +29,8 @@ def log_evidence(
 
     Args:
         svi: model, guide and loss. The guide must have a density that is known at its draws, as
-            :class:`~numpyro_kscore.AutoImplicit` has, and guides of distributions alone.
+            :class:`~numpyro_kscore.AutoImplicit` has, and guides of distributions alone; or one
+            given its noise, as :class:`~numpyro_kscore.AutoSemiImplicit` has (docs/weights).
         result: what ``svi.run`` or :func:`~numpyro_kscore.fit` returned.
         *args: arguments of the model, as in the fit.
         num_samples: number of draws, at least 100.
@@ -45,9 +46,11 @@ def log_evidence(
         ValueError: see there; for fewer than 100 draws, and a guide without a known density.
         FloatingPointError: if fewer than half of the draws are finite.
 
-    Cost: ``num_samples`` values of the model.
+    Cost: ``num_samples`` values of the model; 1000 densities each of a guide that has one given
+    noise.
 
-    Source: log of the mean of p(data, z)/q(z) over draws z of the guide.
+    Source: log of the mean of p(data, z)/q(z) over draws z of the guide; for one that has a density
+    given noise the balance heuristic (Veach and Guibas 1995) over noise.
 
     Example::
 

@@ -65,7 +65,9 @@ class Weighing(NamedTuple):
 
     Attributes:
         evidence: the log evidence, with k̂ and the effective number of draws.
-        divergence: divergence from the guide to the model, KL(q || p), in nats.
+        divergence: divergence from the guide to the model, KL(q || p), in nats. For a guide whose
+            density is known given its noise it is that of a mixture over some values of the noise,
+            which on average is larger.
         folded: part of the draws that other noise of the guide is pushed to as well.
         shift: mean of the guide less that of the weighted draws, in their standard deviations,
             (d,).
