@@ -195,7 +195,7 @@ def test_all_chunks_are_one_program(monkeypatch):
 
     result = quiet_fit(make_svi(model=counted), KEY, DATA, criterion="loss", **QUICK)
     assert len(result.info.trace) > 10
-    assert len(runs) == 3  # to initialize, to count latents, and to compile
+    assert len(runs) == 4  # to look for data, to initialize, to count latents, and to compile
 
 
 class SeenError(Exception):
