@@ -108,7 +108,7 @@ def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int, **opti
     return Fit(
         posterior.summarize(draws), *clocks, info.steps, gradients,
         ending=", ".join(filter(None, (info.cause, info.doubt))),
-        diagnose=lambda: diagnose(svi, result, *args, verbose=False).verdict,
+        diagnose=lambda: diagnose(svi, result, *args).verdict,
     )  # fmt: skip
 
 
@@ -135,7 +135,7 @@ def _svi(
     draws = guide.sample_posterior(draw_key, result.params, *args, sample_shape=(num_draws,))
 
     def verdict() -> str:
-        return diagnose(svi, result, *args, verbose=False).verdict
+        return diagnose(svi, result, *args).verdict
 
     implicit = isinstance(loss, ImplicitELBO)
     particles = TRACE_PARTICLES

@@ -91,7 +91,7 @@ def fit_as_users_do(
         "effective": round(evidence.num_effective),
     }
     if with_verdict:
-        found = diagnose(svi, result, verbose=False, progress_bar=False, **data)
+        found = diagnose(svi, result, progress_bar=False, **data)
         said["verdict"] = found.verdict
     return Fitted(svi, result, said)
 

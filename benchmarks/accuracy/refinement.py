@@ -99,9 +99,7 @@ class Refinements(Bench):
             return {name: float(f"{found[name]:.5g}") for name in FIGURES}
 
         draws = svi.guide.sample_posterior(draw_key, result.params, *args, sample_shape=(count,))
-        refined = refine(
-            svi, result, *args, rng_key=run_key, max_gradients=self.limit, verbose=False
-        )
+        refined = refine(svi, result, *args, rng_key=run_key, max_gradients=self.limit)
         flat = {n: v.reshape(-1, *v.shape[2:]) for n, v in refined.samples.items()}
         before = {f"fit_{name}": value for name, value in figures(draws).items()}
         ess = 1 / float(np.max(refined.mean_error)) ** 2

@@ -69,7 +69,7 @@ class Bench:
         begin = time.process_time()
         result = fit(svi, random.key(seed), *args, max_steps=steps, progress_bar=False)
         fitted = time.process_time()
-        found = diagnose(svi, result, *args, verbose=False, progress_bar=False)
+        found = diagnose(svi, result, *args, progress_bar=False)
         row: Row = {
             "dim": len(found.names),
             "fit_cpu": round(fitted - begin, 1),

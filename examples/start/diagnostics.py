@@ -79,7 +79,7 @@ def main(arguments=None):
         return
     for name in GUIDES:
         print(f"--- {name}")
-        diagnose(*make_fit(name), DATA, rng_key=random.key(1))
+        print(diagnose(*make_fit(name), DATA, rng_key=random.key(1)))
 
 
 if __name__ == "__main__":

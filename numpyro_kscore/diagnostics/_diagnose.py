@@ -57,7 +57,6 @@ def diagnose(
     num_samples: int = NUM_DRAWS,
     budget: float | None = None,
     rng_key: Array | None = None,
-    verbose: bool = True,
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Diagnosis:
@@ -80,7 +79,6 @@ def diagnose(
             default twice those of the fit, at least 30, or 60 if they are not known. What does not
             fit in is left out, and the diagnosis says how long it would take.
         rng_key: random key; by default ``jax.random.key(0)``.
-        verbose: whether to print the diagnosis.
         progress_bar: whether to show what is going on, if tqdm is installed.
         **kwargs: keyword arguments of the model.
 
@@ -100,7 +98,8 @@ def diagnose(
 
         from numpyro_kscore import diagnose
 
-        diagnosis = diagnose(svi, result, y)  # prints it
+        diagnosis = diagnose(svi, result, y)
+        print(diagnosis)
         diagnosis.verdict  # "good"
     """
     check_count("num_samples", num_samples, minimum=100)
@@ -132,7 +131,7 @@ def diagnose(
             model_density(whole, key),
         )
         density = density._replace(push=fitted.push)
-        diagnosis = examine(
+        return examine(
             samples,
             density,
             layout.sites,
@@ -143,9 +142,6 @@ def diagnose(
             clock,
             stages,
         )
-    if verbose:
-        print(diagnosis)
-    return diagnosis
 
 
 def _known(layout: Layout) -> Known:

@@ -37,7 +37,7 @@ class Diagnosis(NamedTuple):
 
         from numpyro_kscore import diagnose
 
-        diagnosis = diagnose(svi, result, y, verbose=False)
+        diagnosis = diagnose(svi, result, y)
         diagnosis.verdict  # "good"
         diagnosis.codes  # ("nothing found",)
         print(diagnosis)  # with what was found, in words

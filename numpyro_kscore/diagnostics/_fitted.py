@@ -35,7 +35,7 @@ from numpyro_kscore.diagnostics._codes import MEAN_LIMIT, SD_LIMIT
 SETTINGS = (
     "budget", "coords", "dims", "infer_discrete", "khat", "log_likelihood", "max_gradients",
     "num_chains", "num_samples", "num_superchains", "posterior_predictive", "prior",
-    "progress_bar", "resample", "rng_key", "search_modes", "tol", "verbose",
+    "progress_bar", "resample", "rng_key", "search_modes", "tol",
 )  # fmt: skip
 
 

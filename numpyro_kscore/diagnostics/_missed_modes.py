@@ -68,7 +68,7 @@ class Modes(NamedTuple):
 
         from numpyro_kscore import diagnose
 
-        diagnosis = diagnose(svi, result, y, verbose=False)
+        diagnosis = diagnose(svi, result, y)
         diagnosis.modes.num_missed  # 0
         diagnosis.modes.num_arrived <= diagnosis.modes.num_paths  # True
     """

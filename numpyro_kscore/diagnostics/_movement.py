@@ -67,7 +67,7 @@ class Movement(NamedTuple):
 
         from numpyro_kscore import diagnose
 
-        diagnosis = diagnose(svi, result, y, verbose=False)
+        diagnosis = diagnose(svi, result, y)
         diagnosis.names  # ("loc", "scale")
         abs(diagnosis.movement.shift).max() < 0.15  # True: standard deviations
         diagnosis.movement.ratio  # (2,)

@@ -80,7 +80,7 @@ class Weighing(NamedTuple):
 
         from numpyro_kscore import diagnose
 
-        weights = diagnose(svi, result, y, verbose=False).weights
+        weights = diagnose(svi, result, y).weights
         weights.evidence.khat < 0.7  # True
         weights.is_known  # (2,)
     """

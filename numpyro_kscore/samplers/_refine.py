@@ -63,7 +63,7 @@ class Refinement:
 
         from numpyro_kscore import refine
 
-        refined = refine(svi, result, y, verbose=False)
+        refined = refine(svi, result, y)
         refined.verdict  # "good"
         refined.names  # ("loc", "scale")
         refined.rhat  # (2,)
@@ -157,7 +157,6 @@ def refine(
     max_gradients: int = 1_000_000,
     tol: float = 0.01,
     search_modes: bool = True,
-    verbose: bool = True,
     **kwargs: Any,
 ) -> Refinement:
     """Make a fit exact: many short chains of Hamiltonian Monte Carlo from draws of the guide.
@@ -182,7 +181,6 @@ def refine(
             The Monte Carlo error of a mean is at most ``sqrt(2 tol / num_superchains)`` standard
             deviations then, and that of a standard deviation as large a part of it.
         search_modes: whether to look for modes that the chains do not reach, as ``diagnose`` does.
-        verbose: whether to print the result.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -225,10 +223,7 @@ def refine(
     if search_modes:
         flat, sites = chains.draws.reshape(-1, chains.draws.shape[-1]), guide.layout.sites
         modes = find_modes_without_draws(guide.density, flat, sites, key_apart(key, 3))
-    refined = _refinement(guide, chains, modes, settings)
-    if verbose:
-        print(refined)
-    return refined
+    return _refinement(guide, chains, modes, settings)
 
 
 def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSettings) -> Refinement:

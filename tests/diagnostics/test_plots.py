@@ -129,7 +129,8 @@ def test_diagnose(capsys):
     svi = SVI(model, implicit_guide, optax.adam(1e-2), ImplicitELBO())
     result = SVIRunResult(params, SVIState(None, None, KEY), jnp.array([2.0, 1.0]))
     found = diagnose(svi, result, DATA, num_samples=4_000)
-    assert capsys.readouterr().out.strip() == str(found)
+    # The answer is printed by who asks, once.
+    assert not capsys.readouterr().out
     assert found.verdict == "good", found
 
 

@@ -336,9 +336,9 @@ def test_diagnoses_of_fits(seed):
     expected = np.log(np.trapezoid(np.exp(given) * stats.norm.pdf(logs), logs))
     evidence = log_evidence(svi, result, y)
     assert abs(evidence.value - expected) < 4 * evidence.error
-    assert diagnose(svi, result, y, verbose=False).verdict == "good"
+    assert diagnose(svi, result, y).verdict == "good"
     for factor in (0.8, 1.3):
         scaled = {**result.params, "auto_scale": factor * result.params["auto_scale"]}
         scaled["auto_mixing"] = result.params["auto_mixing"]
-        wrong = diagnose(svi, result._replace(params=scaled), y, verbose=False)
+        wrong = diagnose(svi, result._replace(params=scaled), y)
         assert wrong.verdict == "bad"

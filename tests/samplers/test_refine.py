@@ -85,7 +85,7 @@ def check_regression(found):
 
 @pytest.fixture(scope="module")
 def refined():
-    return refine(*poor_fit(), X, Y, num_chains=64, search_modes=False, verbose=False)
+    return refine(*poor_fit(), X, Y, num_chains=64, search_modes=False)
 
 
 @pytest.mark.thorough
@@ -117,7 +117,7 @@ def test_chains_for_arviz(refined):
 @pytest.mark.thorough
 def test_double_precision():
     with jax.enable_x64(True):
-        found = refine(*poor_fit(), X, Y, num_chains=64, search_modes=False, verbose=False)
+        found = refine(*poor_fit(), X, Y, num_chains=64, search_modes=False)
         assert found.samples["slope"].dtype == np.float64
     check_regression(found)
 
@@ -146,9 +146,7 @@ def test_a_mode_that_is_out_of_reach(capsys):
 
 def test_modes_whose_weights_stay_those_of_the_guide():
     svi, result = fitted(far_modes, {"z": 0.0}, {"z": 6.0})
-    found = refine(
-        svi, result, num_chains=64, max_gradients=40_000, search_modes=False, verbose=False
-    )
+    found = refine(svi, result, num_chains=64, max_gradients=40_000, search_modes=False)
     assert found.verdict == "cannot tell"
     assert not found.converged
     assert "chains apart" in found.codes
