@@ -15,7 +15,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._fit.expansion import make_expander
 from numpyro_kscore._fit.fit_options import FitOptions
-from numpyro_kscore._fit.last_look import last_look
+from numpyro_kscore._fit.last_look import covers, last_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
@@ -152,7 +152,9 @@ def fit(
     with explained, Bar(settings) as bar:
         _check_given(svi, *given, is_batch=batches is not None)
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
-        rule = settings.rule(inference.dim, inference.can_be_exact, inference.is_quiet)
+        # A start whose tails are too thin is not left as it is, however near it is.
+        can_be_exact = inference.can_be_exact and covers(inference.exact_draws)
+        rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet)
         noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
         look = make_look(inference, forward_mode_differentiation, noise_key)
         run, stopped = run_chunks(

@@ -57,6 +57,14 @@ def last_look(
         return None
 
 
+def covers(exact: ExactDraws | None) -> bool:
+    """Whether draws of a start leave no tail of the model thin, as far as they can tell."""
+    if exact is None:
+        return True
+    draws = WeightedDraws(exact.samples, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0)
+    return not weigh(draws).lacks_draws
+
+
 def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> Weighing | None:
     program, layout = open_for_weights(key, inference.program_at(state))
     if not has_density(layout) or not (layout.implicit_parts or layout.mixtures):

@@ -194,7 +194,8 @@ def look_at_exact_draws(draws: ExactDraws) -> Seen:
 
     The look is in the coordinates in which the start is a standard normal.
     """
-    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in draws[:4])
+    first = (a[:EVALUATION_DRAWS] for a in draws[:4])
+    arrays = (jnp.asarray(a, jnp.result_type(float)) for a in first)
     points, scores, log_density, gaps = arrays
     return _seen(GuideDraws(points, log_density, scores), gaps)
 

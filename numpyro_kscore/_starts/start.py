@@ -12,7 +12,7 @@ from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Draws that are kept, and those that tell whether they are worth it.
-NUM_DRAWS, FEW_DRAWS = 1024, 64
+NUM_DRAWS, FEW_DRAWS = 4096, 64
 # Farther from the model, in nats, a start cannot be all that a fit asks for.
 FARTHEST = 0.1
 
@@ -77,7 +77,7 @@ def draw_exactly(
 ) -> ExactDraws | None:
     """Draws of a start; None if they show that it is not close to the model.
 
-    Cost: 64 gradients of the model, and 1024 if it is close.
+    Cost: 64 gradients of the model, and 4096 if it is close.
     """
     inside = pulled_back(evaluate, transport)
     dim = len(transport.steps[0].mean)
