@@ -58,9 +58,7 @@ class FittedGaussian(NamedTuple):
 
 @quick_jit
 @full_precision
-def fit_gaussian(
-    samples: jax.Array, members: jax.Array | None = None, share: jax.Array | float = 1.0
-) -> FittedGaussian:
+def fit_gaussian(samples: jax.Array, members: Any = None, share: Any = 1.0) -> FittedGaussian:
     """The Gaussian whose score predicts left-out samples best, of a family with three parameters.
 
     First the standard deviations D: τ moves their logarithms to the mean, as the best Gaussian
@@ -106,7 +104,7 @@ def fit_gaussian(
     inverse = 1.0 / jnp.maximum(spectrum, floor[:, None])
     # In units of the samples' spread, errors along all directions count alike. That is safe where
     # the covariance is known; where it is not, directions of no spread at all must count too.
-    unknown = PARAMETERS_WEIGHT * jnp.square(jnp.sum(varies.astype(samples.dtype))) / distinct
+    unknown = PARAMETERS_WEIGHT * jnp.square(jnp.sum(varies)) / distinct
     metric = (eigenvalues + unknown) / (1.0 + unknown)
     once, twice = squares @ inverse.T, squares @ (metric * jnp.square(inverse)).T
     remaining = 1.0 - b * once
@@ -122,8 +120,8 @@ def fit_gaussian(
     gain = sharpness * (trace - 0.5 * sharpness * square)
     best = jnp.argmax(jnp.where(is_sound, gain, -jnp.inf))
     shrinkage, sharpness = rho[best], sharpness[best]
-    shrunk = (1.0 - shrinkage) * covariance + shrinkage * jnp.eye(dim, dtype=samples.dtype)
-    factor = None if dim == 1 else cholesky(shrunk)
+    shrunk = (1.0 - shrinkage) * covariance
+    factor = None if dim == 1 else cholesky(shrunk + shrinkage * jnp.eye(dim, dtype=shrunk.dtype))
     coordinates = dataclasses.replace(
         diagonal,
         scale=jnp.where(varies, diagonal.scale / jnp.sqrt(sharpness), diagonal.scale),

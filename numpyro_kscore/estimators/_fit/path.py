@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from numpyro_kscore._util.pytree import pytree, static
-from numpyro_kscore.estimators._base.copies import is_discrete
 from numpyro_kscore.estimators._fit.info import Selection
 from numpyro_kscore.regularizers._filters import DEGREES, Filter, Regularizer, Tikhonov
 
@@ -167,13 +166,12 @@ def pick_unseen(
 
 
 def without_discrete(
-    selection: Selection, member: PathMember, samples: jax.Array
+    selection: Selection, member: PathMember, discrete: jax.Array
 ) -> tuple[Selection, PathMember]:
-    """A selection with the base alone where a coordinate of the samples, (n, d), is discrete.
+    """A selection with the base alone where a coordinate of the samples is discrete.
 
     Held-out samples share its values with the fitted ones, and their losses have no minimum.
     """
-    discrete = is_discrete(samples)
     column = jnp.where(discrete & member.family.is_auto, 0, selection.column)
     selection = selection._replace(column=column, discrete=discrete)
     return selection, dataclasses.replace(member, index=column)

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._base.base_scores import Base
+from numpyro_kscore.estimators._base.copies import is_discrete
 from numpyro_kscore.estimators._base.mixture import GroupLayout, MixtureBase, lay_out
 from numpyro_kscore.estimators._base.standardization import (
     WHITENING_CHOICES,
@@ -130,7 +131,7 @@ def make_problem(
         num_samples = n if settings.subset is None else settings.subset.check(n)
         selection, regularizer = choose(settings, reduced, dim, bandwidths, num_samples)
     if selection is not None and isinstance(regularizer, PathMember):
-        selection, regularizer = without_discrete(selection, regularizer, samples)
+        selection, regularizer = without_discrete(selection, regularizer, is_discrete(samples))
     bandwidth = bandwidths[0] if selection is None else selection.bandwidth
     reduced = reduced.in_units(bandwidth)
     return Problem(
