@@ -11,7 +11,7 @@ from numpyro_kscore._starts.candidates import Candidate
 from numpyro_kscore._starts.pathfinder import PathEnd
 from numpyro_kscore._starts.search import Search
 from numpyro_kscore._starts.start import GaussianStart
-from numpyro_kscore._transports.affine import with_moments
+from numpyro_kscore._transports.affine import antithetic, with_moments
 from numpyro_kscore._transports.centering import is_same
 from numpyro_kscore._transports.transport import Chain
 
@@ -20,6 +20,8 @@ from numpyro_kscore._transports.transport import Chain
 SAME_MODE, LEAST_MASS = 1.0, 0.02
 # Modes further apart than this in the same units hardly overlap, if their Gaussians fit this well.
 SEPARATE, MOST_MISFIT = 16.0, 0.5
+# Draws for the probability of each of several modes: their shares are what a fit hardly changes.
+MASS_DRAWS = 1024
 # Nats below the highest bound, from which on a mode hardly counts.
 FARTHEST = 5.0
 # Largest squared slope at a mode, in nats per standard deviation of the best Gaussian.
@@ -48,7 +50,9 @@ def find_modes(
     if is_separate:
         found = [end._replace(best=refine_mode(search, end.best)) for end in found]
     if len(found) > 1:
-        masses, misfits = zip(*(_fit_of(search, end.best) for end in found), strict=True)
+        dim = len(best.gaussian.mean)
+        many = search._replace(noise=antithetic(search.rng, MASS_DRAWS, dim))
+        masses, misfits = zip(*(_fit_of(many, end.best) for end in found), strict=True)
         # A mode that does not count has no say in how well the others are fitted.
         kept, weights = counting(list(zip(found, misfits, strict=True)), np.array(masses))
         found = [end for end, _ in kept]
