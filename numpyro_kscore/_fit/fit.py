@@ -24,7 +24,7 @@ from numpyro_kscore._model.call_checks import check_batch, check_call, check_dat
 from numpyro_kscore._model.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
-from numpyro_kscore._util.keys import FitKey, check_key, key_apart
+from numpyro_kscore._util.keys import check_key
 
 
 def fit(
@@ -155,8 +155,7 @@ def fit(
         # A start whose tails are too thin is not left as it is, however near it is.
         can_be_exact = inference.can_be_exact and covers(inference.exact_draws)
         rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet)
-        noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
-        look = make_look(inference, forward_mode_differentiation, noise_key)
+        look = make_look(inference, forward_mode_differentiation, rng_key)
         run, stopped = run_chunks(
             make_chunk(inference, forward_mode_differentiation, look),
             make_first_looks(inference, look, rule),

@@ -118,20 +118,21 @@ def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
 
 
 def make_look(
-    inference: Inference, forward_mode: bool, noise_key: jax.Array | None
+    inference: Inference, forward_mode: bool, rng_key: jax.Array
 ) -> Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None:
     """Compile ``(state, finite, expansion of all rows, batches) -> Seen``; None without a layout.
 
     Each group of draws has a batch of its own, the last ones of those given: their noise is not
     that of the batches that the guide has been fitted to.
 
-    ``noise_key`` is the key of the draws of every look, for guides whose density is known at them:
+    ``rng_key`` gives the key of the draws of every look, for guides whose density is known at them:
     where the noise is the same, so is most of the error of a bound, which then drops out of its
-    changes. Without it every look has noise of its own.
+    changes. Elsewhere every look has noise of its own.
     """
     svi, layout = inference.svi, inference.layout
     if layout is None:
         return None
+    noise_key = key_apart(rng_key, FitKey.LOOK) if inference.is_quiet else None
 
     def look(
         state: SVIState, finite: jax.Array, control_variate: ControlVariate | None, batches: Any

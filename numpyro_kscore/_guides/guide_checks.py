@@ -40,7 +40,7 @@ def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -
     except Exception as error:
         if not is_run:
             bound = inspect.signature(target.model).bind(*target.args, **target.kwargs)
-            check_arguments(bound.arguments, error)
+            check_arguments(bound, error)
         raise
 
 

@@ -87,7 +87,7 @@ def check_data(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     try:
         jax.eval_shape(run, jax.random.key(0))
     except Exception as error:  # whatever it is, it comes again where it can be told better
-        check_arguments(bound.arguments, error)
+        check_arguments(bound, error)
         return
     if crossed:
         raise crossed[0]
@@ -159,13 +159,14 @@ def evaluate_observed(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return seen
 
 
-def check_arguments(given: dict[str, Any], cause: Exception) -> None:
+def check_arguments(bound: inspect.BoundArguments, cause: Exception) -> None:
     """Raise ``TypeError`` from the failure of a model if its arguments have leaves of other kinds.
 
     Words, tables and lists may be meant, as long as the model runs.
     """
     reason = (str(cause).splitlines() or [""])[0].rstrip(".")
-    found = [f"{name!r}: {kind}" for name, value in given.items() if (kind := _kind(value))]
+    given = _named(bound).items()
+    found = [f"{name!r}: {kind}" for name, value in given if (kind := _kind(value))]
     if found:
         raise TypeError(
             f"model: expected arguments that are arrays of numbers, or what it can make them of; "
@@ -173,6 +174,20 @@ def check_arguments(given: dict[str, Any], cause: Exception) -> None:
             "Convert them first, as by jnp.asarray(table['column'], float), and unpack containers "
             "(*data, **data) for a model that takes their parts one by one"
         ) from cause
+
+
+def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """The arguments of a call by name, those of ``*args`` and ``**kwargs`` one by one."""
+    given = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            given.update(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            given.update({f"{name}[{number}]": one for number, one in enumerate(value)})
+        else:
+            given[name] = value
+    return given
 
 
 def _kind(value: Any) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_uniform
 
@@ -94,6 +95,8 @@ def _parameters_within(trace: dict[str, Any]) -> dict[str, jax.Array]:
     found = {}
     for name, site in trace.items():
         fn = layers(site["fn"])[-1] if site["type"] == "sample" else None
+        if isinstance(fn, dist.Unit):
+            continue  # a factor of the user
         for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
             value = getattr(fn, "__dict__", {}).get(parameter)
             if isinstance(value, jax.Array) and not constraints.is_dependent(constraint):

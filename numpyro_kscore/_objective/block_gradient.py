@@ -91,13 +91,12 @@ def block_gradient(
         given = _take(local_scores, part.columns)
     # The derivative in a density without a score is left to the loss.
     derivative = jnp.asarray(share if given is None else 0.0)
-    local = -scores
+    local, x = -scores, _take(particles, part.columns)
     if share == 1:
         if given is not None:
-            whitening = whiten_samples(_take(particles, part.columns)[:, 0])
+            whitening = whiten_samples(x[:, 0])
             local = _along_paths(scores, given, whitening.scores_to_kernel, log_weights)
         return BlockGradient(local, jnp.zeros(()), derivative, state)
-    x = _take(particles, part.columns)
     target = scores / part.scale
     context = None if part.context is None else _take(particles, part.context)
     if prior_scores is not None:

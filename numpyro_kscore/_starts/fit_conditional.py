@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.candidates import Candidate, bounded, highest
+from numpyro_kscore._starts.candidates import (
+    EQUAL_BOUNDS,
+    Candidate,
+    bounded,
+    highest,
+    lower_bound,
+)
 from numpyro_kscore._starts.climb import climb_near
 from numpyro_kscore._starts.newton import ARRIVED, newton
 from numpyro_kscore._starts.scale_distribution import Change, change_at_first, change_nearby
@@ -68,6 +74,9 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     inside, start = pulled_back(evaluate, given), standard(dim)
     first = highest([known, bounded(inside, start, search.noise, known.centering)])
     best = climb_near(inside, start, first, search, MATCHES, patience=1)
+    if lower_bound(best) < lower_bound(first) + EQUAL_BOUNDS:
+        # Matching narrows tails, which the bound hardly sees.
+        best = first
     return known if best is known else best._replace(conditional=given)
 
 

@@ -6,11 +6,10 @@ stretched. Their evidence tells how far these coordinates have to change.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.interpolate import CubicSpline
-from scipy.special import ndtr
 
 from numpyro_kscore._transports.affine import factor
 from numpyro_kscore._transports.stretch import stretched, unstretched
@@ -18,9 +17,10 @@ from numpyro_kscore._transports.stretch import stretched, unstretched
 # How much the distribution may widen, narrow or, in standard deviations, move at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
-# Places between which slopes are taken, and the grid on which quantiles are found; the least slope
-# of a log density in its tails.
+# Places between which slopes are taken, probabilities below them, and the grid on which quantiles
+# are found; the least slope of a log density in its tails.
 ENDS = np.arange(-3.0, 4.0)
+BELOW = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in ENDS])
 GRID = np.linspace(-40.0, 40.0, 8001)
 LEAST_FALL = 0.25
 # Where a distribution is compared with the one before, and some of these places.
@@ -121,6 +121,9 @@ def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
     Its logarithm is a spline through what is known. Beyond it falls along lines, by no less than
     between the last two places: the slope of a spline at its end may be anything.
     """
+    # JAX itself needs SciPy.
+    from scipy.interpolate import CubicSpline
+
     order = np.argsort(places)
     places, evidences = places[order], evidences[order]
     curve = CubicSpline(places, evidences)
@@ -133,8 +136,8 @@ def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
     # Sums from both sides: upper tails are differences of what is nearly 1.
     below, above = (np.cumsum(a) - 0.5 * a for a in (density, density[::-1]))
     total = density.sum()
-    left = np.interp(ndtr(ENDS), below / total, GRID)
-    right = np.interp(ndtr(-ENDS), above / total, GRID[::-1])
+    left = np.interp(BELOW, below / total, GRID)
+    right = np.interp(BELOW[::-1], above / total, GRID[::-1])
     return np.where(ENDS < 0, left, right)
 
 

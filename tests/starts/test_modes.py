@@ -76,4 +76,5 @@ def test_one_mode_takes_no_more_paths():
         start = find_gaussian(density, latents(3.0 * rng.normal(size=(64, 2))), rng)
         assert len(start.weights) == number
         counts.append(start.num_gradients)
-    assert counts[0] < 4000
+    # 4096 of them are of draws that tell how near the start is.
+    assert counts[0] < 4000 + 4096
