@@ -15,7 +15,6 @@ from numpyro_kscore._model.layout import Site, coordinate_names
 from numpyro_kscore._model.particles import check_mostly_finite
 from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore._util.pareto import GOOD_KHAT
 from numpyro_kscore.diagnostics._budget import (
     GRADIENTS_OF_A_LOOK,
     NUM_CHAINS,
@@ -175,9 +174,9 @@ def _time_of_gradient(program: ChainProgram, samples: np.ndarray) -> float:
 
 def _tail(weights: Weighing | None, names: Sequence[str]) -> tuple[Finding, ...]:
     """The coordinate whose tail has too few draws, if weights show one."""
-    if weights is None or np.all(weights.shapes < GOOD_KHAT):
+    if weights is None or not np.any(weights.is_thin):
         return ()
-    worst = int(np.argmax(weights.shapes))
+    worst = int(np.argmax(np.where(weights.is_thin, weights.shapes, -np.inf)))
     return (Finding("tail", float(weights.shapes[worst]), where=names[worst]),)
 
 

@@ -19,6 +19,8 @@ from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, 
 # least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at
 # most.
 UNSEEN, LARGEST_SHAPE = 3.0, 0.9
+# How much heavier than a guide's own a weighted tail must be to be called thin.
+HEAVIER = 0.1
 
 
 class Evidence(NamedTuple):
@@ -75,6 +77,7 @@ class Weighing(NamedTuple):
         ratio: standard deviation of the guide over that of the weighted draws, (d,).
         ratio_error: its standard error, relative to the ratio, (d,).
         shapes: Pareto shape of the weights times squared deviations, (d,).
+        own_shapes: that of squared deviations alone, (d,).
 
     Example::
 
@@ -93,18 +96,27 @@ class Weighing(NamedTuple):
     ratio: np.ndarray
     ratio_error: np.ndarray
     shapes: np.ndarray
+    own_shapes: np.ndarray
+
+    @property
+    def is_thin(self) -> np.ndarray:
+        """Whether a tail of a coordinate has too few draws, (d,).
+
+        Weights must make it heavier than it is: the model's own may be as heavy.
+        """
+        return (self.shapes >= GOOD_KHAT) & (self.shapes > self.own_shapes + HEAVIER)
 
     @property
     def is_known(self) -> np.ndarray:
         """Whether weights tell the mean and the standard deviation of each coordinate, (d,)."""
-        return (self.shapes < GOOD_KHAT) & self.evidence.is_reliable
+        return ~self.is_thin & self.evidence.is_reliable
 
     @property
     def lacks_draws(self) -> bool:
         """Whether a part of the model has too few draws, of those that weights can tell of."""
         evidence = self.evidence
         is_poor = not evidence.is_reliable and 2 * evidence.num_effective < evidence.num_draws
-        return is_poor or bool(np.any(self.shapes >= GOOD_KHAT))
+        return is_poor or bool(np.any(self.is_thin))
 
     def __str__(self) -> str:
         folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""
@@ -136,6 +148,7 @@ def weigh(draws: WeightedDraws) -> Weighing:
         np.sqrt(spread / variance),
         0.5 * np.sqrt(np.sum(log_ratio**2, axis=0)),
         second_moment_shapes(moved, log_weights),
+        second_moment_shapes(own, np.zeros(n)),
     )
 
 
