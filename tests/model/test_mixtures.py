@@ -208,6 +208,7 @@ def rows_guide(y):
         numpyro.sample("z", dist.Normal(mean, SD * REST))
 
 
+@pytest.mark.thorough
 def test_rows_have_a_mixture_each():
     y = np.linspace(-2.0, 3.0, ROWS)
     draws = weighted(rows_model, rows_guide, y)
