@@ -41,7 +41,7 @@ Term = Callable[[], Array]
 
 @dataclass
 class Plan:
-    """What has been chosen so far.
+    """The choices so far.
 
     Attributes:
         rng: the choices.
@@ -377,7 +377,7 @@ REAL_DATA = ("Normal", "StudentT", "Laplace")
 
 
 def _observe(plan: Plan, name: str) -> Callable[[dist.Distribution, Any], None]:
-    """How rows are seen: all, some, all with half the weight, or some with a bound alone."""
+    """A way to see rows: all, some, all with half the weight, or some with a bound alone."""
     seen = plan.rng.random(plan.num_rows) < 0.7
     seen[:3] = True
 

@@ -54,7 +54,7 @@ LARGEST_T = 4.5  # of at most 180 means
 
 
 class Reference(NamedTuple):
-    """What is known of a posterior of d coordinates.
+    """The reference of a posterior of d coordinates.
 
     Attributes:
         mean: of the reference draws, (d,).

@@ -61,8 +61,12 @@ def covers(exact: ExactDraws | None) -> bool:
     """Whether draws of a start leave no tail of the model thin, as far as they can tell."""
     if exact is None:
         return True
-    draws = WeightedDraws(exact.samples, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0)
-    return not weigh(draws).lacks_draws
+    return not weigh(_as_weighted(exact)).lacks_draws
+
+
+def _as_weighted(exact: ExactDraws) -> WeightedDraws:
+    """The draws with their weights, which are all that counts of their densities."""
+    return WeightedDraws(exact.samples, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0)
 
 
 def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> Weighing | None:
@@ -75,7 +79,7 @@ def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> 
 
 def _weigh_exact(inference: Inference, exact: ExactDraws, state: Any, key: jax.Array) -> Weighing:
     """Weigh draws of a start, at which both densities are known already."""
-    draws = WeightedDraws(exact.samples, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0)
+    draws = _as_weighted(exact)
     if inference.layout is not None and inference.layout.transformed:
         program, layout = open_for_weights(key, inference.program_at(state))
         draws = unconstrained_draws(draws, program.target(layout))

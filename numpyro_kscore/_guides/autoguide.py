@@ -56,7 +56,7 @@ from numpyro_kscore._util.keys import check_key
 
 # Most dimensions in which a start is searched for: its matrices take O(d³) on the host.
 LARGEST_START = 1_000
-# What is lost if no search is possible.
+# The loss if no search is possible, in words.
 COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once

@@ -191,7 +191,7 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    """What an argument is, in words; empty for numbers and arrays of them."""
+    """The kind of an argument, in words; empty for numbers and arrays of them."""
     dtype = getattr(value, "dtype", None)
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "OSU":
         return f"an array of {'objects' if value.dtype.kind == 'O' else 'words'}"

@@ -34,7 +34,7 @@ class Draw(NamedTuple):
 
     @property
     def counted(self) -> Array:
-        """What an objective counts as the guide's log density, without local ones."""
+        """The guide's log density as an objective counts it, without local ones."""
         return self.log_density + self.factors
 
 

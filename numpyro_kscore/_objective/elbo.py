@@ -303,7 +303,8 @@ class ImplicitELBO(ELBO):
             self.forward_mode_differentiation,
         )
         fixed = lax.stop_gradient(draws)
-        log_weights = self._log_weights(fixed, joint, lax.stop_gradient(local.log_density))
+        known = lax.stop_gradient(local.log_density)
+        log_weights = None if layout.has_factors else self._log_weights(fixed, joint, known)
         kl = kl_gradient(settings, layout, drawn, fixed, joint, local.scores, log_weights)
         mutable = jax.tree.map(
             lambda a: jnp.mean(a, axis=0) if jnp.issubdtype(a.dtype, jnp.floating) else a[0],

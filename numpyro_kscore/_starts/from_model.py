@@ -38,7 +38,7 @@ from numpyro_kscore._util.compiling import quick_jit, runs_in_double
 
 # Draws of the prior: paths start from some of them, and all tell how wide it is.
 PRIOR_DRAWS = 64
-# What is lost by attempts that follow an error.
+# The loss by attempts that follow an error, in words.
 SINGLE = "it goes on in single precision, in which bounds of many rows are rough"
 PLAIN = "it goes on in unconstrained coordinates, which do not suit hierarchical models"
 
@@ -78,7 +78,7 @@ def find_start(
         try:
             return _find_start(*given, is_plain, batches, in_blocks, in_double)
         except Exception as error:  # whatever a model does: a start is an offer
-            # What is wrong with the batches of a loader would be so in steps.
+            # Batches of a loader that are wrong here would be so in steps.
             is_of_loader = batches is not None and isinstance(error, ValueError)
             if k + 1 == len(attempts) or is_of_loader:
                 raise

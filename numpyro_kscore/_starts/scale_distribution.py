@@ -14,7 +14,7 @@ import numpy as np
 from numpyro_kscore._transports.affine import factor
 from numpyro_kscore._transports.stretch import stretched, unstretched
 
-# How much the distribution may widen, narrow or, in standard deviations, move at once; largest
+# The distribution widens, narrows or, in standard deviations, moves so much at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
 # Places between which slopes are taken, probabilities below them, and the grid on which quantiles
@@ -23,7 +23,7 @@ ENDS = np.arange(-3.0, 4.0)
 BELOW = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in ENDS])
 GRID = np.linspace(-40.0, 40.0, 8001)
 LEAST_FALL = 0.25
-# Where a distribution is compared with the one before, and some of these places.
+# Places at which a distribution is compared with the one before, and some of them.
 INSIDE = np.abs(ENDS) <= 2
 SIDES = np.searchsorted(ENDS, (-2.0, 0.0, 2.0))
 

@@ -96,7 +96,7 @@ class Latents(NamedTuple):
         return np.where(np.isfinite(found) & (found > 0), found, 1.0)
 
     def with_spread(self, rng: np.random.Generator) -> Latents:
-        """With random numbers for coordinates that are the same in all draws of the prior.
+        """The same with random numbers for coordinates that are equal in all draws of the prior.
 
         A ``sample`` that returns zeros, as that of a potential often does, says nothing.
         """

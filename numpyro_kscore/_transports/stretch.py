@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_kscore._util.namespace import namespace
 
-# Where slopes change, in standard deviations, and how smoothly.
+# Slopes change at these standard deviations, over this width.
 KNOTS = np.arange(-4.0, 5.0)
 WIDTH = 0.3
 

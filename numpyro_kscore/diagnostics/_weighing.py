@@ -19,7 +19,7 @@ from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, 
 # least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at
 # most.
 UNSEEN, LARGEST_SHAPE = 3.0, 0.9
-# How much heavier than a guide's own a weighted tail must be to be called thin.
+# A weighted tail that is heavier than a guide's own by so much shows that the guide's is thin.
 HEAVIER = 0.1
 
 

@@ -13,19 +13,13 @@ from numpyro.infer import MCMC, NUTS, SVI
 from scipy import stats
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
+from support.scans import scan_of_one_scale
 
 Y = jnp.array([0.3, 0.5, 0.1, 0.9, 1.4, 0.8])
 
 
 def of_one_scale(y=Y):
-    log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
-
-    def step(carry, y):
-        z = numpyro.sample("z", dist.Normal(0.0, jnp.exp(log_scale)))
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
-        return carry, None
-
-    scan(step, None, y)
+    scan_of_one_scale(y)
 
 
 def growing(y=Y, standardized=False):

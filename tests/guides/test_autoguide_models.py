@@ -22,6 +22,7 @@ from support.autoguides import KEY, initialized, normal_model, shapes_of
 from support.compiling import quick_jit
 from support.doubles import GaussianScore
 from support.enumerated import chained_sizes
+from support.scans import scan_of_one_scale
 
 
 def ordered_model():
@@ -237,22 +238,11 @@ def test_blocked_models_in_a_list_of_guides():
     assert shapes_of(quantiles) == {"a": (2,), "b": (2, 2)}
 
 
-def scanned(y):
-    log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
-
-    def step(carry, y):
-        z = numpyro.sample("z", dist.Normal(0.0, jnp.exp(log_scale)))
-        numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
-        return carry, None
-
-    scan(step, None, y)
-
-
 @pytest.mark.thorough
 def test_a_latent_of_a_scan_has_a_start_in_hierarchical_coordinates():
     """Its prior depends on another latent; the evidence is a quadrature over that one."""
     y = np.array([0.3, 0.5, 0.1, 0.9])
-    guide = AutoImplicit(scanned, hidden_dims=(4,))
+    guide = AutoImplicit(scan_of_one_scale, hidden_dims=(4,))
     guide.set_up(random.key(0), jnp.asarray(y))
     grid = np.linspace(-8.0, 6.0, 2801)
     of_data = stats.norm.logpdf(y, scale=np.sqrt(1 + np.exp(2 * grid))[:, None]).sum(axis=1)
@@ -260,6 +250,6 @@ def test_a_latent_of_a_scan_has_a_start_in_hierarchical_coordinates():
     # A Gaussian loses little here; the error of the bound is that of 64 draws.
     assert evidence - 0.3 < guide.start.elbo < evidence + 0.1
     # NumPyro's scan takes the shapes of all values of the guide, its announcements too.
-    svi = SVI(scanned, guide, numpyro.optim.Adam(1e-2), ImplicitELBO(4))
+    svi = SVI(scan_of_one_scale, guide, numpyro.optim.Adam(1e-2), ImplicitELBO(4))
     state = jax.eval_shape(svi.init, KEY, jnp.asarray(y))
     assert jax.eval_shape(svi.update, state, jnp.asarray(y))[1].shape == ()

@@ -15,6 +15,14 @@ WORDS = np.random.default_rng(0).integers(0, 5, size=(6, 4))
 TRANSITIONS = 0.2 + 0.4 * np.eye(3)
 
 
+def sum_over_states(of_each):
+    """The log density of a chain by hand, from those of its states at each step, (steps, 3)."""
+    state = jnp.log(TRANSITIONS[0]) + of_each[0]
+    for now in of_each[1:]:
+        state = logsumexp(state[:, None] + jnp.log(TRANSITIONS), axis=0) + now
+    return logsumexp(state)
+
+
 def in_rows(model, **rows):
     """A model whose plates draw given rows."""
     return handlers.substitute(model, data={n: jnp.array(index) for n, index in rows.items()})
@@ -59,10 +67,7 @@ def hmm(y=Y, by_hand=False, as_loop=False):
     both = jnp.stack([y, y[::-1]], axis=1)
     if by_hand:
         of_each = dist.Normal(means, sd).log_prob(both[:, :, None]).sum(1)
-        state = jnp.log(TRANSITIONS[0]) + of_each[0]
-        for now in of_each[1:]:
-            state = logsumexp(state[:, None] + jnp.log(TRANSITIONS), axis=0) + now
-        numpyro.factor("y", logsumexp(state))
+        numpyro.factor("y", sum_over_states(of_each))
         return
 
     def step(state, now):
@@ -149,10 +154,7 @@ def chained_sizes(by_hand=False):
         sizes = numpyro.sample("sizes", dist.Gamma(2.0, rate).expand([7, 2]).to_event(2))
         of_each = dist.Normal(sizes[:, :, None] + jnp.arange(3.0), 1.0).log_prob(Y[:, None, None])
         of_each = of_each.sum(1) + 0.1 * Y[:, None] * jnp.arange(3.0)
-        state = jnp.log(TRANSITIONS[0]) + of_each[0]
-        for now in of_each[1:]:
-            state = logsumexp(state[:, None] + jnp.log(TRANSITIONS), axis=0) + now
-        numpyro.factor("y", logsumexp(state))
+        numpyro.factor("y", sum_over_states(of_each))
         return
 
     def step(state, now):
