@@ -39,8 +39,8 @@ LARGEST_SCORE = 3.0
 # guides covered rings in 4 and 5 dimensions less evenly than with the kernel alone.
 LESS_BY_FOLDS = 16.0
 # The order of the divergence in which local log densities are followed, that of Hellinger's
-# distance. Far from the model a few draws would count alone: logarithms of shares vary by so much
-# at most.
+# distance. Logarithms of shares vary by so much at most. Far from the model they vary less and
+# less: a few draws would count alone, and a cold start would run away.
 ORDER, MOST_SPREAD = 0.5, 1.0
 # Pairs of particles whose weights are held in memory at once, over the elements of a plate.
 PAIRS_AT_ONCE = 4 * 1024 * 1024
@@ -179,7 +179,7 @@ def _tempered(log_weights: jax.Array, shares: jax.Array) -> jax.Array:
     known = jnp.where(shares > 0, log_weights, 0.0)
     offset = jnp.where(shares > 0, known - shares @ known, 0.0)
     spread = jnp.sqrt(shares @ offset**2)
-    power = ORDER / jnp.maximum(1.0, ORDER * spread / MOST_SPREAD)
+    power = ORDER / jnp.maximum(1.0, ORDER * spread / MOST_SPREAD) ** 2
     highest = jnp.max(jnp.where(shares > 0, power * offset, -jnp.inf))
     weights = shares * jnp.exp(power * offset - jnp.where(jnp.isfinite(highest), highest, 0.0))
     return weights / jnp.maximum(jnp.sum(weights), jnp.finfo(weights.dtype).tiny)
