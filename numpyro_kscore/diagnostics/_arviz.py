@@ -108,7 +108,8 @@ def to_arviz(
         constant_data: arrays by name; replaces those found among the arguments.
         predictions_constant_data: the same for ``predictions``.
         log_likelihood: whether to evaluate that of every observation, which ``loo`` needs, with
-            its own discrete latents summed out.
+            its own discrete latents summed out. That of a masked observation is zero at all
+            draws, which ``loo`` of ArviZ 1.x refuses: give it the others.
         infer_discrete: whether to draw the discrete latents that are summed out of the model from
             their posterior given the others, as NumPyro's ``Predictive(..., infer_discrete=True)``.
         coords: labels of dimensions.

@@ -40,6 +40,7 @@ def funnel(x):
     return jnp.stack([x[:, 0], jnp.exp(0.5 * x[:, 0]) * x[:, 1]], axis=1)
 
 
+@pytest.mark.thorough
 def test_moments_are_those_of_unconstrained_values():
     """A shift of .3 of z moves the mean of u = exp(v/2) z by .3 exp(1/8), of an sd of exp(1/4)."""
     density = jax.value_and_grad(lambda x: -0.5 * jnp.sum(x**2))
@@ -98,6 +99,7 @@ def test_what_a_search_for_modes_could_not_see_is_said():
     assert str(found._replace(modes=UNSEARCHED)).endswith("modes were not searched for")
 
 
+@pytest.mark.thorough
 def test_one_of_two_equal_modes():
     x = noise().astype(np.float32)
     found = examine(x + 4.0, ModelDensity(pair), SITES, KEY)

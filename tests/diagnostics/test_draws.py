@@ -125,6 +125,7 @@ def non_centered():
     coordinates_of({"spread": 0.0, "effect": z}, zeros).announce("_coordinates")
 
 
+@pytest.mark.thorough
 def test_draws_of_hierarchical_guides_are_unconstrained_values():
     """Effects are standardized in the guide, and logarithms of the model's values here."""
     svi = SVI(schools, non_centered, optax.adam(1e-2), ImplicitELBO())

@@ -192,6 +192,7 @@ def test_derivatives_of_degenerate_fits_are_finite(estimator):
     assert not bad
 
 
+@pytest.mark.thorough
 def test_derivatives_map_and_leave_the_choice_of_lam_alone(x64):
     """Batches of derivatives: in λ at fixed operator and vector, and in those alone."""
 

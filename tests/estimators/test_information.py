@@ -70,6 +70,7 @@ def held_out(parts):
     ), fits
 
 
+@pytest.mark.thorough
 def test_entropy_and_divergence_are_extrapolated_from_parts(gaussians, x64):
     p, q = RNG.normal(size=(40, 2)), 1.0 + 1.5 * RNG.normal(size=(32, 2))
     key = random.key(5)

@@ -115,6 +115,7 @@ def test_gradient_is_the_score_in_float32():
     np.testing.assert_allclose(along, 2 * score[:, 0], rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_second_derivatives_are_symmetric_and_sum_to_the_divergence(x64):
     # Both are derivatives of one function, whatever fit its numbers come from.
     leaves, structure = jax.tree.flatten(family())

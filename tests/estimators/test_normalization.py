@@ -79,6 +79,7 @@ def test_weights_errors_and_effective_draws_are_those_of_the_definition(x64):
     assert found.effective_sample_size == pytest.approx(effective, rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_proposal_is_half_the_base_and_half_a_kernel_density(x64):
     density = normalized(SAMPLES)
     proposal = quick_jit(lambda p: draw_proposal(p.score.base, p.samples, KEY, 4000))(density)

@@ -163,6 +163,7 @@ def test_the_choice_equals_its_definition(case, x64):
     assert float(selected.bandwidth) == float(bandwidth) == float(selected.bandwidths[row])
 
 
+@pytest.mark.thorough
 def test_reduced_problems_have_the_same_loss(x64):
     """A problem whose samples span less than the space is rotated into their span."""
     samples = make_scaled(5, 12, seed=9)
@@ -189,6 +190,7 @@ def test_reduced_problems_have_the_same_loss(x64):
         assert float(reduced.loss[0, column]) == pytest.approx(np.mean(values), rel=1e-8)
 
 
+@pytest.mark.thorough
 def test_choices_for_many_samples(monkeypatch, x64):
     """Some of the samples are used, and vectors are taken one after another."""
     z = jnp.asarray(make_scaled(31, D, seed=6))
@@ -230,6 +232,7 @@ def whitened_kernel():
     return oracle.Kernel(True, oracle.imq(), bandwidth)
 
 
+@pytest.mark.thorough
 def test_a_chosen_fit_is_the_fit_with_that_number(x64):
     """The halves of the jackknife take the number of the whole."""
     estimator = ScoreEstimator(
@@ -249,6 +252,7 @@ def test_a_chosen_fit_is_the_fit_with_that_number(x64):
     assert oracle.relative_error(estimate.residual, expected) < 1e-9
 
 
+@pytest.mark.thorough
 def test_a_chosen_fit_on_landmarks_is_the_fit_with_that_number(x64):
     """Both fits agree at the samples and elsewhere."""
     rows = np.array([0, 2, 5, 8])

@@ -76,7 +76,7 @@ def test_losses_on_the_samples_own_scale(x64):
     ("n", "d", "options"),
     [
         (3, 2, {"standardize": "none", "base": None}),
-        (4, 2, {"standardize": "none", "base": None}),
+        pytest.param(4, 2, {"standardize": "none", "base": None}, marks=pytest.mark.thorough),
         *(pytest.param(n, d, {}, marks=pytest.mark.slow) for n, d in ((3, 2), (4, 12), (5, 1))),
     ],
 )
@@ -94,6 +94,7 @@ def test_few_samples(n, d, options):
         assert float(score.info.selection.loss[0, 0]) == 0.0
 
 
+@pytest.mark.thorough
 def test_nothing_finite_is_no_base():
     """A fixed strength is kept where no loss can be computed."""
     estimator = ScoreEstimator(

@@ -97,6 +97,7 @@ def test_a_left_out_student_by_leaving_out(x64):
 # ------------------------------------------------------------------------------ the distribution
 
 
+@pytest.mark.thorough
 def test_the_base_is_a_multivariate_t_distribution(x64):
     base = whole_and_left_out()[0]
     root, degrees = np.asarray(base.whitening().root()), 1 / float(base.inverse_degrees)

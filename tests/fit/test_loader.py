@@ -129,6 +129,7 @@ def test_static_arguments_of_the_svi_come_with_every_batch():
     assert np.all(np.isfinite(result.info.discrepancy))
 
 
+@pytest.mark.thorough
 def test_groups_of_draws_have_batches_of_their_own():
     svi = plain_svi()
     state = svi.init(KEY, *LOADER[0])
@@ -207,6 +208,7 @@ def test_a_callback_sees_the_fit_and_ends_it(tmp_path, whole):
     same(quiet_fit(plain_svi(), KEY, loader=LOADER, checkpoint=path, **SHORT), whole)
 
 
+@pytest.mark.thorough
 def test_callbacks_do_without_a_loader():
     steps = []
     settings = {**SHORT, "criterion": "loss", "max_steps": 40}
@@ -258,6 +260,7 @@ def test_other_traced_values_are_none_of_the_numbers_in_batches():
     assert not any("loader:" in note for note in getattr(caught.value, "__notes__", ()))
 
 
+@pytest.mark.thorough
 def test_fixed_arguments_follow_those_of_a_batch(tmp_path):
     def scaled(y, width, *, center):
         z = numpyro.sample("z", dist.Normal(center, 1.0))
@@ -277,6 +280,7 @@ def test_fixed_arguments_follow_those_of_a_batch(tmp_path):
         fit(svi, KEY, loader[0], 2.0, center=1.0, **settings)
 
 
+@pytest.mark.thorough
 def test_numbers_that_are_not_finite_are_named_with_their_batch():
     broken = [(x.copy(), y) for x, y in LOADER]
     broken[3][0][2, 0] = np.nan

@@ -32,6 +32,7 @@ def ordered_model():
     numpyro.sample("place", dist.Uniform(low, low + width))
 
 
+@pytest.mark.thorough
 def test_dynamic_supports_hold_in_the_guide_and_in_its_draws():
     guide, _, _, params = initialized(ordered_model, init_scale=1.0)
 
@@ -167,6 +168,7 @@ def test_models_without_latents_are_refused():
         initialized(model)
 
 
+@pytest.mark.thorough
 def test_models_with_loops_are_initialized_in_forward_mode():
     def model(data):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))

@@ -62,9 +62,17 @@ CASES = {
         {},
     ),
 }
+# They have parts of the others, one by one.
+THOROUGH = {"plate", "hidden Markov", "chain with others", "local latents"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough) if name in THOROUGH else name
+        for name in CASES
+    ],
+)
 def test_density_and_gradient_are_those_of_the_marginal_model(x64, name):
     model, coordinates, centerings = CASES[name]
     forms = (coordinates_of(coordinates, centerings),) if centerings else ()

@@ -91,7 +91,7 @@ def weighted(model, guide, *args, params=None, num_draws=NUM_DRAWS):
 @pytest.mark.parametrize("kind", ["own", "automatic"])
 @pytest.mark.parametrize(
     "dim",
-    [pytest.param(1, marks=pytest.mark.thorough), 5, pytest.param(20, marks=pytest.mark.thorough)],
+    [5, *(pytest.param(dim, marks=pytest.mark.thorough) for dim in (1, 20))],
 )
 def test_the_evidence_of_a_conjugate_model(kind, dim):
     wide = 1.1

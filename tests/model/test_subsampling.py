@@ -74,6 +74,7 @@ def test_rows_that_are_drawn_can_count_as_often_as_they_are_there():
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_guides_start_at_the_posterior_of_all_data():
     """A batch of 20 rows has a posterior whose mean is off by five standard deviations."""
     guide = AutoImplicit(indexed)

@@ -87,6 +87,7 @@ def gradients_over_keys(elbo, num_keys):
     return run(random.split(random.key(1), num_keys))
 
 
+@pytest.mark.thorough
 def test_gradient_with_the_exact_score_is_the_closed_form():
     elbo = ImplicitELBO(64, estimator=GaussianScore(**EXACT), base=None)
     losses, gradients = gradients_over_keys(elbo, 500)

@@ -441,6 +441,7 @@ def test_the_reported_loss_knows_units():
     assert results[1] - results[0] == pytest.approx(-2 * np.log(5.0), rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_only_the_difference_to_the_model_is_clipped():
     def rows():
         loc, sd = numpyro.param("loc", LOC), numpyro.param("sd", SD)

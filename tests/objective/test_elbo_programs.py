@@ -90,6 +90,7 @@ def test_default_number_of_particles_follows_the_dimension():
         assert seen.value.args == (expected,)
 
 
+@pytest.mark.thorough
 def test_ways_to_go_through_the_particles_agree():
     calls = []
 

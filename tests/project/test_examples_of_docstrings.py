@@ -22,18 +22,28 @@ FITTED = {"guide", "svi", "result", "draws"}
 LONG = {
     "KernelExponentialFamily",
     "Score",
+    "ScoreEstimator",
     "diagnostics.importance_resample",
     "diagnostics.pareto_smooth",
+    "estimators.AutoBandwidth",
     "estimators.InformationEstimate",
+    "estimators.Landmarks",
     "estimators.Normalization",
+    "estimators.RandomFeatures",
     "estimators.StreamState",
+    "estimators.Subset",
     "estimators.entropy",
     "estimators.kl_divergence",
     "estimators.truncated_tikhonov",
     "functions.LearnedPrior",
     "functions.LearnedPriorInfo",
+    "functions.Measurement",
     "functions.learn_prior",
     "functions.sampled_prior",
+    "kernels.Diagonal",
+    "sliced.NeuralInfo",
+    "sliced.SlicedState",
+    "solvers.Solver",
 }
 
 

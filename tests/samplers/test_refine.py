@@ -144,6 +144,7 @@ def test_a_mode_that_is_out_of_reach():
     assert "start several fits from other init_loc_fn values" in out
 
 
+@pytest.mark.thorough
 def test_modes_whose_weights_stay_those_of_the_guide():
     svi, result = fitted(far_modes, {"z": 0.0}, {"z": 6.0})
     found = refine(svi, result, num_chains=64, max_gradients=40_000, search_modes=False)

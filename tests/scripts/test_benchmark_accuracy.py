@@ -81,6 +81,7 @@ def test_exact_draws_are_of_the_posterior(name):
             assert np.all(error < 0.1 * max(1, s.std(0).max()))
 
 
+@pytest.mark.thorough
 def test_increments_and_path_are_one_posterior():
     """The densities differ by the constant Jacobian of Euler's map, along any path."""
     target = make_posterior("diffusion").target

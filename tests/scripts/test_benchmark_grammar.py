@@ -72,6 +72,7 @@ def test_references_that_are_not_trusted():
     assert Reference(draws, good, 1.001, 0.02).fault == "2.0% divergent"
 
 
+@pytest.mark.thorough
 def test_a_model_that_fails_is_a_row_and_a_model_without_data_is_put_aside(
     monkeypatch, tmp_path, capsys
 ):

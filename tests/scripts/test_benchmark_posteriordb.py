@@ -87,6 +87,7 @@ def test_outcomes_are_told_apart():
     assert classify(row | right | {"mean": float("nan")}) == "wrong and called good"
 
 
+@pytest.mark.thorough
 def test_a_model_that_fails_is_a_row(example, monkeypatch, tmp_path, capsys):
     def broken(**data):
         raise ValueError("no such\nmodel")

@@ -146,6 +146,7 @@ def test_recovers_the_score_of_a_banana_and_the_loss_falls():
     assert losses[-300:-200].mean() < losses[100:200].mean()
 
 
+@pytest.mark.thorough
 def test_score_is_base_plus_residual_in_the_units_of_the_samples(x64):
     """The network's coordinates, undone by hand; the divergence by automatic differentiation."""
     draws, points = gaussian_draws(50, 0)[0], gaussian_draws(7, 1)[0]
@@ -178,6 +179,7 @@ def test_score_is_base_plus_residual_in_the_units_of_the_samples(x64):
         np.testing.assert_allclose(fitted.at_samples, at_draws, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_follows_a_change_of_units(x64):
     """Whitened, the fits to ``x B^T + c`` and to x agree: scores transform as gradients."""
     draws, _ = banana_draws(60, 0)
@@ -190,6 +192,7 @@ def test_follows_a_change_of_units(x64):
     assert oracle.relative_error(moved.at_samples, expected) < 1e-7
 
 
+@pytest.mark.thorough
 def test_values_of_a_base_score():
     """The network learns the difference from the base, which is zero for the exact score."""
     draws, score = gaussian_draws(1000, 0)
@@ -284,6 +287,7 @@ def test_follows_a_drifting_target():
         assert squared_error(estimate - residual, score / 3) > 0.85
 
 
+@pytest.mark.thorough
 def test_update_is_pure_and_takes_the_steps_asked_for():
     samples = jnp.asarray(banana_draws(30, 0)[0], jnp.float32)
     start = SMALL.init(KEY, 2)
@@ -351,6 +355,7 @@ def test_non_finite_samples_are_reported_by_a_jitted_fit():
         fitted.info.raise_if_failed()
 
 
+@pytest.mark.thorough
 def test_state_lives_in_a_mutable_site():
     """A guide whose draws train the network, under NumPyro's own SVI."""
 

@@ -175,6 +175,7 @@ def test_factors_of_a_single_matrix(dim):
     assert not [c for c in calls if f"tensor<6x{dim}x{dim}x" in c]
 
 
+@pytest.mark.thorough
 def test_a_mapped_fit_has_no_batched_lapack_call():
     """Two batched LAPACK calls at once wait for each other forever on a two-core machine."""
 
