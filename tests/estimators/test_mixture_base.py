@@ -178,7 +178,7 @@ def test_draws_have_the_weights_and_the_moments_of_the_components(x64):
 KERNEL = CurlFree(Gaussian())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_far_apart_it_is_the_estimate_of_each_group(x64):
     """The reference is the definition in each group's samples alone, in double precision.
 
@@ -263,7 +263,7 @@ def test_score_and_divergence_are_derivatives_of_the_log_density(x64):
     np.testing.assert_allclose(density, log_density, rtol=1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_estimate_under_jit_and_vmap_in_either_precision_and_other_units():
     x = two_groups(7.0)
     # The shrinkage of a group's covariance depends on the axes, and on the ratio of their units.

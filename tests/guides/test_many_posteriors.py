@@ -23,10 +23,8 @@ def model(y):
         numpyro.sample("y", dist.Normal(theta, 10), obs=y)
 
 
-@pytest.mark.parametrize(
-    "warm_start", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["warm", "cold"]
-)
-@pytest.mark.thorough
+@pytest.mark.parametrize("warm_start", [True, False], ids=["warm", "cold"])
+@pytest.mark.slow
 def test_fits_of_many_data_sets_are_those_of_each(warm_start):
     """Everything agrees, from initial parameters to draws; a warm start is that of earlier data."""
     data = 10 * random.normal(random.key(1), (NUMBER, 3))

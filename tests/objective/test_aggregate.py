@@ -97,7 +97,7 @@ class FullGaussianScore(GaussianScore):
         return found._replace(scores=scores, residual=residual)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_codes_of_a_row_have_one_aggregate(x64):
     """Two codes with noise of their own, correlated over the rows: KL is that of the pair."""
     slopes, spread = jnp.array([0.9, -0.7]), 0.5

@@ -73,7 +73,7 @@ def test_the_metric_is_the_covariance_in_sorted_order(start):
     assert len(np.unique(flat[:, 0])) == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_nuts_takes_few_steps_in_that_metric(start):
     """The wrong order of coordinates would take hundreds of steps: scales differ by 100 000."""
     mcmc = MCMC(start.nuts(), num_warmup=30, num_samples=100, progress_bar=False)

@@ -60,7 +60,7 @@ def test_posterior_is_finite_and_its_draws_are_flattened(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=pytest.mark.slow) if n in ("linear", "dirichlet") else n
+        pytest.param(n, marks=pytest.mark.slow) if n in ("linear", "dirichlet", "rates") else n
         for n in SPLITS
     ],
 )

@@ -29,7 +29,7 @@ def test_there_are_as_many_modes_as_the_table_says(name):
     assert found == number
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_groups_are_counted_printed_and_written(tmp_path, capsys):
     path = tmp_path / "groups.csv"
     groups.main(["--quick", "--csv", str(path)])

@@ -237,7 +237,7 @@ def test_annealed_likelihood_under_a_mixture(sd):
     assert np.abs(error).max() < 1.5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_figures_are_those_of_draws_of_the_prior(monkeypatch):
     # It takes most of the time, and has tests of its own.
     monkeypatch.setattr(metrics, "mmd_squared", lambda codes, draws: np.nan)
@@ -286,7 +286,7 @@ def test_priors_afterwards_share_the_autoencoder_that_is_trained(tmp_path):
     assert len(validation.alike(cells)) == 2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixture", "flow"])
 def test_a_prior_fitted_afterwards_is_a_density_of_the_codes(name, monkeypatch):
     # One step an epoch: fewer and longer ones.

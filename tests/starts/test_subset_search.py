@@ -185,7 +185,7 @@ def evidence_by_group():
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("kind", ["plate", "loader"])
+@pytest.mark.parametrize("kind", ["plate", pytest.param("loader", marks=pytest.mark.slow)])
 @pytest.mark.thorough
 def test_groups_of_a_row_or_two_have_a_start(kind):
     """Rows that stand for six of their kind have no bound for the scale of a group of one."""
