@@ -110,6 +110,9 @@ class WeightedDraws(NamedTuple):
         num_lost: number of draws left out because something was not finite at them.
         folded: part of the draws that other noise is pushed to as well.
         seconds: time of one draw with its densities.
+        log_shares: the guide's log density less that of what the draws are from, (n,), or zero for
+            draws of the guide itself.
+        is_own: whether a draw is one of the guide itself, (n,), or True.
     """
 
     samples: np.ndarray
@@ -118,11 +121,24 @@ class WeightedDraws(NamedTuple):
     num_lost: int
     folded: float
     seconds: float = 0.0
+    log_shares: Any = 0.0
+    is_own: Any = True
+
+    @property
+    def log_ratios(self) -> np.ndarray:
+        """The model's log density less the guide's, (n,), in double precision."""
+        return np.asarray(self.log_density, np.float64) - np.asarray(self.log_q, np.float64)
 
     @property
     def log_weights(self) -> np.ndarray:
         """The logarithms of the weights, (n,), in double precision."""
-        return np.asarray(self.log_density, np.float64) - np.asarray(self.log_q, np.float64)
+        return np.asarray(self.log_ratios + self.log_shares)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Weights by which averages of the draws are those of the guide, (n,), of sum 1."""
+        shares = np.exp(np.broadcast_to(self.log_shares, self.log_q.shape).astype(np.float64))
+        return np.asarray(shares / shares.sum())
 
     @property
     def rounding(self) -> float:

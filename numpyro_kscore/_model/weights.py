@@ -11,6 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from numpyro_kscore._model.defense import (
+    EVERY,
+    FIRST,
+    MOST,
+    choose_columns,
+    log_shares,
+    normal_noise,
+    widen,
+)
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.mixtures import log_mixture_ratios
@@ -56,20 +65,30 @@ def draw_weighted(
     num_samples: int,
     seconds: float = np.inf,
     tell: Callable[[float], None] = lambda share: None,
+    is_defended: bool = True,
 ) -> WeightedDraws:
     """Draw from a guide whose density is known, in its coordinates, and weigh the draws.
 
     Batch after batch is drawn, until a number of seconds is over, compilation left out. ``tell`` is
-    given the share that is done.
+    given the share that is done. If wanted, and where the guide's noise allows it, a part of the
+    draws after the first 1000 comes from farther out than the guide's own.
 
     Cost: ``num_samples`` values of the model; and 1000 densities each of a mixture over noise.
     """
-    run = _batch_program(program, layout)
+    noise = normal_noise(key, program, layout) if is_defended else ""
+    run = _batch_program(program, layout, noise)
     size = min(BATCH, num_samples)
-    found, clock = [], []
+    is_wide = np.zeros(size, bool)
+    columns = np.zeros(min(MOST, layout.size), int)
+    found: list[Any] = []
+    widened, clock = [], []
     for number in range(-(-num_samples // size)):
+        if noise and number == -(-FIRST // size):
+            columns = _columns(found, noise)
+            is_wide = np.arange(size) % EVERY == 0
         begin = time.perf_counter()
-        found.append(jax.device_get(run(jax.random.fold_in(key, number), np.zeros(size))))
+        found.append(jax.device_get(run(jax.random.fold_in(key, number), is_wide, columns)))
+        widened.append(is_wide)
         clock.append(time.perf_counter() - begin)
         tell(size * len(found) / num_samples)
         if sum(clock[1:]) > seconds:
@@ -77,6 +96,10 @@ def draw_weighted(
     (samples, log_density, log_q, is_behind), sources = jax.tree.map(
         lambda *parts: np.concatenate(parts)[:num_samples], *found
     )
+    is_own = ~np.concatenate(widened)[:num_samples]
+    shares = np.zeros(len(samples))
+    if not is_own.all():
+        shares = log_shares(sources[noise], columns, 1 - is_own.mean())
     valid = np.asarray(are_finite(samples, log_density, log_q))
     check_mostly_finite(valid)
     sources = {name: value[valid] for name, value in sources.items()}
@@ -91,7 +114,20 @@ def draw_weighted(
         int(len(valid) - valid.sum()),
         searched.share,
         float(np.median(clock[1:] or clock)) / size,
+        shares[valid],
+        is_own[valid],
     )
+
+
+def _columns(found: list[Any], noise: str) -> np.ndarray:
+    """The columns of the noise to widen, by the first batches."""
+    (samples, log_density, log_q, _), sources = jax.tree.map(
+        lambda *parts: np.concatenate(parts), *found
+    )
+    valid = np.asarray(are_finite(samples, log_density, log_q))
+    check_mostly_finite(valid)
+    log_weights = log_density[valid].astype(float) - log_q[valid].astype(float)
+    return choose_columns(sources[noise][valid], log_weights)
 
 
 def unconstrained_draws(draws: WeightedDraws, target: Target) -> WeightedDraws:
@@ -105,15 +141,17 @@ def unconstrained_draws(draws: WeightedDraws, target: Target) -> WeightedDraws:
         samples=u[finite],
         log_density=(draws.log_density - log_volume)[finite],
         log_q=(draws.log_q - log_volume)[finite],
+        log_shares=np.broadcast_to(draws.log_shares, finite.shape)[finite],
+        is_own=np.broadcast_to(draws.is_own, finite.shape)[finite],
         num_lost=draws.num_lost + int(len(finite) - finite.sum()),
     )
 
 
-def _batch_program(program: Program, layout: Layout) -> Callable[..., Any]:
-    """Compile ``(key, array of a batch's size) -> (draws with densities, their sources)``."""
+def _batch_program(program: Program, layout: Layout, noise: str) -> Callable[..., Any]:
+    """Compile ``(key, whether widened (n,), columns) -> (draws with densities, sources)``."""
 
     @quick_jit
-    def run(key: Array, like: Array) -> Any:
+    def run(key: Array, is_wide: Array, columns: Array) -> Any:
         target = program.target(layout, key)
 
         def evaluate(source: Any) -> tuple[Array, ...]:
@@ -126,7 +164,10 @@ def _batch_program(program: Program, layout: Layout) -> Callable[..., Any]:
                 is_behind = jnp.any(jnp.isnan(local.scores))
             return found.flat, target.log_density(found.flat), log_q, is_behind
 
-        sources = draw_sources(key, program, layout, like.shape)
+        sources = draw_sources(key, program, layout, is_wide.shape)
+        if noise:
+            wide = widen(key_apart(key, 3), sources[noise], columns)
+            sources = {**sources, noise: jnp.where(is_wide[:, None], wide, sources[noise])}
         found = jax.vmap(evaluate)(sources)
         if layout.mixtures:
             more = log_mixture_ratios(key_apart(key, 2), program, layout, sources)

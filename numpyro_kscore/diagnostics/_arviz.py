@@ -205,7 +205,9 @@ def _draws_and_khat(
         check_has_density(fitted.layout, "resample")
     if has_density(fitted.layout):
         num_draws = max(num_samples, NUM_DRAWS if resample else ENERGY_DRAWS if khat else 0)
-        weighted = draw_weighted(key, fitted.program, fitted.layout, num_draws)
+        weighted = draw_weighted(
+            key, fitted.program, fitted.layout, num_draws, is_defended=resample
+        )
         weighted = unconstrained_draws(weighted, fitted.target)
         estimate = exact_khat(weighted) if khat is True else khat or None
         if not resample:

@@ -117,8 +117,8 @@ def diagnose(
             given = draw_key, fitted.program, layout, num_samples, seconds, stages.weights
             draws = stages.attempt("importance weights", lambda: draw_weighted(*given), None)
         if draws is not None:
-            samples, num_lost = draws.samples, draws.num_lost
-            clock.spend(draws.seconds * len(samples))
+            samples, num_lost = draws.samples[draws.is_own], draws.num_lost
+            clock.spend(draws.seconds * len(draws.samples))
             clock.gradient = GRADIENT_COST * draws.seconds
             if len(samples) >= LEAST_WEIGHTS:
                 weights = weigh(unconstrained_draws(draws, fitted.target))

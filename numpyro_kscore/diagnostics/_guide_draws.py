@@ -80,7 +80,7 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     program, layout, target = fitted.program, fitted.layout, fitted.target
     weighted = None
     if has_density(layout):
-        weighted = draw_weighted(key, program, layout, num_samples)
+        weighted = draw_weighted(key, program, layout, num_samples, is_defended=False)
         weighted = unconstrained_draws(weighted, target)
         samples = weighted.samples
     else:

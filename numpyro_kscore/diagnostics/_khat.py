@@ -175,6 +175,8 @@ def exact_khat(
     """k̂ of draws with ``samples``, ``log_density`` and ``log_q`` of a guide that has a density."""
     rng = np.random.default_rng(0) if rng is None else rng
     weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
+    # Zero for draws of the guide itself.
+    weights = weights + getattr(draws, "log_shares", 0.0)
     unknown = (float("nan"), float("nan"))
     return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
 

@@ -126,29 +126,30 @@ class Weighing(NamedTuple):
 def weigh(draws: WeightedDraws) -> Weighing:
     """Compare moments of draws with and without their weights."""
     samples, log_weights = np.asarray(draws.samples, np.float64), draws.log_weights
-    n = len(samples)
-    weights = np.exp(pareto_smooth(log_weights)[0])
-    center, spread = samples.mean(0), samples.var(0)
+    weights, shares = np.exp(pareto_smooth(log_weights)[0]), draws.shares
+    center = shares @ samples
     own = samples - center
+    spread = shares @ own**2
     mean = weights @ samples
     moved = samples - mean
     tiny = np.finfo(float).tiny
     spread, variance = (np.maximum(v, tiny) for v in (spread, weights @ moved**2))
     # The errors come from the influence of every draw on the difference.
-    shift = own / n - weights[:, None] * moved
-    log_ratio = (own**2 / spread - 1) / n - weights[:, None] * (moved**2 / variance - 1)
+    shift = shares[:, None] * own - weights[:, None] * moved
+    log_ratio = shares[:, None] * (own**2 / spread - 1)
+    log_ratio = log_ratio - weights[:, None] * (moved**2 / variance - 1)
     sd = np.sqrt(variance)
     evidence = evidence_of(log_weights, draws.rounding)
     return Weighing(
         evidence,
-        evidence.value - float(np.mean(log_weights)),
+        evidence.value - float(shares @ draws.log_ratios),
         draws.folded,
         (center - mean) / sd,
         np.sqrt(np.sum(shift**2, axis=0)) / sd,
         np.sqrt(spread / variance),
         0.5 * np.sqrt(np.sum(log_ratio**2, axis=0)),
         second_moment_shapes(moved, log_weights),
-        second_moment_shapes(own, np.zeros(n)),
+        second_moment_shapes(own, np.log(shares)),
     )
 
 

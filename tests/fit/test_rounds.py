@@ -112,3 +112,20 @@ def test_rounds_follow_while_the_bound_rises_and_go_on_to_the_last_bit(monkeypat
     resumed = quiet_fit(svi, KEY, X, Y, checkpoint=path, **settings)
     assert repr(resumed.info) == repr(info)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, result.params)
+
+
+def test_a_cold_start_far_away_arrives():
+    """There a few draws have nearly all of the weight, and must not be followed alone."""
+
+    def far(x, y):
+        numpyro.sample("z", dist.StudentT(5.0, jnp.full(5, 30.0), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y[0])
+
+    guide = AutoImplicit(far, hidden_dims=(8,), warm_start=False)
+    svi = SVI(far, guide, optax.adam(5e-2), ImplicitELBO(32))
+    result = quiet_fit(svi, KEY, X, Y, max_steps=1600)
+    z = guide.sample_posterior(KEY, result.params, sample_shape=(4000,))["z"]
+    # The sd is sqrt(5/3) = 1.29; tails of a small network are somewhat thin.
+    np.testing.assert_allclose(z.mean(axis=0), 30.0, atol=0.3)
+    np.testing.assert_allclose(z.std(axis=0), 1.29, rtol=0.25)
+    assert result.info.cause != "runaway"
