@@ -48,12 +48,27 @@ class Plan:
         num_rows: rows of the data.
         words: names of the choices.
         centered: sites to decenter for a reference, and how.
+        is_reference: whether the model that runs is the reference, whose walks are decentered too.
     """
 
     rng: Rng
     num_rows: int
     words: list[str] = field(default_factory=list)
     centered: dict[str, Reparam] = field(default_factory=dict)
+    is_reference: bool = False
+
+    def as_reference(self, model: Callable[..., None]) -> Callable[..., None]:
+        """The model in a form in which NUTS gets into small scales."""
+        inner = handlers.reparam(model, config=self.centered) if self.centered else model
+
+        def reference(*args: Any, **kwargs: Any) -> None:
+            self.is_reference = True
+            try:
+                inner(*args, **kwargs)
+            finally:
+                self.is_reference = False
+
+        return reference
 
     def choose(
         self, kind: str, options: Mapping[str, Any], weights: Sequence[float] | None = None
@@ -246,12 +261,17 @@ def walk(plan: Plan, name: str) -> Term:
     kind = plan.choose("path", {k: k for k in ("walk", "autoregression", "GaussianRandomWalk")})
 
     def sample() -> Array:
-        tau = numpyro.sample(f"{name}_scale", scale())
-        if kind == "GaussianRandomWalk":
-            return numpyro.sample(name, dist.GaussianRandomWalk(tau, size))[times]
-        rho = 1.0
+        tau, rho = numpyro.sample(f"{name}_scale", scale()), 1.0
         if kind == "autoregression":
             rho = numpyro.sample(f"{name}_share", dist.Uniform(-1, 1))
+        if plan.is_reference:
+            steps = numpyro.sample(f"{name}_steps", dist.Normal(0, 1).expand([size]).to_event(1))
+            path = [tau * steps[0]]
+            for standard in steps[1:]:
+                path.append(rho * path[-1] + tau * standard)
+            return numpyro.deterministic(name, jnp.stack(path))[times]
+        if kind == "GaussianRandomWalk":
+            return numpyro.sample(name, dist.GaussianRandomWalk(tau, size))[times]
 
         def step(last: Array, _: Any) -> tuple[Array, Array]:
             value = numpyro.sample(name, dist.Normal(rho * last, tau))
@@ -511,7 +531,7 @@ def draw_model(index: int) -> RandomModel:
     plan = Plan(rng, int(rng.integers(8, 31)))
     model = table(plan) if rng.random() < 0.12 else predictor(plan)
     model = handled(plan, model)
-    reference = handlers.reparam(model, config=plan.centered) if plan.centered else model
+    reference = plan.as_reference(model)
 
     def simulate(number: Array, attempt: Array) -> Array:
         key = random.fold_in(random.key(number), attempt)

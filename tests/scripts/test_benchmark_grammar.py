@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
+import numpyro
 import pytest
-from numpyro.infer.util import initialize_model
+from numpyro import handlers
+from numpyro.infer.util import initialize_model, log_density
 
 from benchmarks.accuracy import random_models
 from benchmarks.accuracy.grammar import LIKELIHOODS, TERMS, Plan, draw_model
@@ -91,6 +93,26 @@ def test_a_model_that_fails_is_a_row_and_a_model_without_data_is_put_aside(
     printed = capsys.readouterr().out
     assert "put aside: 1 of 2: 9 (0)" in printed
     assert "TypeError: no fit" in table.read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", range(6))
+def test_a_walk_of_the_reference_has_the_same_density(number):
+    plan = Plan(np.random.default_rng(number), 12)
+    term = TERMS["walk"](plan, "x")
+
+    def walk():
+        numpyro.deterministic("rows", term())
+
+    trace = handlers.trace(handlers.seed(plan.as_reference(walk), 0)).get_trace()
+    values = {name: site["value"] for name, site in trace.items()}
+    steps = values.pop("x_steps")
+    ours = log_density(plan.as_reference(walk), (), {}, {**values, "x_steps": steps})[0]
+    theirs, found = log_density(walk, (), {}, values)
+    # Steps are the path over the scale, up to a shear.
+    volume = steps.size * np.log(values["x_scale"])
+    np.testing.assert_allclose(ours, theirs + volume, rtol=1e-4)
+    np.testing.assert_array_equal(found["rows"]["value"], values["rows"])
 
 
 @pytest.mark.thorough
