@@ -57,12 +57,13 @@ def error(samples: np.ndarray, estimator=None) -> float:
 @pytest.mark.parametrize(
     ("kind", "bound"),
     [
-        ("half", 0.1),
         ("bootstrap", 0.1),
         ("resampled", 0.3),
         ("jitter 0.001", 0.1),
-        ("jitter 0.01", 0.1),
-        ("grid 0.1", 0.1),
+        *(
+            pytest.param(kind, 0.1, marks=pytest.mark.thorough)
+            for kind in ("half", "jitter 0.01", "grid 0.1")
+        ),
     ],
 )
 def test_errors_are_those_of_distinct_samples(kind, bound):

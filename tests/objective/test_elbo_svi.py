@@ -67,7 +67,7 @@ def test_local_coordinates_in_a_fit():
     "optimizer",
     [
         optax.adam(1e-2),
-        numpyro.optim.ClippedAdam(1e-2),
+        pytest.param(numpyro.optim.ClippedAdam(1e-2), marks=pytest.mark.thorough),
         pytest.param(optax.chain(optax.clip(1.0), optax.sgd(1e-2)), marks=pytest.mark.slow),
         pytest.param(numpyro.optim.Adam(1e-2), marks=pytest.mark.slow),
     ],

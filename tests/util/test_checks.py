@@ -173,7 +173,10 @@ KEYED = {
 }
 
 
-@pytest.mark.parametrize("name", KEYED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.thorough) if n == "normalize" else n for n in KEYED],
+)
 def test_a_seed_is_no_key(name):
     """An error of JAX's own would not name the parameter."""
     call, message = KEYED[name]
