@@ -58,10 +58,15 @@ def last_look(
 
 
 def covers(exact: ExactDraws | None) -> bool:
-    """Whether draws of a start leave no tail of the model thin, as far as they can tell."""
+    """Whether draws of a start leave no tail of the model thin, as far as they can tell.
+
+    Steps have nothing to fill in a tail whose spread is above that by weights, however unsure these
+    are of it; they were seen to narrow some that were right.
+    """
     if exact is None:
         return True
-    return not weigh(_as_weighted(exact)).lacks_draws
+    weights = weigh(_as_weighted(exact))
+    return not (weights.is_poor or bool(np.any(weights.is_thin & (weights.ratio < 1))))
 
 
 def _as_weighted(exact: ExactDraws) -> WeightedDraws:

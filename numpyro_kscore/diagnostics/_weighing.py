@@ -112,11 +112,15 @@ class Weighing(NamedTuple):
         return ~self.is_thin & self.evidence.is_reliable
 
     @property
+    def is_poor(self) -> bool:
+        """Whether weights are not to be trusted, and few of the draws have most of them."""
+        evidence = self.evidence
+        return not evidence.is_reliable and 2 * evidence.num_effective < evidence.num_draws
+
+    @property
     def lacks_draws(self) -> bool:
         """Whether a part of the model has too few draws, of those that weights can tell of."""
-        evidence = self.evidence
-        is_poor = not evidence.is_reliable and 2 * evidence.num_effective < evidence.num_draws
-        return is_poor or bool(np.any(self.is_thin))
+        return self.is_poor or bool(np.any(self.is_thin))
 
     def __str__(self) -> str:
         folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""

@@ -6,11 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_kscore._fit import last_look
+from numpyro_kscore._fit.last_look import _as_weighted, covers
 from numpyro_kscore._fit.programs import moment_errors
 from numpyro_kscore._fit.progress import Ending, Look, Progress, Rule
 from numpyro_kscore._fit.stopping import advance, begin, conclude, step_sizes, window_gain
+from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._messages import fit_reason
+from numpyro_kscore.diagnostics._weighing import weigh
 
 
 def describe(ending):
@@ -308,3 +312,17 @@ def test_moment_errors_have_no_noise_where_the_score_of_the_guide_is_known():
     # Folded draws, whose score is NaN, do not count.
     folded = own.at[:50].set(jnp.nan)
     np.testing.assert_allclose(moment_errors(x, own + 0.1, weight, folded)[0], shift, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shape", "covered"), [(0.9, 0.8, False), (1.1, 0.8, True), (0.9, 0.4, True)]
+)
+def test_a_thin_tail_counts_where_weights_make_it_wider(monkeypatch, ratio, shape, covered):
+    points = np.random.default_rng(0).normal(size=(1000, 1))
+    exact = ExactDraws(points, points, points[:, 0], np.zeros(1000), 0.0, points)
+    assert covers(exact)
+    seen = weigh(_as_weighted(exact))
+    seen = seen._replace(ratio=np.array([ratio]), shapes=np.array([shape]))
+    monkeypatch.setattr(last_look, "weigh", lambda draws: seen)
+    assert seen.lacks_draws == (shape > 0.7)
+    assert covers(exact) == covered
