@@ -30,6 +30,7 @@ from numpyro_kscore._util.pareto import (
     pareto_smooth,
     weight_ess,
 )
+from numpyro_kscore._util.pytree import with_leading
 
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
@@ -91,7 +92,7 @@ class PosteriorDraws(AutoContinuous):
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
             values = rows.sample(rng_key, params, math.prod(sample_shape))
-            return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
+            return with_leading(sample_shape, values)
 
         def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
             return self._constrained(self._draw_latent(key, params, sample_shape), params)
@@ -126,7 +127,7 @@ class PosteriorDraws(AutoContinuous):
         chosen = importance_resample(key_apart(rng_key, 0), samples, log_weights, count)
         with Hidden():
             values = program.target(layout).constrain(chosen)
-        return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
+        return with_leading(sample_shape, values)
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
         """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
@@ -152,7 +153,7 @@ class PosteriorDraws(AutoContinuous):
         shape = flat.shape[:-1]
         with Hidden():
             values = lax.map(self._target(params).sites, flat.reshape(-1, flat.shape[-1]))
-        return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
+        return with_leading(shape, values)
 
     def _target(self, params: dict[str, Any]) -> Target:
         """The model at coordinates of a draw."""
@@ -178,7 +179,7 @@ class PosteriorDraws(AutoContinuous):
         most = QUANTILE_DRAWS
         count = self._row_posterior().num_draws(params, most) if self.amortize else most
         draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
-        return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
+        return jax.tree.map(lambda value: jnp.quantile(value, levels, axis=0), draws)
 
     def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled ``fn``, which is kept under a name for the next call."""

@@ -155,7 +155,18 @@ def evaluate_observed(trace: dict[str, Any]) -> list[dict[str, Any]]:
     """The observed sites of a trace; fails where their density does, as of words."""
     seen = [site for site in trace.values() if site.get("is_observed", False)]
     for site in seen:
-        site["fn"].log_prob(site["value"])
+        try:
+            site["fn"].log_prob(site["value"])
+        except (TypeError, ValueError) as error:
+            expected, shape = site["fn"].shape(), np.shape(site["value"])
+            try:
+                np.broadcast_shapes(expected, shape)
+            except ValueError:
+                raise ValueError(
+                    f"model: expected observed values of shape {expected} at site "
+                    f"'{site['name']}', that of its distribution; got {shape}"
+                ) from error
+            raise
     return seen
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.core import Tracer
+from numpyro.distributions import constraints
 from numpyro.infer.initialization import (
     init_to_feasible,
     init_to_median,
@@ -55,6 +56,8 @@ def find_prototype(
 ) -> Prototype:
     """Run NumPyro's ``initialize_model`` in one compiled program; ``RuntimeError`` if that fails.
 
+    ``ValueError`` says that a loop has no derivative in reverse mode.
+
     Where no value by NumPyro's default, near the origin, has a finite density, as in raw units far
     from it, other strategies are tried, with 100 attempts each: draws of the prior, its median,
     wider values around the origin, and the origin itself. Values are the same as NumPyro's for the
@@ -76,7 +79,16 @@ def find_prototype(
     is_default = init_loc_fn is init_to_uniform
     strategies = (init_loc_fn, *OTHERS) if is_default else (init_loc_fn,)
     for strategy in strategies:
-        found = _initialized(partial(initialize, strategy=strategy), rng_key)
+        try:
+            found = _initialized(partial(initialize, strategy=strategy), rng_key)
+        except ValueError as error:
+            if "Reverse-mode differentiation" not in str(error):
+                raise
+            raise ValueError(
+                "model: expected operations with reverse-mode derivatives; got a loop of unknown "
+                "length. Use lax.scan, or say forward_mode_differentiation=True to the guide, to "
+                "ImplicitELBO, and to fit or svi.run"
+            ) from error
         if found is not None:
             return found
     # Run operation by operation, NumPyro names the sites whose values are not valid.
@@ -143,9 +155,9 @@ def _observed_without_value(
 
 
 def _have_supports(trace: dict[str, Any]) -> bool:
-    """Whether supports survived: NumPyro's classes do, some of a user's lose their attributes."""
+    """Whether supports survived: ``Levy`` and some classes of a user's lose their attributes."""
     try:
-        _ = [site["fn"].support for site in trace.values() if is_drawn(site)]
-    except AttributeError:
+        supports = [site["fn"].support for site in trace.values() if is_drawn(site)]
+    except (AttributeError, AssertionError):  # the latter of a distribution that is wrapped
         return False
-    return True
+    return all(isinstance(support, constraints.Constraint) for support in supports)

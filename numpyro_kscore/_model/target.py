@@ -106,7 +106,7 @@ class Target(NamedTuple):
                 return {name: found[name]["value"] for name in computed}
 
             sources = sources_of(run, discrete)
-            computed = {name: value for name, value in computed.items() if not sources[name]}
+            computed = {n: v for n, v in computed.items() if not any(jax.tree.leaves(sources[n]))}
         return {name: trace[name]["value"] for name in trace if name in latents} | computed
 
     def constrain(self, x: Array) -> dict[str, Array]:

@@ -24,6 +24,7 @@ from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore._util.pareto import importance_resample, weight_ess
+from numpyro_kscore._util.pytree import named_leaves
 from numpyro_kscore.diagnostics._converters import (
     ConvertedFit,
     add_log_likelihoods,
@@ -155,7 +156,8 @@ def to_arviz(
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate, effective = _draws_and_khat(fitted, num_samples, khat, resample, key)
     kept = min(num_samples, draws.samples.shape[0])
-    samples = jax.device_get(fitted.target.plain.constrain(jnp.asarray(draws.samples[:kept])))
+    values = fitted.target.plain.constrain(jnp.asarray(draws.samples[:kept]))
+    samples = named_leaves(jax.device_get(values))
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
     program = fitted.program
