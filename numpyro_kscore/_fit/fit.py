@@ -21,6 +21,7 @@ from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
 from numpyro_kscore._fit.svi import Inference, open_svi
 from numpyro_kscore._model.call_checks import check_batch, check_call, check_data, check_svi
+from numpyro_kscore._fit.step_size import warn_of_schedule
 from numpyro_kscore._model.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
@@ -152,6 +153,7 @@ def fit(
     with explained, Bar(settings) as bar:
         _check_given(svi, *given, is_batch=batches is not None)
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
+        warn_of_schedule(svi, svi.optim.get_params(inference.state.optim_state), max_steps)
         # A start whose tails are too thin is not left as it is, however near it is.
         can_be_exact = inference.can_be_exact and covers(inference.exact_draws)
         rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet)

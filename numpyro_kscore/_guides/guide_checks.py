@@ -17,6 +17,7 @@ from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_laten
 from numpyro_kscore._model.enumeration import check_enumerable
 from numpyro_kscore._model.layout import num_rows, support_transform
 from numpyro_kscore._model.subsampling import subsampled_plates
+from numpyro_kscore._model.supports import check_parameters
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
@@ -47,6 +48,8 @@ def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -
         if not is_run:
             bound = inspect.signature(target.model).bind(*target.args, **target.kwargs)
             check_arguments(bound, error)
+            key = random.key(0)
+            check_parameters(lambda: target._replace(key=key).trace_by(init_loc_fn), error)
         raise
 
 

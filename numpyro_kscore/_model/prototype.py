@@ -26,6 +26,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._model.dependencies import is_drawn
 from numpyro_kscore._model.handlers import FactorsInScans, Hidden
+from numpyro_kscore._model.supports import check_parameters
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
@@ -95,16 +96,15 @@ def find_prototype(
     try:
         info = initialize(rng_key, init_loc_fn)
     except (RuntimeError, ValueError) as error:
+        target = Target(model, args, kwargs, key=rng_key)
+        check_parameters(lambda: target.trace_by(init_loc_fn), error)
         tried = (
             "init_to_uniform, init_to_sample, init_to_median and init_to_feasible"
             if is_default
             else "init_loc_fn"
         )
-        missing = _observed_without_value(model, rng_key, args, kwargs)
-        advice = (
-            f"Observed values of {missing} are not finite: leave them out, or mask them"
-            if missing
-            else "Look for a prior that allows what the likelihood cannot take, or give values: "
+        advice = _advice_on_data(model, rng_key, args, kwargs) or (
+            "Look for a prior that allows what the likelihood cannot take, or give values: "
             "init_loc_fn=init_to_value(values={...})"
         )
         raise RuntimeError(
@@ -141,17 +141,24 @@ def _prototype(trace: dict[str, dict[str, Any]], latents: dict[str, Array]) -> P
     return Prototype(trace, {name: latents[name] for name in trace if name in latents})
 
 
-def _observed_without_value(
+def _advice_on_data(
     model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
+) -> str:
+    """The observed sites at fault, in words; empty without any."""
     try:
         # A model whose parameters are not valid raises, if it is not told to let them pass.
         with Hidden(), numpyro.validation_enabled(False):
             trace = Target(model, args, kwargs, key=key).trace({})
+            observed = {n: site for n, site in trace.items() if site.get("is_observed")}
+            missing = [n for n, s in observed.items() if not jnp.all(jnp.isfinite(s["value"]))]
+            outside = [n for n, s in observed.items() if not jnp.all(s["fn"].support(s["value"]))]
     except Exception:
-        return []
-    observed = [site for site in trace.values() if site.get("is_observed")]
-    return [site["name"] for site in observed if not jnp.all(jnp.isfinite(site["value"]))]
+        return ""
+    if missing:
+        return f"Observed values of {missing} are not finite: leave them out, or mask them"
+    if outside:
+        return f"Observed values of {outside} are outside the support of their distribution"
+    return ""
 
 
 def _have_supports(trace: dict[str, Any]) -> bool:
