@@ -19,9 +19,9 @@ from numpyro_kscore._fit.last_look import covers, last_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
+from numpyro_kscore._fit.step_size import warn_of_schedule
 from numpyro_kscore._fit.svi import Inference, open_svi
 from numpyro_kscore._model.call_checks import check_batch, check_call, check_data, check_svi
-from numpyro_kscore._fit.step_size import warn_of_schedule
 from numpyro_kscore._model.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete

@@ -67,7 +67,8 @@ class PosteriorDraws(AutoContinuous):
 
         Args:
             rng_key: random key.
-            params: fitted parameters.
+            params: fitted parameters, and ``result.state.mutable_state`` with them where
+                deterministic sites are computed from mutable values.
             *args: with ``amortize``, arguments of the model, by default those of the fit, such as
                 the data of new rows. All rows are drawn, whatever the size of a minibatch.
             sample_shape: leading dimensions.
@@ -86,7 +87,7 @@ class PosteriorDraws(AutoContinuous):
         Cost: with ``resample`` 10 000 or more values of the model.
         """
         check_key("rng_key", rng_key, "the parameters")
-        check_set_up(self, params)
+        params = self._with_state(params)
         if resample:
             return self._resampled(rng_key, params, sample_shape)
         if self.amortize:
@@ -135,7 +136,7 @@ class PosteriorDraws(AutoContinuous):
         It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
-        check_set_up(self, params)
+        params = self._with_state(params)
         if self.amortize:
             return self._row_posterior().median(params, QUANTILE_DRAWS)
 
@@ -154,6 +155,16 @@ class PosteriorDraws(AutoContinuous):
         with Hidden():
             values = lax.map(self._target(params).sites, flat.reshape(-1, flat.shape[-1]))
         return with_leading(shape, values)
+
+    def _with_state(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Parameters, with mutable values of the model as it was first seen unless they are given.
+
+        NumPyro keeps those of a fit apart, in ``result.state.mutable_state``.
+        """
+        check_set_up(self, params)
+        sites = self.prototype_trace.items()
+        first = {name: site["value"] for name, site in sites if site["type"] == "mutable"}
+        return {**first, **params}
 
     def _target(self, params: dict[str, Any]) -> Target:
         """The model at coordinates of a draw."""

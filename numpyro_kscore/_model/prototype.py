@@ -141,9 +141,7 @@ def _prototype(trace: dict[str, dict[str, Any]], latents: dict[str, Array]) -> P
     return Prototype(trace, {name: latents[name] for name in trace if name in latents})
 
 
-def _advice_on_data(
-    model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str:
+def _advice_on_data(model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The observed sites at fault, in words; empty without any."""
     try:
         # A model whose parameters are not valid raises, if it is not told to let them pass.

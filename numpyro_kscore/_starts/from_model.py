@@ -154,7 +154,9 @@ def _find_start(
     # Sums over many rows need double precision: a bound of 1e6 nats has errors of 1 without it.
     # NumPyro checks the parameters of distributions operation by operation; the model was seen
     # before, in single precision.
-    with Hidden(), validation_enabled(False):
+    with Hidden(), validation_enabled(False), warnings.catch_warnings():
+        # As of latents put into data of single precision, where values are missing.
+        warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
         if not in_double or not runs_in_double(once, np.ones_like(first)):
             return search()
         with jax.enable_x64(True):
