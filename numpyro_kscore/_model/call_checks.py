@@ -120,7 +120,8 @@ def misspelled(
     """The error of a keyword that is not the model's, and nearly a setting or an argument."""
     names = inspect.signature(model).parameters
     for name in (name for name in kwargs if name not in names):
-        known = [*settings, *names]
+        # Settings of one function need not be those of another.
+        known = [known for known in (*settings, *names) if known != name]
         near = difflib.get_close_matches(OTHER_NAMES.get(name, name), known, 1)
         if near:
             return TypeError(

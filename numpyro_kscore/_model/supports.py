@@ -124,7 +124,7 @@ def _raise_if_outside(parameters: dict[str, Any], at: str, cause: Exception) -> 
             ) from cause
 
 
-def _parameters(whose: str, trace: dict[str, Any]) -> dict[str, tuple[jax.Array, ...]]:
+def _parameters(whose: str, trace: dict[str, Any]) -> dict[str, Any]:
     """Whether distributions take their parameters, and the range of these, by a description."""
     found = {}
     sites = {name: site["fn"] for name, site in trace.items() if site["type"] == "sample"}
@@ -132,8 +132,11 @@ def _parameters(whose: str, trace: dict[str, Any]) -> dict[str, tuple[jax.Array,
         for parameter, constraint in fn.arg_constraints.items():
             value = fn.__dict__.get(parameter)
             if isinstance(value, NUMBERS) and not constraints.is_dependent(constraint):
+                numbers = jnp.asarray(value)
+                if not numbers.size:
+                    continue
                 place = f"{whose}: expected {parameter!r} of {type(fn).__name__} at site {name!r}"
-                seen = jnp.all(constraint(value)), jnp.min(value), jnp.max(value)
+                seen = jnp.all(constraint(numbers)), jnp.min(numbers), jnp.max(numbers)
                 found[f"{place} in {constraint}"] = seen
     return found
 

@@ -172,7 +172,7 @@ def to_arviz(
     if infer_discrete:
         samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
     groups = {
-        "prior": prior or None,
+        "prior": named_leaves(prior) if prior else None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
         "constant_data": found or None,

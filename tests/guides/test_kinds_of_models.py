@@ -171,6 +171,8 @@ def test_deterministic_sites_may_be_trees():
     total, rest = draws["pair"]
     np.testing.assert_allclose(total, draws["x"].sum(axis=-1), rtol=1e-6)
     np.testing.assert_allclose(rest["twice"], 2 * draws["x"], rtol=1e-6)
+    # Files and ArviZ know arrays by name.
+    assert set(named_leaves(draws)) == {"x", "pair[0]", "pair[1]['twice']"}
     middle = jax.eval_shape(lambda p: guide.quantiles(p, [0.1, 0.9]), params)
     assert middle["pair"][1]["twice"].shape == (2, 2)
 
