@@ -131,12 +131,7 @@ def fit(
         result.info.converged  # True
     """
     check_svi(svi)
-    check_key("rng_key", rng_key, "the data")
-    if not is_concrete(rng_key):
-        raise TypeError(
-            "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
-            "got a traced rng_key. Use svi.run there"
-        )
+    _check_key(rng_key)
     begin = time.perf_counter()
     path = None if checkpoint is None else Path(checkpoint)
     settings = FitOptions(
@@ -173,6 +168,16 @@ def fit(
         _explain_failure(inference)
     weights = last_look(inference, run, rng_key, time.perf_counter() - begin, stopped)
     return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
+
+
+def _check_key(rng_key: Any) -> None:
+    """Raise ``TypeError`` for anything but a random key that has a value."""
+    check_key("rng_key", rng_key, "the data")
+    if not is_concrete(rng_key):
+        raise TypeError(
+            "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
+            "got a traced rng_key. Use svi.run there"
+        )
 
 
 def _check_given(svi: SVI, args: tuple[Any, ...], kwargs: dict[str, Any], is_batch: bool) -> None:

@@ -22,7 +22,6 @@ from numpyro.infer import SVI
 from numpyro_kscore._model.particles import DRAWS_AT_ONCE, draw_many
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.keys import check_key, key_apart
-from numpyro_kscore._util.pytree import named_leaves
 from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide
 
 # The version of files, which grows when code of one version cannot read those of another.
@@ -166,7 +165,7 @@ def save_guide(path: str | Path, svi: SVI, result: Any, *args: Any, **kwargs: An
 def _draw(fitted: FittedGuide, words: Array) -> dict[str, Array]:
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
     draws = draw_many(key, fitted.program, fitted.layout, DRAWS_AT_ONCE)
-    return named_leaves(fitted.target.constrain(draws))
+    return fitted.target.constrain(draws)
 
 
 def load_guide(path: str | Path) -> PortableGuide:

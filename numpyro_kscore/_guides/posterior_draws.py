@@ -127,7 +127,7 @@ class PosteriorDraws(AutoContinuous):
         samples = jnp.asarray(draws.samples)
         chosen = importance_resample(key_apart(rng_key, 0), samples, log_weights, count)
         with Hidden():
-            values = program.target(layout).constrain(chosen)
+            values = program.target(layout).values(chosen)
         return with_leading(sample_shape, values)
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:

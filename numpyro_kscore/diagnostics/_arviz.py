@@ -156,8 +156,7 @@ def to_arviz(
     fitted = fitted_guide(svi, result, args, kwargs, key)
     draws, estimate, effective = _draws_and_khat(fitted, num_samples, khat, resample, key)
     kept = min(num_samples, draws.samples.shape[0])
-    values = fitted.target.plain.constrain(jnp.asarray(draws.samples[:kept]))
-    samples = named_leaves(jax.device_get(values))
+    samples = jax.device_get(fitted.target.plain.constrain(jnp.asarray(draws.samples[:kept])))
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
     program = fitted.program

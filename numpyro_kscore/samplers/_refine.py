@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore._util.pytree import named_leaves, with_leading
+from numpyro_kscore._util.pytree import with_leading
 from numpyro_kscore.diagnostics._chains import WINDOW
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter
@@ -236,15 +236,14 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSetti
     mean = scale.center + scale.width * standard.mean(0)
     sd = scale.width * standard.std(0)
     count, length, dim = chains.draws.shape
-    values = guide.target.constrain(jnp.asarray(chains.draws.reshape(-1, dim)))
-    samples = with_leading((count, length), named_leaves(jax.device_get(values)))
+    sites = jax.device_get(guide.target.constrain(jnp.asarray(chains.draws.reshape(-1, dim))))
     return Refinement(
         verdict,
         tuple(finding.code for finding in findings),
         describe(findings),
         advise(findings),
         chains.has_settled,
-        samples,
+        with_leading((count, length), sites),
         guide.names,
         moments.rhat,
         moments.mean,
