@@ -19,6 +19,7 @@ from numpyro_kscore._fit.last_look import covers, last_look
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
+from numpyro_kscore._fit.step_size import warn_of_schedule
 from numpyro_kscore._fit.svi import Inference, open_svi
 from numpyro_kscore._model.call_checks import check_batch, check_call, check_data, check_svi
 from numpyro_kscore._model.supports import check_within_supports
@@ -130,12 +131,7 @@ def fit(
         result.info.converged  # True
     """
     check_svi(svi)
-    check_key("rng_key", rng_key, "the data")
-    if not is_concrete(rng_key):
-        raise TypeError(
-            "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
-            "got a traced rng_key. Use svi.run there"
-        )
+    _check_key(rng_key)
     begin = time.perf_counter()
     path = None if checkpoint is None else Path(checkpoint)
     settings = FitOptions(
@@ -152,6 +148,7 @@ def fit(
     with explained, Bar(settings) as bar:
         _check_given(svi, *given, is_batch=batches is not None)
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
+        warn_of_schedule(svi, svi.optim.get_params(inference.state.optim_state), max_steps)
         # A start whose tails are too thin is not left as it is, however near it is.
         can_be_exact = inference.can_be_exact and covers(inference.exact_draws)
         rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet)
@@ -171,6 +168,16 @@ def fit(
         _explain_failure(inference)
     weights = last_look(inference, run, rng_key, time.perf_counter() - begin, stopped)
     return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
+
+
+def _check_key(rng_key: Any) -> None:
+    """Raise ``TypeError`` for anything but a random key that has a value."""
+    check_key("rng_key", rng_key, "the data")
+    if not is_concrete(rng_key):
+        raise TypeError(
+            "fit: expected a call outside of jit and vmap, since it decides by concrete numbers; "
+            "got a traced rng_key. Use svi.run there"
+        )
 
 
 def _check_given(svi: SVI, args: tuple[Any, ...], kwargs: dict[str, Any], is_batch: bool) -> None:

@@ -18,7 +18,9 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro_kscore._guides.guide_checks import (
     are_equal,
     check_amortized,
+    check_coordinates,
     check_latents,
+    check_names,
     check_noise,
     check_plates,
     check_settings,
@@ -162,6 +164,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         found = find_prototype(
             numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
+        check_coordinates(found.latents)
         check_plates(found.trace, asker)
         if self.amortize:
             self._amortized().check(found.trace, args, kwargs)
@@ -299,7 +302,9 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         else:
             # The user's network may make its parameters anywhere, so a key is drawn at every call.
             numpyro.prng_key()
-        flat, local = self._draw()
+        with handlers.trace() as own:
+            flat, local = self._draw()
+        check_names(self.prefix, own, self.prototype_trace)
         scores = {} if local is None else unravel(local.score, self._shapes)
         coordinates = self._coordinates()
         coordinates.announce(f"_{self.prefix}_coordinates")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +13,11 @@ from jax import random
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._model.call_checks import check_arguments, check_call, evaluate_observed
-from numpyro_kscore._model.dependencies import is_enumerated, is_latent
+from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent
 from numpyro_kscore._model.enumeration import check_enumerable
-from numpyro_kscore._model.layout import num_rows
+from numpyro_kscore._model.layout import num_rows, support_transform
 from numpyro_kscore._model.subsampling import subsampled_plates
+from numpyro_kscore._model.supports import check_parameters
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import find_latents
 from numpyro_kscore._util.checks import check_count, check_positive, is_concrete, is_traced
@@ -27,8 +28,14 @@ def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -
     """Raise for latents no guide can have, at initial values: some priors cannot be drawn from."""
     is_run: list[bool] = []
 
+    def choose(site: dict[str, Any]) -> Any:
+        # Strategies for initial values do not say which support has no map.
+        if is_drawn(site) and not getattr(site["fn"].support, "is_discrete", False):
+            support_transform(site)
+        return init_loc_fn(site)
+
     def run(key: jax.Array) -> None:
-        trace = target._replace(key=key).trace_by(init_loc_fn)
+        trace = target._replace(key=key).trace_by(choose)
         evaluate_observed(trace)
         is_run.append(True)
         find_latents(trace)
@@ -41,6 +48,8 @@ def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -
         if not is_run:
             bound = inspect.signature(target.model).bind(*target.args, **target.kwargs)
             check_arguments(bound, error)
+            key = random.key(0)
+            check_parameters(lambda: target._replace(key=key).trace_by(init_loc_fn), error)
         raise
 
 
@@ -122,6 +131,25 @@ def check_noise(noise_dim: int, latent_dim: int) -> None:
         raise ValueError(
             f"noise_dim: expected at least the latent dimension {latent_dim}; got {noise_dim}. "
             "Less noise than latents has no density: leave noise_dim out, or use AutoSemiImplicit"
+        )
+
+
+def check_coordinates(latents: dict[str, jax.Array]) -> None:
+    """Raise ``ValueError`` for latents that are all without unconstrained coordinates."""
+    if not sum(u.size for u in latents.values()):
+        raise ValueError(
+            f"model: expected a latent that can vary; got {list(latents)}, whose supports are "
+            "single points or whose shapes are empty. Their posterior needs no fit"
+        )
+
+
+def check_names(prefix: str, own: Collection[str], sites: Collection[str]) -> None:
+    """Raise ``ValueError`` for sites of a model that are named as those of a guide."""
+    shared = [name for name in own if name in sites and name.lstrip("_").startswith(f"{prefix}_")]
+    if shared:
+        raise ValueError(
+            f"prefix: expected one that no site of the model shares with the guide's own; got "
+            f"{prefix!r}, and {shared} in both. Choose another prefix, or rename the sites"
         )
 
 

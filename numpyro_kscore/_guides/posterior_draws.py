@@ -30,6 +30,7 @@ from numpyro_kscore._util.pareto import (
     pareto_smooth,
     weight_ess,
 )
+from numpyro_kscore._util.pytree import with_leading
 
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard
 # deviation.
@@ -66,7 +67,8 @@ class PosteriorDraws(AutoContinuous):
 
         Args:
             rng_key: random key.
-            params: fitted parameters.
+            params: fitted parameters, and ``result.state.mutable_state`` with them where
+                deterministic sites are computed from mutable values.
             *args: with ``amortize``, arguments of the model, by default those of the fit, such as
                 the data of new rows. All rows are drawn, whatever the size of a minibatch.
             sample_shape: leading dimensions.
@@ -85,13 +87,13 @@ class PosteriorDraws(AutoContinuous):
         Cost: with ``resample`` 10 000 or more values of the model.
         """
         check_key("rng_key", rng_key, "the parameters")
-        check_set_up(self, params)
+        params = self._with_state(params)
         if resample:
             return self._resampled(rng_key, params, sample_shape)
         if self.amortize:
             rows = self._row_posterior(*args, **kwargs)
             values = rows.sample(rng_key, params, math.prod(sample_shape))
-            return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
+            return with_leading(sample_shape, values)
 
         def draw(key: jax.Array, params: dict[str, Any]) -> dict[str, jax.Array]:
             return self._constrained(self._draw_latent(key, params, sample_shape), params)
@@ -125,8 +127,8 @@ class PosteriorDraws(AutoContinuous):
         samples = jnp.asarray(draws.samples)
         chosen = importance_resample(key_apart(rng_key, 0), samples, log_weights, count)
         with Hidden():
-            values = program.target(layout).constrain(chosen)
-        return {name: v.reshape(*sample_shape, *v.shape[1:]) for name, v in values.items()}
+            values = program.target(layout).values(chosen)
+        return with_leading(sample_shape, values)
 
     def median(self, params: dict[str, Any]) -> dict[str, jax.Array]:
         """A point in the middle of the draws, in the support: medians of unconstrained coordinates.
@@ -134,7 +136,7 @@ class PosteriorDraws(AutoContinuous):
         It is taken from 10 000 draws with a fixed key. For a site of single numbers it is their
         median; a constraint that ties numbers to each other, as on a simplex, holds.
         """
-        check_set_up(self, params)
+        params = self._with_state(params)
         if self.amortize:
             return self._row_posterior().median(params, QUANTILE_DRAWS)
 
@@ -152,7 +154,17 @@ class PosteriorDraws(AutoContinuous):
         shape = flat.shape[:-1]
         with Hidden():
             values = lax.map(self._target(params).sites, flat.reshape(-1, flat.shape[-1]))
-        return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}
+        return with_leading(shape, values)
+
+    def _with_state(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Parameters, with mutable values of the model as it was first seen unless they are given.
+
+        NumPyro keeps those of a fit apart, in ``result.state.mutable_state``.
+        """
+        check_set_up(self, params)
+        sites = self.prototype_trace.items()
+        first = {name: site["value"] for name, site in sites if site["type"] == "mutable"}
+        return {**first, **params}
 
     def _target(self, params: dict[str, Any]) -> Target:
         """The model at coordinates of a draw."""
@@ -178,7 +190,7 @@ class PosteriorDraws(AutoContinuous):
         most = QUANTILE_DRAWS
         count = self._row_posterior().num_draws(params, most) if self.amortize else most
         draws = self.sample_posterior(random.key(0), params, sample_shape=(count,))
-        return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
+        return jax.tree.map(lambda value: jnp.quantile(value, levels, axis=0), draws)
 
     def _compiled(self, name: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled ``fn``, which is kept under a name for the next call."""

@@ -73,7 +73,7 @@ class RowPosterior(NamedTuple):
     def num_draws(self, params: Params, most: int) -> int:
         """The number of draws of all rows for a quantile, at most ``most``."""
         one = jax.eval_shape(lambda p: self.sample(random.key(0), p, 1), params)
-        size = sum(math.prod(value.shape) for value in one.values())
+        size = sum(math.prod(value.shape) for value in jax.tree.leaves(one))
         return max(FEWEST_DRAWS, min(most, MOST_NUMBERS // size))
 
     def _draws(self, key: jax.Array, params: Params, count: int) -> Any:

@@ -120,7 +120,8 @@ def misspelled(
     """The error of a keyword that is not the model's, and nearly a setting or an argument."""
     names = inspect.signature(model).parameters
     for name in (name for name in kwargs if name not in names):
-        known = [*settings, *names]
+        # Settings of one function need not be those of another.
+        known = [known for known in (*settings, *names) if known != name]
         near = difflib.get_close_matches(OTHER_NAMES.get(name, name), known, 1)
         if near:
             return TypeError(
@@ -155,7 +156,18 @@ def evaluate_observed(trace: dict[str, Any]) -> list[dict[str, Any]]:
     """The observed sites of a trace; fails where their density does, as of words."""
     seen = [site for site in trace.values() if site.get("is_observed", False)]
     for site in seen:
-        site["fn"].log_prob(site["value"])
+        try:
+            site["fn"].log_prob(site["value"])
+        except (TypeError, ValueError) as error:
+            expected, shape = site["fn"].shape(), np.shape(site["value"])
+            try:
+                np.broadcast_shapes(expected, shape)
+            except ValueError:
+                raise ValueError(
+                    f"model: expected observed values of shape {expected} at site "
+                    f"'{site['name']}', that of its distribution; got {shape}"
+                ) from error
+            raise
     return seen
 
 

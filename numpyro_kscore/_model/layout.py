@@ -258,9 +258,17 @@ def free_axes(model_site: dict[str, Any]) -> int:
 
 
 def support_transform(site: dict[str, Any]) -> Any:
-    """The map from unconstrained values to the support of a site."""
-    with helpful_support_errors(site):
-        return biject_to(site["fn"].support)
+    """The map from unconstrained values to the support of a site; ``ValueError`` without one."""
+    try:
+        with helpful_support_errors(site):
+            return biject_to(site["fn"].support)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"model: expected a support that numpyro.distributions.biject_to maps unconstrained "
+            f"values onto; got {site['fn'].support} of {type(site['fn']).__name__} at site "
+            f"'{site['name']}'. Register a map for it, or draw unconstrained values and write what "
+            "is computed from them as numpyro.deterministic"
+        ) from error
 
 
 def value_at_zero(site: dict[str, Any]) -> jax.Array:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpyro
 from jax import Array
 from jax.core import Tracer
+from numpyro.distributions import constraints
 from numpyro.infer.initialization import (
     init_to_feasible,
     init_to_median,
@@ -25,6 +26,7 @@ from numpyro.infer.util import initialize_model
 
 from numpyro_kscore._model.dependencies import is_drawn
 from numpyro_kscore._model.handlers import FactorsInScans, Hidden
+from numpyro_kscore._model.supports import check_parameters
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.checks import is_concrete
 from numpyro_kscore._util.compiling import quick_jit
@@ -55,6 +57,8 @@ def find_prototype(
 ) -> Prototype:
     """Run NumPyro's ``initialize_model`` in one compiled program; ``RuntimeError`` if that fails.
 
+    ``ValueError`` says that a loop has no derivative in reverse mode.
+
     Where no value by NumPyro's default, near the origin, has a finite density, as in raw units far
     from it, other strategies are tried, with 100 attempts each: draws of the prior, its median,
     wider values around the origin, and the origin itself. Values are the same as NumPyro's for the
@@ -76,23 +80,31 @@ def find_prototype(
     is_default = init_loc_fn is init_to_uniform
     strategies = (init_loc_fn, *OTHERS) if is_default else (init_loc_fn,)
     for strategy in strategies:
-        found = _initialized(partial(initialize, strategy=strategy), rng_key)
+        try:
+            found = _initialized(partial(initialize, strategy=strategy), rng_key)
+        except ValueError as error:
+            if "Reverse-mode differentiation" not in str(error):
+                raise
+            raise ValueError(
+                "model: expected operations with reverse-mode derivatives; got a loop of unknown "
+                "length. Use lax.scan, or say forward_mode_differentiation=True to the guide, to "
+                "ImplicitELBO, and to fit or svi.run"
+            ) from error
         if found is not None:
             return found
     # Run operation by operation, NumPyro names the sites whose values are not valid.
     try:
         info = initialize(rng_key, init_loc_fn)
     except (RuntimeError, ValueError) as error:
+        target = Target(model, args, kwargs, key=rng_key)
+        check_parameters(lambda: target.trace_by(init_loc_fn), error)
         tried = (
             "init_to_uniform, init_to_sample, init_to_median and init_to_feasible"
             if is_default
             else "init_loc_fn"
         )
-        missing = _observed_without_value(model, rng_key, args, kwargs)
-        advice = (
-            f"Observed values of {missing} are not finite: leave them out, or mask them"
-            if missing
-            else "Look for a prior that allows what the likelihood cannot take, or give values: "
+        advice = _advice_on_data(model, rng_key, args, kwargs) or (
+            "Look for a prior that allows what the likelihood cannot take, or give values: "
             "init_loc_fn=init_to_value(values={...})"
         )
         raise RuntimeError(
@@ -129,23 +141,28 @@ def _prototype(trace: dict[str, dict[str, Any]], latents: dict[str, Array]) -> P
     return Prototype(trace, {name: latents[name] for name in trace if name in latents})
 
 
-def _observed_without_value(
-    model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[str]:
+def _advice_on_data(model: Any, key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The observed sites at fault, in words; empty without any."""
     try:
         # A model whose parameters are not valid raises, if it is not told to let them pass.
         with Hidden(), numpyro.validation_enabled(False):
             trace = Target(model, args, kwargs, key=key).trace({})
+            observed = {n: site for n, site in trace.items() if site.get("is_observed")}
+            missing = [n for n, s in observed.items() if not jnp.all(jnp.isfinite(s["value"]))]
+            outside = [n for n, s in observed.items() if not jnp.all(s["fn"].support(s["value"]))]
     except Exception:
-        return []
-    observed = [site for site in trace.values() if site.get("is_observed")]
-    return [site["name"] for site in observed if not jnp.all(jnp.isfinite(site["value"]))]
+        return ""
+    if missing:
+        return f"Observed values of {missing} are not finite: leave them out, or mask them"
+    if outside:
+        return f"Observed values of {outside} are outside the support of their distribution"
+    return ""
 
 
 def _have_supports(trace: dict[str, Any]) -> bool:
-    """Whether supports survived: NumPyro's classes do, some of a user's lose their attributes."""
+    """Whether supports survived: ``Levy`` and some classes of a user's lose their attributes."""
     try:
-        _ = [site["fn"].support for site in trace.values() if is_drawn(site)]
-    except AttributeError:
+        supports = [site["fn"].support for site in trace.values() if is_drawn(site)]
+    except (AttributeError, AssertionError):  # the latter of a distribution that is wrapped
         return False
-    return True
+    return all(isinstance(support, constraints.Constraint) for support in supports)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,12 +15,13 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import init_to_uniform
 
-from numpyro_kscore._model.dependencies import layers
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._model.validation import check_sampled, find_latents
 
 # Number of draws of a guide that are examined after a failure.
 SUPPORT_DRAWS = 100
+# Parameters that can be compared with what a distribution takes.
+NUMBERS = (int, float, np.ndarray, np.generic, jax.Array)
 
 
 def check_guide_sites(
@@ -52,11 +56,11 @@ def check_within_supports(
 ) -> None:
     """Raise ``ValueError`` from a cause if a guide draws a latent outside the prior's support.
 
-    Or if, at its draws, a site of the model has a parameter that its distribution does not take.
+    Or if, at its draws, a site of either has a parameter that its distribution does not take.
     """
     supports: dict[str, Any] = {}
 
-    def draw(key: jax.Array) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, jax.Array]]:
+    def draw(key: jax.Array) -> tuple[dict[str, tuple[jax.Array, jax.Array]], dict[str, Any]]:
         of_guide = Target(guide, args, kwargs, data=params, key=key).trace({})
         drawn = {name: s["value"] for name, s in of_guide.items() if s["type"] == "sample"}
         of_model = Target(model, args, kwargs, data={**params, **drawn}, key=key).trace({})
@@ -65,7 +69,7 @@ def check_within_supports(
             if name in of_model:
                 supports[name] = of_model[name]["fn"].support
                 found[name] = value, jnp.all(supports[name](value))
-        return found, _parameters_within(of_model)
+        return found, {**_parameters("guide", of_guide), **_parameters("model", of_model)}
 
     keys = jax.random.split(jax.random.key(0), SUPPORT_DRAWS)
     # A guide that gives the same value in every draw gives a concrete one, which NumPyro checks.
@@ -80,26 +84,69 @@ def check_within_supports(
                 f"{np.max(value):.3g}. Map an unconstrained value x there: Implicit(jnp.exp(x), "
                 "unconstrained=x) for a positive one, biject_to(support)(x) in general"
             ) from cause
-    for place, within in parameters.items():
+    _raise_if_outside(parameters, "the guide's draws", cause)
+
+
+def check_parameters(trace_of: Callable[[], dict[str, Any]], cause: Exception) -> None:
+    """Raise ``ValueError`` from a cause if a site has a parameter its distribution does not take.
+
+    NumPyro refuses it where the distribution is made, before there is a site to name. One that was
+    told to check itself does so again: then the line of the model is named.
+    """
+    try:
+        with numpyro.validation_enabled(False):
+            found = jax.tree.map(np.asarray, _parameters("model", trace_of()))
+    except Exception as error:  # of a model that cannot run, or runs with tracers
+        if " got invalid " not in str(error):
+            return
+        lines = traceback.extract_tb(error.__traceback__)
+        packages = tuple(f"{package.__path__[0]}{os.sep}" for package in (numpyro, jax))
+        last = [line for line in lines if not line.filename.startswith(packages)][-1]
+        raise ValueError(
+            f"model: expected parameters that distributions take; got others ({error}) in line "
+            f"{last.lineno} of {last.filename}: {last.line}"
+        ) from cause
+    # What is no number was computed from values that have none, as the logarithm of a difference.
+    numbers = {place: seen for place, seen in found.items() if not np.isnan(seen[1])}
+    _raise_if_outside(numbers, "the initial values", cause)
+
+
+def _raise_if_outside(parameters: dict[str, Any], at: str, cause: Exception) -> None:
+    for place, (within, least, greatest) in parameters.items():
         outside = 1 - np.mean(within)
         if outside:
+            lowest, highest = np.min(least), np.max(greatest)
+            got = f"{lowest:.3g}" if lowest == highest else f"{lowest:.3g} to {highest:.3g}"
             raise ValueError(
-                f"model: expected {place}; got another at {outside:.0%} of the guide's draws. Give "
-                "the latents it is computed from a support that keeps it in range, such as "
-                "HalfNormal for a scale, or map it there, as by jnp.exp"
+                f"{place}; got {got}, outside at {outside:.0%} of {at}. Give the latents or data "
+                "it is computed from a range that keeps it there, such as HalfNormal for a scale, "
+                "or map it there, as by jnp.exp"
             ) from cause
 
 
-def _parameters_within(trace: dict[str, Any]) -> dict[str, jax.Array]:
-    """Whether the parameters of each site are what its distribution takes, by their description."""
+def _parameters(whose: str, trace: dict[str, Any]) -> dict[str, Any]:
+    """Whether distributions take their parameters, and the range of these, by a description."""
     found = {}
-    for name, site in trace.items():
-        fn = layers(site["fn"])[-1] if site["type"] == "sample" else None
-        if isinstance(fn, dist.Unit):
-            continue  # a factor of the user
-        for parameter, constraint in getattr(fn, "arg_constraints", {}).items():
-            value = getattr(fn, "__dict__", {}).get(parameter)
-            if isinstance(value, jax.Array) and not constraints.is_dependent(constraint):
-                place = f"{parameter!r} of {type(fn).__name__} at site {name!r} in {constraint}"
-                found[place] = jnp.all(constraint(value))
+    sites = {name: site["fn"] for name, site in trace.items() if site["type"] == "sample"}
+    for name, fn in ((name, one) for name, whole in sites.items() for one in _parts(whole)):
+        for parameter, constraint in fn.arg_constraints.items():
+            value = fn.__dict__.get(parameter)
+            if isinstance(value, NUMBERS) and not constraints.is_dependent(constraint):
+                numbers = jnp.asarray(value)
+                if not numbers.size:
+                    continue
+                place = f"{whose}: expected {parameter!r} of {type(fn).__name__} at site {name!r}"
+                seen = jnp.all(constraint(numbers)), jnp.min(numbers), jnp.max(numbers)
+                found[f"{place} in {constraint}"] = seen
     return found
+
+
+def _parts(fn: dist.Distribution) -> Iterator[dist.Distribution]:
+    """A distribution and those it is made of; none for a factor of the user."""
+    if isinstance(fn, dist.Unit):
+        return
+    yield fn
+    for value in vars(fn).values():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, dist.Distribution):
+                yield from _parts(one)

@@ -24,6 +24,7 @@ from numpyro_kscore._model.dependencies import is_enumerated, seeded, sources_of
 from numpyro_kscore._model.enumeration import enumerated_log_density
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.pytree import named_leaves
 
 # A point (d,) to a log density and its gradient (d,).
 Density = Callable[[Array], tuple[Array, Array]]
@@ -106,11 +107,15 @@ class Target(NamedTuple):
                 return {name: found[name]["value"] for name in computed}
 
             sources = sources_of(run, discrete)
-            computed = {name: value for name, value in computed.items() if not sources[name]}
+            computed = {n: v for n, v in computed.items() if not any(jax.tree.leaves(sources[n]))}
         return {name: trace[name]["value"] for name in trace if name in latents} | computed
 
     def constrain(self, x: Array) -> dict[str, Array]:
-        """Values of latents and deterministic sites at points (n, d), by one compiled program."""
+        """Arrays of latents and deterministic sites at points (n, d), by one compiled program."""
+        return named_leaves(self.values(x))
+
+    def values(self, x: Array) -> dict[str, Any]:
+        """The same, where a deterministic site that is a tree remains one."""
         return quick_jit(partial(lax.map, self.sites, batch_size=BATCH))(x)
 
     @property

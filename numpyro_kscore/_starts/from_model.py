@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -152,13 +153,21 @@ def _find_start(
         return in_forms.energy(point, *[of_degrees(np.ones_like(first))] * 2)
 
     # Sums over many rows need double precision: a bound of 1e6 nats has errors of 1 without it.
-    # NumPyro checks the parameters of distributions operation by operation; the model was seen
-    # before, in single precision.
-    with Hidden(), validation_enabled(False):
+    with _unseen():
         if not in_double or not runs_in_double(once, np.ones_like(first)):
             return search()
         with jax.enable_x64(True):
             return search()
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Run a model that was seen before, in single precision, without its handlers and warnings."""
+    # NumPyro checks the parameters of distributions operation by operation.
+    with Hidden(), validation_enabled(False), warnings.catch_warnings():
+        # As of latents put into data of single precision, where values are missing.
+        warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
+        yield
 
 
 def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:

@@ -111,6 +111,20 @@ def pytree(cls: type[T]) -> type[T]:
     return cls
 
 
+def with_leading(shape: tuple[int, ...], values: Any) -> Any:
+    """Arrays of a tree with other dimensions in place of their first one."""
+    return jax.tree.map(lambda value: value.reshape(*shape, *value.shape[1:]), values)
+
+
+def named_leaves(values: dict[str, Any]) -> dict[str, Any]:
+    """Arrays by name: those of a value that is a tree have their place after it, as ``"a[0]"``."""
+    return {
+        name + jax.tree_util.keystr(place): leaf
+        for name, value in values.items()
+        for place, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
+
+
 def _check_static(name: str, x: Any) -> None:
     """Raise for an array: JAX hashes and compares static fields, and may keep a tracer."""
     if isinstance(x, jax.Array | np.ndarray):

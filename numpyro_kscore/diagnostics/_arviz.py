@@ -24,6 +24,7 @@ from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore._util.pareto import importance_resample, weight_ess
+from numpyro_kscore._util.pytree import named_leaves
 from numpyro_kscore.diagnostics._converters import (
     ConvertedFit,
     add_log_likelihoods,
@@ -170,7 +171,7 @@ def to_arviz(
     if infer_discrete:
         samples |= jax.device_get(draw_discrete(key_apart(key, 3), program, samples))
     groups = {
-        "prior": prior or None,
+        "prior": named_leaves(prior) if prior else None,
         "posterior_predictive": one_chain(posterior_predictive or None),
         "predictions": one_chain(predictions),
         "constant_data": found or None,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_kscore._model.program import Program
+from numpyro_kscore._util.pytree import named_leaves
 
 INSTALL = 'Run: pip install "numpyro-kscore[arviz]"'
 
@@ -131,4 +132,4 @@ def one_chain(values: Any) -> Any:
     """Arrays by name with a leading axis for the one chain; None stays None."""
     if values is None:
         return None
-    return {name: np.asarray(value)[None] for name, value in values.items()}
+    return {name: np.asarray(value)[None] for name, value in named_leaves(values).items()}

@@ -16,6 +16,7 @@ from numpyro.infer import SVI
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.pytree import with_leading
 from numpyro_kscore.diagnostics._chains import WINDOW
 from numpyro_kscore.diagnostics._codes import Code, Verdict
 from numpyro_kscore.diagnostics._converters import ConvertedFit, make_converter
@@ -242,7 +243,7 @@ def _refinement(guide: Guide, chains: Chains, modes: Modes, settings: ChainSetti
         describe(findings),
         advise(findings),
         chains.has_settled,
-        {name: value.reshape(count, length, *value.shape[1:]) for name, value in sites.items()},
+        with_leading((count, length), sites),
         guide.names,
         moments.rhat,
         moments.mean,

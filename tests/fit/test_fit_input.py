@@ -10,7 +10,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit, initial_gaussian
-from numpyro_kscore._model.call_checks import check_data
+from numpyro_kscore._model.call_checks import check_data, misspelled
 from numpyro_kscore._model.supports import check_within_supports
 from support.fits import DATA, KEY, MEAN, QUICK, guide, make_svi, model
 
@@ -103,6 +103,11 @@ def test_a_parameter_out_of_range_is_named():
     message = r"(?s)'scale' of Normal at site 'y' in Positive.*[3-6]\d% of the guide.*HalfNormal"
     with pytest.raises(ValueError, match=message):
         check_within_supports(regression, normal, (jnp.ones(3),), {}, {}, FloatingPointError("fit"))
+
+
+def test_a_setting_of_another_function_is_not_suggested_for_itself():
+    given = {"progress_bar": False}
+    assert misspelled("refine", ("progress_bar", "num_samples"), scaled, given) is None
 
 
 def test_classes_in_place_of_instances():
