@@ -159,8 +159,11 @@ CAUSES: dict[Cause, tuple[str, str]] = {
         "",
     ),
 }
-# The reason where no step was needed.
-AT_ONCE = "no step was needed: means and sds agree with the model within {tol:g} sd"
+# The reasons where no step was needed.
+AT_ONCE = {
+    "tol": "no step was needed: means and sds agree with the model within {tol:g} sd",
+    "plateau": "no step was needed",
+}
 # The claim of both, and what is left of it in minibatches, where nothing is known of moments.
 AGREEMENT = "means and sds agree with the model within"
 DISTANCE = "the discrepancy from the model is below"
@@ -230,8 +233,8 @@ def fit_reason(cause: Cause, doubt: Doubt, numbers: Mapping[str, Any]) -> tuple[
     The numbers are those of ``_fit.progress.Ending``, by name.
     """
     reason, advice = CAUSES[cause]
-    if cause == "tol" and not numbers["steps"]:
-        reason = AT_ONCE
+    if not numbers["steps"] and cause in AT_ONCE:
+        reason = AT_ONCE[cause]
     if math.isnan(numbers["shift"]):
         reason = reason.replace(AGREEMENT, DISTANCE)
     addition, remedy = DOUBTS[doubt]

@@ -272,6 +272,8 @@ def test_every_code_has_words():
         for doubt in get_args(Doubt):
             if cause:
                 assert "{" not in "".join(describe(Ending(cause, doubt, 10, 0.1, 0.5, 2)))
+    kept, _ = describe(Ending("plateau", "tail", 0, 0.1, 0.05, 0))
+    assert kept.startswith("no step was needed, at a guide with too few draws in a tail")
     agrees, _ = describe(Ending("tol", "", 10, 0.1, 0.05, 0))
     assert agrees == "converged after 10 steps: means and sds agree with the model within 0.1 sd"
     # In minibatches nothing is known of moments.
