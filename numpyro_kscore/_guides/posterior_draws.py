@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -21,14 +20,16 @@ from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.particles import open_for_weights
 from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.target import BATCH, Target
-from numpyro_kscore._model.weights import NUM_DRAWS, check_has_density, draw_weighted
+from numpyro_kscore._model.weights import (
+    NUM_DRAWS,
+    check_has_density,
+    draw_weighted,
+    warn_of_weights,
+)
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
 from numpyro_kscore._util.pareto import (
-    are_reliable,
     importance_resample,
-    pareto_smooth,
-    weight_ess,
 )
 from numpyro_kscore._util.pytree import with_leading
 
@@ -115,17 +116,9 @@ class PosteriorDraws(AutoContinuous):
         check_has_density(layout, "resample")
         count = math.prod(sample_shape)
         draws = draw_weighted(rng_key, program, layout, max(NUM_DRAWS, count))
-        log_weights = draws.log_weights
-        khat, effective = pareto_smooth(log_weights)[1], weight_ess(log_weights)
-        if not are_reliable(khat, effective, len(log_weights)):
-            warnings.warn(
-                f"resample: k̂ of the weights is {khat:.2f} (limit 0.7), with {effective:.0f} "
-                f"effective draws of {len(log_weights)}: a part of the posterior has too few draws",
-                UserWarning,
-                stacklevel=3,
-            )
+        warn_of_weights(draws.log_weights, stacklevel=4)
         samples = jnp.asarray(draws.samples)
-        chosen = importance_resample(key_apart(rng_key, 0), samples, log_weights, count)
+        chosen = importance_resample(key_apart(rng_key, 0), samples, draws.log_weights, count)
         with Hidden():
             values = program.target(layout).values(chosen)
         return with_leading(sample_shape, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.pareto import are_reliable, pareto_smooth, weight_ess
 
 # Numbers of draws: those that a verdict rests on, and those that are made at once. They are few, so
 # that models of a second each are told apart soon.
@@ -55,6 +57,18 @@ def check_has_density(layout: Layout, asker: str) -> None:
             "only be sampled. Draw latents from distributions given noise, or use "
             "AutoImplicit(model), without a network of one's own and with noise_dim of the "
             "latents' number"
+        )
+
+
+def warn_of_weights(log_weights: np.ndarray, stacklevel: int) -> None:
+    """Warn where draws are to be resampled by weights that cannot be trusted."""
+    khat, effective = pareto_smooth(log_weights)[1], weight_ess(log_weights)
+    if not are_reliable(khat, effective, len(log_weights)):
+        warnings.warn(
+            f"resample: k̂ of the weights is {khat:.2f} (limit 0.7), with {effective:.0f} "
+            f"effective draws of {len(log_weights)}: a part of the posterior has too few draws",
+            UserWarning,
+            stacklevel=stacklevel,
         )
 
 

@@ -19,6 +19,7 @@ from numpyro_kscore._model.weights import (
     draw_weighted,
     has_density,
     unconstrained_draws,
+    warn_of_weights,
 )
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
@@ -133,7 +134,8 @@ def to_arviz(
         A ``DataTree`` with ArviZ 1.x, ``InferenceData`` with 0.2x.
 
     Warns:
-        UserWarning: with ``log_likelihood``, of factors in plates of the data, which are left out.
+        UserWarning: with ``log_likelihood``, of factors in plates of the data, which are left out;
+            with ``resample``, of weights that cannot be trusted.
 
     Raises:
         ImportError: without ArviZ.
@@ -213,6 +215,7 @@ def _draws_and_khat(
         estimate = exact_khat(weighted) if khat is True else khat or None
         if not resample:
             return weighted, estimate, None
+        warn_of_weights(weighted.log_weights, stacklevel=4)
         chosen = _resampled(weighted, num_samples, key_apart(key, 4))
         return chosen, estimate, weight_ess(weighted.log_weights)
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)

@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax import random
 from numpyro.infer import SVI
+from numpyro.infer.svi import SVIRunResult
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit, log_evidence, to_arviz
 from numpyro_kscore._fit.progress import Look, Progress, Rule
@@ -176,3 +177,22 @@ def test_a_guide_in_one_dimension_that_starts_at_the_model_stays_there():
     # Conjugate: exact up to the rounding of log densities in single precision.
     marginal = dist.MultivariateNormal(jnp.zeros(4), jnp.eye(4) + 100.0 * jnp.ones((4, 4)))
     assert abs(result.info.weights.evidence.value - marginal.log_prob(DATA)) < 1e-4
+
+
+@pytest.mark.thorough
+def test_resampling_by_weights_that_cannot_be_trusted_warns():
+    """At the user's own line, whatever function draws."""
+
+    def wide(y):
+        numpyro.sample("z", dist.Normal(jnp.zeros(6), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y[0])
+
+    guide = AutoImplicit(wide, warm_start=False, hidden_dims=(2,))
+    svi = SVI(wide, guide, optax.adam(1e-2), ImplicitELBO(4))
+    state = svi.init(KEY, DATA)
+    result = SVIRunResult(svi.get_params(state), state, jnp.zeros(1))
+    with pytest.warns(UserWarning, match=r"resample: k̂ of the weights") as first:
+        guide.sample_posterior(KEY, result.params, sample_shape=(10,), resample=True)
+    with pytest.warns(UserWarning, match=r"resample: k̂ of the weights") as second:
+        to_arviz(svi, result, DATA, num_samples=50, resample=True, khat=False)
+    assert first[0].filename == second[0].filename == __file__
