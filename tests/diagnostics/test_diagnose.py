@@ -90,6 +90,7 @@ def test_a_gaussian_guide_of_a_stiff_valley(scale, shift, verdict, codes):
     np.testing.assert_array_less(np.abs(np.log(move.ratio / ratio)), 4 * move.ratio_error)
 
 
+@pytest.mark.thorough
 def test_what_a_search_for_modes_could_not_see_is_said():
     found = examine((noise() @ ROOT.T).astype(np.float32), ModelDensity(valley), SITES, KEY)
     paths = found.modes.num_paths

@@ -97,6 +97,7 @@ def test_closed_form_minimizes_the_loss(x64, name):
     )
 
 
+@pytest.mark.thorough
 def test_skewed_guides_have_the_tail_of_their_weights(x64):
     """Gumbel draws for a Gaussian model: energies without skew say .2 where .8 is right."""
 

@@ -153,6 +153,7 @@ def folded_guide():
     numpyro.sample("z", site)
 
 
+@pytest.mark.thorough
 def test_folds_add_up():
     """Densities by all real roots of the cubic."""
     draws = weighted(plane, folded_guide)

@@ -141,6 +141,7 @@ def test_draws_in_a_plane_cannot_tell(spread):
     assert "do not vary in some direction" in found.reason
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("closed_forms")
 def test_fisher_divergence_is_a_lower_bound():
     """N(½, ¼) against N(0, 1): s_q - s_p = -4(x - ½) + x, whitened by the guide's sd of ½."""

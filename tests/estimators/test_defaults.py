@@ -49,6 +49,7 @@ def member_for(leasts, growth=1.0):
     return int(pick(PATH, loss, lambda *_: 0.1 * jnp.ones_like(loss), jnp.ones(1), growth)[1].index)
 
 
+@pytest.mark.thorough
 def test_all_samples_bear_less_regularization_than_the_samples_of_a_choice():
     found = jnp.array([0.0, -1.0, -2.0, -1.95, -1.0])
     # The strongest within a standard error, and one weaker: for all samples, not for half.

@@ -11,6 +11,7 @@ from support.compiling import quick_jit
 from support.samples import make_scaled
 
 
+@pytest.mark.thorough
 def test_a_left_out_gaussian_by_leaving_out(x64):
     """The factors are exact without shrinkage and right to O(1/n) with it."""
     rng = np.random.default_rng(3)
@@ -34,6 +35,7 @@ def test_a_left_out_gaussian_by_leaving_out(x64):
     assert 0.0 < shares[1] <= 1.0
 
 
+@pytest.mark.thorough
 def test_gaussian_of_more_coordinates_than_samples(x64):
     """The eigenvalues of the small matrix give the same Gaussian."""
     samples = make_scaled(7, 10, seed=4)
@@ -61,6 +63,7 @@ def test_gaussian_of_more_coordinates_than_samples(x64):
     assert sharpness > 0
 
 
+@pytest.mark.thorough
 def test_far_points_have_finite_scores_and_one_divergence():
     """The points are in single precision, where squares of the last two overflow."""
     samples = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)

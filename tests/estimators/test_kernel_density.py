@@ -191,6 +191,7 @@ def test_values_are_finite_however_far_the_points():
         assert not np.any(np.isnan(score.log_density(far)))
 
 
+@pytest.mark.thorough
 def test_an_affine_map_of_the_samples_maps_the_estimate(x64):
     matrix, shift = np.triu(np.full((D, D), 0.7)) + np.eye(D), np.array([3.0, -1.0, 100.0])
     estimator = KernelDensity("auto", "debiased")

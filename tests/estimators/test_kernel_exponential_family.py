@@ -69,6 +69,7 @@ def dense_reference(num_steps=50):
     )
 
 
+@pytest.mark.thorough
 def test_gradient_and_differences_are_those_of_the_definition(x64):
     reference = dense_reference()
     normal = stats.multivariate_normal(SAMPLES.mean(axis=0), np.cov(SAMPLES.T, ddof=0))
@@ -228,6 +229,7 @@ def test_moments_are_those_of_the_samples():
     np.testing.assert_allclose(family().variance, SAMPLES.var(axis=0), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_expand_to_event_and_mask():
     density = family()
     expanded = density.expand((4, 2))

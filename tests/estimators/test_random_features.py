@@ -241,6 +241,7 @@ def test_the_error_against_the_kernel_falls_with_the_root_of_the_number_of_featu
     assert many < 0.05
 
 
+@pytest.mark.thorough
 def test_the_operator_of_some_samples():
     """Evenly spaced samples, as many even as odd ones; the divergence term is that of all."""
     few = dataclasses.replace(FEATURES, operator_samples=8)

@@ -53,6 +53,7 @@ def test_hard_samples():
         np.testing.assert_allclose(results[name][0] * unit, plain[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_losses_on_the_samples_own_scale(x64):
     """The loss and its error follow the units of the samples, the selection does not."""
     estimator = ScoreEstimator(standardize="none", base=None, bandwidth="auto")

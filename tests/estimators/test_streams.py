@@ -99,6 +99,7 @@ def test_a_stream_traces_once_and_does_not_grow():
     assert np.all(np.isfinite(estimator.finish(states[-1])(np.float32(POINTS))))
 
 
+@pytest.mark.thorough
 def test_means_of_a_million_samples_in_float32():
     """Against float64: errors are those of rounding, not of a sum that has become too large.
 

@@ -54,6 +54,7 @@ def test_gaussian_samples_have_the_gaussian_base_to_the_last_bit(n, d):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.thorough
 def test_degrees_of_freedom_are_found():
     """1/ν of 24 sets of draws of t(4): their mean is off by no more than its own error.
 

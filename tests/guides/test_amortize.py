@@ -156,6 +156,7 @@ def binomial(counts):
         numpyro.sample("y", dist.Binomial(10, logits=effect), obs=counts)
 
 
+@pytest.mark.thorough
 def test_modes_are_found_where_logits_start_at_zero():
     """NumPyro's log density of a binomial has a wrong derivative at logits of exactly zero."""
     counts, level = np.array([1.0, 4.0, 5.0, 9.0]), 0.5

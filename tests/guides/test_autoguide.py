@@ -122,6 +122,7 @@ def test_median_and_quantiles(mixed):
         assert np.all(np.abs(share_below - 0.1) < 5 * 0.3 * (1e-4 + 1 / NUM_DRAWS) ** 0.5)
 
 
+@pytest.mark.thorough
 def test_quantiles_rise_where_the_map_to_the_support_falls():
     def model():
         numpyro.sample("below", dist.TruncatedNormal(0.0, 1.0, high=0.0))

@@ -40,6 +40,7 @@ def test_fewer_noise_than_latents_in_a_mixture():
     assert np.all(np.abs(np.corrcoef(draws.T) - expected) < 0.07)
 
 
+@pytest.mark.thorough
 def test_mixtures_start_as_the_narrow_gaussian():
     guide = AutoSemiImplicit(
         factor_model, noise_dim=2, init_loc_fn=init_to_median, warm_start=False

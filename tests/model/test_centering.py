@@ -173,6 +173,7 @@ def test_priors_that_depend_on_hidden_draws_are_left_out():
     assert hierarchical_sites(part, (), {}, latents) == ("effect",)
 
 
+@pytest.mark.thorough
 def test_the_density_of_a_nested_model(x64):
     """Against the centered model, the Jacobian by automatic differentiation."""
     values = jax.eval_shape(lambda: values_of(nested))

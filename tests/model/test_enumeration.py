@@ -63,7 +63,10 @@ CASES = {
     ),
 }
 # They have parts of the others, one by one.
-THOROUGH = {"plate", "hidden Markov", "chain with others", "local latents"}
+THOROUGH = {
+    "plate", "hidden Markov", "chain with others", "local latents", "masked steps",
+    "plates in plates", "non-centered",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ def moving_bounds():
     numpyro.sample("z", dist.Uniform(start, start + 1.0))
 
 
+@pytest.mark.thorough
 def test_bounds_that_move_with_noise():
     """A triangle, which is 0 at 0 and 2: outside of its bounds a uniform draw has no density."""
     draws = weighted(bounded, moving_bounds)

@@ -89,6 +89,7 @@ def test_a_strategy_of_the_users_is_the_only_one_tried():
         find_prototype(random.key(0), _far_from_zero, (20.0,), {}, strategy, False)
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_valid_nowhere_has_the_same_message():
     def model(y):
         x = numpyro.sample("x", dist.Normal())

@@ -14,6 +14,7 @@ from numpyro_kscore._model.joint import evaluate_particles
 from numpyro_kscore._model.program import Program, inspect_program
 
 
+@pytest.mark.thorough
 def test_the_weights_of_a_row_add_up_to_one_on_average():
     rng = np.random.default_rng(0)
     sizes = rng.lognormal(0.0, 3.0, 300).astype(np.float32)

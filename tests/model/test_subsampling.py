@@ -226,6 +226,7 @@ def _evaluated(model, keys, *args, count=64):
     return jax.jit(lambda keys: jax.lax.map(run, keys))(random.split(random.key(7), keys))
 
 
+@pytest.mark.thorough
 def test_rows_of_equal_curvature_make_no_noise():
     """Then the difference of two points is the same for all rows, and nothing of it is left."""
     noisy, whole = (_evaluated(indexed, 2, DATA, batch) for batch in (20, None))

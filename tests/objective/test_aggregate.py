@@ -249,6 +249,7 @@ def test_networks_need_a_place():
         jax.eval_shape(svi.update, state)
 
 
+@pytest.mark.thorough
 def test_a_network_for_each_block():
     """A network of its own for each block, of a guide whose parameters start at random."""
     mixed = AutoGuideList(banana)

@@ -67,6 +67,7 @@ def test_nested_mutable_state():
     assert state.mutable_state["state"]["inner"]["steps"] == 3
 
 
+@pytest.mark.thorough
 def test_batch_normalization_in_the_model():
     class Normalized(nn.Module):
         @nn.compact

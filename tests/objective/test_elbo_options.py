@@ -467,6 +467,7 @@ def test_only_the_difference_to_the_model_is_clipped():
     assert min(others) > 1e-2
 
 
+@pytest.mark.thorough
 def test_one_network_for_a_block_of_several_sites():
     guide = AutoImplicit(model, hidden_dims=(4,), warm_start=False)
     elbo = ImplicitELBO(16, estimator=SlicedScoreMatching((8,)))

@@ -113,6 +113,7 @@ def looping_model(data):
     numpyro.sample("data", dist.Normal(double + numpyro.param("shift", 0.1), 1.0), obs=data)
 
 
+@pytest.mark.thorough
 def test_forward_mode_for_models_with_loops():
     def unrolled_model(data):
         z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))

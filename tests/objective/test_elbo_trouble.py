@@ -67,6 +67,7 @@ def test_a_step_outside_of_jit_is_the_compiled_one():
     assert_close(svi.get_params(after), expected)
 
 
+@pytest.mark.thorough
 def test_infinite_gradients_count_as_bad():
     def model():
         z = numpyro.sample("z", dist.Normal(jnp.zeros(1), 1.0).to_event(1))

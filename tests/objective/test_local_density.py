@@ -340,6 +340,7 @@ def test_automatic_guides_have_theirs(x64):
     np.testing.assert_allclose(np.array(columns) @ score, slopes, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_step_computes_them_once(monkeypatch):
     """It traces the guide five times: unused densities were half of its program."""
     asked = []

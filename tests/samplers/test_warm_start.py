@@ -131,6 +131,7 @@ def non_centered():
     coordinates_of({"spread": 0.0, "effect": z}, zeros).announce("_coordinates")
 
 
+@pytest.mark.thorough
 def test_coordinates_of_hierarchical_guides_are_left_behind():
     """Effects are non-centered in the guide, and unconstrained values of the model here."""
     svi, result = fitted(schools, non_centered, {}, ImplicitELBO())

@@ -237,6 +237,7 @@ def test_verdict_names_every_miss():
     assert len(printed) == 1 + len(found)
 
 
+@pytest.mark.thorough
 def test_reference_is_kept_and_belongs_to_its_settings(tmp_path):
     posterior = make_posterior("rates")
     first = load_reference(posterior, QUICK, tmp_path)

@@ -35,6 +35,7 @@ def test_scores_are_the_derivatives_of_the_densities_drawn_from(name):
     np.testing.assert_allclose(slope[5:-5], each.score(each.grid[middle])[5:-5], atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_errors_of_scores_fall():
     errors = rates.score_errors("ripples", 1, np.array([200, 3200]), 2)
     # Sixteen times the samples: 0.33 by the theorem, with a spread over seeds of about a half.

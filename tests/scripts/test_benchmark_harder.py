@@ -153,6 +153,7 @@ def make_bench(monkeypatch, method, diagnose=False):
     return bench, draws
 
 
+@pytest.mark.thorough
 def test_a_row_says_how_a_fit_ended(monkeypatch):
     def method(posterior, seed, num_steps, num_draws):
         return Fit(draws[0], 2.0, 1.0, 20, 640, "plateau, far", lambda: "bad")

@@ -26,6 +26,7 @@ from numpyro_kscore.regularizers import Tikhonov
 from numpyro_kscore.solvers import ConjugateGradient
 
 
+@pytest.mark.thorough
 def test_both_forms_of_a_product_are_one_product():
     points, v = gram.problem(20, 3)
     s = squared_distances(points, points, jnp.asarray(True))
@@ -40,6 +41,7 @@ def test_dense_solution_is_that_of_conjugate_gradients(form):
     assert solving.difference(scores, solving.dense_kef(form, 1e-2, x)) < 1e-4
 
 
+@pytest.mark.thorough
 def test_score_of_the_bananas():
     """Its mean is zero and its covariance with x the negative identity: Stein's identity.
 

@@ -80,6 +80,7 @@ def test_information_ratio_of_all_data_is_one():
     np.testing.assert_allclose(alone, 2.0, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_ratio_divides_what_data_count(monkeypatch):
     """The scale of the likelihood is N/B divided by the ratio."""
 
@@ -162,6 +163,7 @@ def test_noise_shared_between_function_and_data():
     )
 
 
+@pytest.mark.thorough
 def test_exact_piecewise_posterior():
     """Two values far apart: either side's level is a normal mean, wherever the jump is."""
     task = tasks.make_task("piecewise")
@@ -209,6 +211,7 @@ def test_importance_sampling_of_a_program():
     assert np.max(np.abs(found.draws.std(0) / sd - 1)) < 0.13
 
 
+@pytest.mark.thorough
 def test_importance_sampling_that_fails():
     task = tasks.make_task("periodic")
     with pytest.raises(RuntimeError, match="expected 5 % of the proposals to count"):
@@ -236,6 +239,7 @@ def test_programs_by_numbers_are_the_programs(name):
         assert np.all(np.diff(sampled, axis=1) > 0)
 
 
+@pytest.mark.thorough
 def test_predators_and_prey_conserve_what_they_should():
     """``δu - γ log u + βv - α log v`` is constant along a solution."""
     times = tasks.make_task("lotka-volterra").grid
@@ -258,6 +262,7 @@ def _values(traced, times):
     return values | {"f": handlers.substitute(programs.lotka_volterra, values)(times)}
 
 
+@pytest.mark.thorough
 def test_figures_of_a_forecast():
     """Functions with normal values, whose noisy predictions are normal too."""
     levels = norm.ppf((np.arange(2000) + 0.5) / 2000)

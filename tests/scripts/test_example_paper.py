@@ -101,6 +101,7 @@ def test_saturation_shows_in_the_exponents(x64):
     assert abs(found["spectral cut-off"] - 2.0) < 0.15
 
 
+@pytest.mark.thorough
 def test_conditioning_of_a_small_problem(x64):
     """Steps and eigenvalues, against a dense matrix made by automatic differentiation."""
     row = conditioning.compute("normal", 12, 2, 1e-3, 1e-4, 1, 0)

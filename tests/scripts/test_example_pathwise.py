@@ -50,6 +50,7 @@ def test_process_has_the_covariance_and_the_posterior_of_its_formulas():
     np.testing.assert_allclose(sd, np.sqrt(np.diag(exact)), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_fit_maximizes_the_marginal_likelihood():
     """The value is SciPy's, the gradient vanishes, and the noise keeps its lower limit."""
     x, y = jnp.asarray(X), jnp.asarray(Y)

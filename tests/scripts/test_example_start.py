@@ -52,6 +52,7 @@ def test_rows_of_the_table():
     assert len(row) == len(HEADER)
 
 
+@pytest.mark.thorough
 def test_subjects_of_an_epoch_are_new_in_every_epoch():
     batches = many_data_sets.studies(random.key(0), 7, 2)
     epochs = [np.concatenate([levels for levels, _ in batches(k)]) for k in (0, 0, 1)]
@@ -85,6 +86,7 @@ def test_ranks_are_uniform_where_draws_are_those_of_the_truth():
     assert np.all(np.abs((below < 0.1).mean(0) - 0.1) < 4 * (0.09 / 400) ** 0.5)
 
 
+@pytest.mark.thorough
 def test_the_random_function_is_one_at_all_times():
     counts = random_function.simulate()
     assert counts.shape == random_function.TIMES.shape

@@ -302,6 +302,7 @@ def test_runs_trained_together_are_those_trained_alone(tmp_path):
         train_together([*runs(), (other, tmp_path / "other.npz")], images, 1)
 
 
+@pytest.mark.thorough
 def test_one_particle_that_is_not_finite_moves_nothing():
     """A single particle cannot be replaced by another: gradients are zero, the loss is NaN."""
 

@@ -244,6 +244,7 @@ def test_dtypes_follow_the_samples(dtype, x64):
     assert [out.shape for out in shapes] == [(10, 3), (10,), (3,), ()]
 
 
+@pytest.mark.thorough
 def test_samples_that_do_not_vary_give_finite_values():
     """One coordinate constant, half of the draws duplicates."""
     half = np.float32(np.random.default_rng(0).normal(size=(15, 2)) * [1.0, 0.0])
