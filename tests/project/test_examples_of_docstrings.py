@@ -17,50 +17,52 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 CALLABLES = callables()
 HEADING = "Examples on these pages start from"
-# What examples start from that takes a fit, and examples that take more than
-# a third of a second of a core.
+# What examples start from that takes a fit, and examples that take more than a second of a core.
 FITTED = {"guide", "svi", "result", "draws"}
 LONG = {
     "KernelExponentialFamily",
     "Score",
+    "diagnostics.importance_resample",
+    "diagnostics.pareto_smooth",
+    "estimators.InformationEstimate",
+    "estimators.Normalization",
+    "estimators.StreamState",
+    "estimators.entropy",
+    "estimators.kl_divergence",
+    "estimators.truncated_tikhonov",
+    "functions.LearnedPrior",
+    "functions.LearnedPriorInfo",
+    "functions.learn_prior",
+    "functions.sampled_prior",
+}
+# Those that take a third of a second.
+THOROUGH = {
     "ScoreEstimator",
     "diagnostics.Discrepancy",
     "diagnostics.SteinTest",
-    "diagnostics.importance_resample",
     "diagnostics.mmd_squared",
-    "diagnostics.pareto_smooth",
     "diagnostics.sliced_wasserstein",
     "diagnostics.spread_ratios",
     "estimators.AtSamples",
     "estimators.AutoBandwidth",
-    "estimators.InformationEstimate",
     "estimators.KernelDensity",
     "estimators.KernelDensityInfo",
     "estimators.KernelDensityScore",
     "estimators.Landmarks",
     "estimators.Median",
-    "estimators.Normalization",
     "estimators.RandomFeatures",
     "estimators.Score",
-    "estimators.StreamState",
     "estimators.Subset",
-    "estimators.entropy",
     "estimators.kef",
     "estimators.kef_cg",
-    "estimators.kl_divergence",
     "estimators.landweber",
     "estimators.nkef",
     "estimators.nu_method",
     "estimators.spectral_cutoff",
     "estimators.ssge",
     "estimators.stein",
-    "estimators.truncated_tikhonov",
-    "functions.LearnedPrior",
-    "functions.LearnedPriorInfo",
     "functions.Measurement",
-    "functions.learn_prior",
     "functions.measure",
-    "functions.sampled_prior",
     "kernels.Diagonal",
     "pytree",
     "regularizers.LandweberIteration",
@@ -89,7 +91,11 @@ def is_slow(name: str) -> bool:
     return name in LONG or bool(names_in(example(CALLABLES[name])) & FITTED)
 
 
-FAST = [name for name in CALLABLES if not is_slow(name)]
+FAST = [
+    pytest.param(name, marks=pytest.mark.thorough) if name in THOROUGH else name
+    for name in CALLABLES
+    if not is_slow(name)
+]
 SLOW = [name for name in CALLABLES if is_slow(name)]
 
 
