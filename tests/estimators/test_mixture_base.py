@@ -227,7 +227,7 @@ def touching():
         return fit_in_groups(x), points
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_score_and_divergence_are_derivatives_of_the_log_density(x64):
     score, points = touching()
     assert score.base.number == 2
@@ -352,7 +352,7 @@ def test_weights_of_distant_modes(name):
 # ------------------------------------------------------------------------------------ with the rest
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_density_of_two_groups_is_normalized(x64):
     @quick_jit
     def evaluate(x, score):

@@ -114,6 +114,7 @@ def test_rounds_follow_while_the_bound_rises_and_go_on_to_the_last_bit(monkeypat
     jax.tree.map(np.testing.assert_array_equal, resumed.params, result.params)
 
 
+@pytest.mark.slow
 def test_a_cold_start_far_away_arrives():
     """There a few draws have nearly all of the weight, and must not be followed alone."""
 

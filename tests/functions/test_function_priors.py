@@ -27,7 +27,7 @@ def sample_function(key, points):
 # --------------------------------------------------------------------------------- sampled priors
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_score_of_a_sampled_prior_is_near_the_exact_one():
     """Draws from a Gaussian process, used as any draws; the gradient of a whole model is known."""
     points = X[:5]

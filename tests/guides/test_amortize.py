@@ -279,7 +279,7 @@ def test_median_is_in_the_middle(fitted):
         assert np.all(np.abs(middle[name] - np.median(draws[name], axis=0)) < error), name
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_step_moves_the_parameters_of_rows_and_globals(fitted):
     _, svi, state, params = fitted
     state, loss = quick_jit(lambda state: svi.update(state, SEEN, 4))(state)
@@ -430,7 +430,7 @@ def test_settings():
         AutoImplicit(dense, warm_start=False).set_up(KEY, SEEN, 4)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_expansion_of_all_rows_takes_their_noise_out_of_minibatches(fitted):
     """The particles are narrow, so that little noise is left; parameters of rows go with it."""
     guide, svi, _, params = fitted

@@ -202,7 +202,7 @@ def test_a_guide_gives_the_density_of_its_derivative(dim, num_labels, flipped, w
     assert 10 < behind.sum() < 190
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_guide_that_starts_far_away_is_not_folded():
     """Thirty deviations. By local densities of folded draws the loss rose to 100 and more."""
 

@@ -82,7 +82,7 @@ def closed_form_loss(params):
     return kl + 0.5 * misfit / NOISE**2 + 0.5 * n * jnp.log(2 * jnp.pi * NOISE**2)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gradient_is_that_of_the_closed_form(x64):
     """Mean over keys; Gaussian guides have no bias at all, with hardly more draws than values."""
     x, y, pool = (jnp.asarray(np.float64(a)) for a in (X, Y, POOL[::80]))

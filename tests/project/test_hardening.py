@@ -78,7 +78,7 @@ evaluate_quickly = quick_jit(everything)
 OPTIMIZED = {"package": package_jit(everything), "user": default_jit(everything)}
 # In single precision: with a choice of the strength, and with what the paper prescribes.
 IN_SINGLE_PRECISION = [
-    ("default", "package"),
+    pytest.param("default", "package", marks=pytest.mark.slow),
     ("nu_method", "user"),
     *(
         pytest.param(name, "user", marks=pytest.mark.slow)

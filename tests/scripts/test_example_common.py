@@ -49,7 +49,7 @@ def test_another_table_is_not_overwritten(tmp_path):
     assert path.read_text() == "name,other\na,1\n"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_compiled_programs_are_found_again(tmp_path):
     """They are in the user's cache folder, or in the folder that the environment names."""
     code = "from examples.common.compiled import keep_compiled; import jax; print(keep_compiled());"

@@ -122,7 +122,7 @@ def counted(counts):
         numpyro.sample("counts", dist.Poisson(jnp.exp(mean + scale * z)), obs=counts)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_mean_of_effects_that_bend_is_no_cause_of_their_sizes(monkeypatch):
     """Effects of small counts are skewed, and move with their mean.
 

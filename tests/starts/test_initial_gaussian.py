@@ -437,7 +437,7 @@ def test_models_in_single_precision_are_searched_in_it():
     assert start.scales["x"] == pytest.approx(10 / np.sqrt(2), rel=0.02)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_arrays_that_another_program_saw_in_single_precision():
     """A model that closes over NumPy arrays, after a program that does so too, such as NUTS's.
 

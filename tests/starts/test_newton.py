@@ -134,7 +134,7 @@ def local_trend(count=30, seed=3):
     return model, special.logsumexp(values) + 3 * np.log(grid[1] - grid[0])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_trend_is_not_taken_for_noise():
     """The best bound is 3.3 nats below the evidence, and by quasi-Newton paths alone 17."""
     model, evidence = local_trend()
