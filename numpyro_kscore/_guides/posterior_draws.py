@@ -28,9 +28,7 @@ from numpyro_kscore._model.weights import (
 )
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
-from numpyro_kscore._util.pareto import (
-    importance_resample,
-)
+from numpyro_kscore._util.pareto import importance_resample
 from numpyro_kscore._util.pytree import with_leading
 
 # Number of draws for median and quantiles: a Monte-Carlo error of about 1 % of the standard

@@ -8,6 +8,7 @@ the first draws: those whose noise says most about how far a weight is from the 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -15,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jax import Array
-from jax.scipy.special import ndtr
 
+from numpyro_kscore._model.dependencies import layers
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.program import Program, run_guide
+from numpyro_kscore._util.compiling import quick_jit
 
 # One of so many draws is widened, after so many first ones; the standard deviation of the widened
 # noise, and where it ends: farther out models lose their precision before their mass.
@@ -27,24 +29,27 @@ EVERY, FIRST, WIDTH, FARTHEST = 4, 1_000, 2.0, 6.0
 MOST = 4
 # Log weights beyond these quantiles count as at them, when coordinates are chosen.
 QUANTILES = (0.005, 0.995)
+# Distributions around another one that leave its density as it is.
+SHAPED = (dist.Independent, dist.ExpandedDistribution)
 
 
 def normal_noise(key: Array, program: Program, layout: Layout) -> str:
-    """The name of the noise site whose coordinates can be widened, or an empty string."""
-    found: list[str] = []
+    """The name of a noise site of standard normal coordinates, (d,), or an empty string."""
 
-    def look(key: Array) -> None:
+    def look(key: Array) -> dict[str, Array]:
         trace = run_guide(key, program)
+        found = {}
         for name in layout.noise_sites:
-            fn = trace[name]["fn"]
-            while hasattr(fn, "base_dist"):
-                fn = fn.base_dist
-            is_wide = isinstance(fn, dist.Normal) and np.ndim(trace[name]["value"]) == 1
-            found.extend([name] if is_wide else [])
+            *outer, inner = layers(trace[name]["fn"])
+            is_plain = all(isinstance(layer, SHAPED) for layer in outer)
+            if is_plain and isinstance(inner, dist.Normal) and jnp.ndim(trace[name]["value"]) == 1:
+                found[name] = jnp.all((inner.loc == 0) & (inner.scale == 1))
+        return found
 
-    if layout.noise_sites and not layout.mixtures:
-        jax.eval_shape(look, key)
-    return found[0] if found else ""
+    if not layout.noise_sites or layout.mixtures:
+        return ""
+    standard = jax.device_get(quick_jit(look, runs_once=True)(key))
+    return next((name for name, is_standard in standard.items() if is_standard), "")
 
 
 def widen(key: Array, noise: Array, columns: Array) -> Array:
@@ -61,7 +66,7 @@ def log_shares(noise: np.ndarray, columns: np.ndarray, share: float) -> np.ndarr
     The share counts all draws, also those before any were widened (balance heuristic).
     """
     z = np.asarray(noise[:, columns], float)
-    inside = 1 - 2 * float(ndtr(-FARTHEST / WIDTH))
+    inside = math.erf(FARTHEST / WIDTH / 2**0.5)
     ratios = np.exp(0.5 * z**2 * (1 - WIDTH**-2)) / WIDTH / inside
     ratios = np.where(np.abs(z) <= FARTHEST, ratios, 0.0).mean(axis=1)
     return np.asarray(-np.log((1 - share) + share * ratios))

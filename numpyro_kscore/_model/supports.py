@@ -106,7 +106,7 @@ def check_parameters(trace_of: Callable[[], dict[str, Any]], cause: Exception) -
             f"model: expected parameters that distributions take; got others ({error}) in line "
             f"{last.lineno} of {last.filename}: {last.line}"
         ) from cause
-    # What is no number was computed from values that have none, as the logarithm of a difference.
+    # A parameter that is NaN was computed from values that have no number, as a logarithm may be.
     numbers = {place: seen for place, seen in found.items() if not np.isnan(seen[1])}
     _raise_if_outside(numbers, "the initial values", cause)
 

@@ -107,15 +107,11 @@ def draw_weighted(
         tell(size * len(found) / num_samples)
         if sum(clock[1:]) > seconds:
             break
-    (samples, log_density, log_q, is_behind), sources = jax.tree.map(
-        lambda *parts: np.concatenate(parts)[:num_samples], *found
-    )
+    (samples, log_density, log_q, is_behind), sources, valid = _joined(found, num_samples)
     is_own = ~np.concatenate(widened)[:num_samples]
     shares = np.zeros(len(samples))
     if not is_own.all():
         shares = log_shares(sources[noise], columns, 1 - is_own.mean())
-    valid = np.asarray(are_finite(samples, log_density, log_q))
-    check_mostly_finite(valid)
     sources = {name: value[valid] for name, value in sources.items()}
     samples, log_density, log_q = samples[valid], log_density[valid], log_q[valid]
     searched = find_preimages(
@@ -133,13 +129,17 @@ def draw_weighted(
     )
 
 
+def _joined(found: list[Any], most: int) -> tuple[Any, dict[str, Any], np.ndarray]:
+    """Draws and sources of batches, ``most`` of them, and which have finite numbers, (n,)."""
+    draws, sources = jax.tree.map(lambda *parts: np.concatenate(parts)[:most], *found)
+    valid = np.asarray(are_finite(*draws[:3]))
+    check_mostly_finite(valid)
+    return draws, sources, valid
+
+
 def _columns(found: list[Any], noise: str) -> np.ndarray:
     """The columns of the noise to widen, by the first batches."""
-    (samples, log_density, log_q, _), sources = jax.tree.map(
-        lambda *parts: np.concatenate(parts), *found
-    )
-    valid = np.asarray(are_finite(samples, log_density, log_q))
-    check_mostly_finite(valid)
+    (_, log_density, log_q, _), sources, valid = _joined(found, FIRST)
     log_weights = log_density[valid].astype(float) - log_q[valid].astype(float)
     return choose_columns(sources[noise][valid], log_weights)
 

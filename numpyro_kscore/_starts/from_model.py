@@ -165,7 +165,7 @@ def _unseen() -> Iterator[None]:
     """Run a model that was seen before, in single precision, without its handlers and warnings."""
     # NumPyro checks the parameters of distributions operation by operation.
     with Hidden(), validation_enabled(False), warnings.catch_warnings():
-        # As of latents put into data of single precision, where values are missing.
+        # Latents that stand for missing values are put into data of single precision.
         warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
         yield
 

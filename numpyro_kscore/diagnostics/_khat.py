@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._model.draws import GuideDraws
+from numpyro_kscore._model.draws import GuideDraws, WeightedDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
 from numpyro_kscore._util.pareto import (
     GOOD_KHAT,
@@ -174,9 +174,10 @@ def exact_khat(
 ) -> KhatEstimate:
     """k̂ of draws with ``samples``, ``log_density`` and ``log_q`` of a guide that has a density."""
     rng = np.random.default_rng(0) if rng is None else rng
-    weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
-    # Zero for draws of the guide itself.
-    weights = weights + getattr(draws, "log_shares", 0.0)
+    if isinstance(draws, WeightedDraws):
+        weights = draws.log_weights
+    else:
+        weights = np.asarray(draws.log_density, np.float64) - np.asarray(draws.log_q, np.float64)
     unknown = (float("nan"), float("nan"))
     return _estimate(draws, [weights], "exact", {}, unknown, "", 0.0, num_bootstrap, rng)
 

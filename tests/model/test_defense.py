@@ -11,7 +11,7 @@ from numpyro.infer import SVI, init_to_value
 from numpyro.infer.svi import SVIRunResult
 from scipy.stats import norm
 
-from numpyro_kscore import AutoImplicit, ImplicitELBO
+from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 from numpyro_kscore._model.defense import (
     FARTHEST,
     WIDTH,
@@ -20,6 +20,7 @@ from numpyro_kscore._model.defense import (
     normal_noise,
     widen,
 )
+from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore._model.weights import draw_weighted
 from numpyro_kscore.diagnostics._fitted import fitted_guide
 from numpyro_kscore.diagnostics._weighing import weigh
@@ -62,7 +63,7 @@ def test_a_tail_beyond_the_guides_own_draws_is_weighed(fitted):
     assert abs(np.log(found.ratio[0] * SD)) < 3 * found.ratio_error[0] < 0.1
     assert abs(found.ratio[1] - 1) < 0.03
     assert abs(found.evidence.value - norm.logpdf(0.0)) < 3 * found.evidence.error
-    # Of the guide's own draws a few weigh most.
+    # A few of the guide's own draws weigh most.
     plain, own = weighed(fitted, is_defended=False)
     assert np.all(plain.is_own)
     assert not np.any(plain.log_shares)
@@ -121,3 +122,26 @@ def test_noise_of_other_guides_is_left_alone():
     result = SVIRunResult({}, state, jnp.zeros(1))
     found = fitted_guide(svi, result, (0.0,), {}, random.key(0))
     assert not normal_noise(random.key(0), found.program, found.layout)
+
+
+@pytest.mark.parametrize(
+    ("noise", "name"),
+    [
+        (dist.Normal(jnp.zeros(2), 1.0).to_event(1), "e"),
+        (dist.Normal(0.0, 1.0).expand([2]).to_event(1), "e"),
+        (dist.Normal(1.0, 2.0).expand([2]).to_event(1), ""),
+        (dist.LogNormal(0.0, 1.0).expand([2]).to_event(1), ""),
+    ],
+)
+def test_only_standard_normal_noise_is_widened(noise, name):
+    """Shares are ratios of its density; that of other noise is another."""
+
+    def guide(y):
+        e = numpyro.sample("e", noise, infer={"is_auxiliary": True})
+        numpyro.sample("x", Implicit(jnp.exp(e[0])))
+        numpyro.sample("other", Implicit(e[1]))
+
+    program = Program({}, tailed, guide, (0.0,), {}, {})
+    layout = inspect_program(random.key(0), program)
+    assert layout.noise_sites == ("e",)
+    assert normal_noise(random.key(0), program, layout) == name

@@ -35,7 +35,7 @@ LONG = {
     "functions.learn_prior",
     "functions.sampled_prior",
 }
-# Those that take a third of a second.
+# Examples that take a third of a second are thorough.
 THOROUGH = {
     "ScoreEstimator",
     "diagnostics.Discrepancy",
