@@ -150,8 +150,9 @@ def fit(
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
         warn_of_schedule(svi, svi.optim.get_params(inference.state.optim_state), max_steps)
         # A start whose tails are too thin is not left as it is, however near it is.
-        can_be_exact = inference.can_be_exact and covers(inference.exact_draws)
-        rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet)
+        is_final = inference.can_be_exact and inference.is_final
+        can_be_exact = inference.can_be_exact and (is_final or covers(inference.exact_draws))
+        rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet, is_final)
         look = make_look(inference, forward_mode_differentiation, rng_key)
         run, stopped = run_chunks(
             make_chunk(inference, forward_mode_differentiation, look),

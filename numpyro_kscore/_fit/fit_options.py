@@ -43,9 +43,9 @@ class FitOptions:
                 f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"
             )
 
-    def rule(self, dim: int, can_be_exact: bool, knows_bound: bool) -> Rule:
+    def rule(self, dim: int, can_be_exact: bool, knows_bound: bool, is_final: bool) -> Rule:
         """The stopping rule for a latent space of this dimension, see :class:`Rule`."""
         num_chunks = max(1, self.max_steps // self.chunk_size)
         chunk_size = self.max_steps // num_chunks
-        given = float(self.tol), self.patience, dim, can_be_exact, knows_bound
+        given = float(self.tol), self.patience, dim, can_be_exact, knows_bound, is_final
         return Rule(chunk_size, num_chunks, *given)

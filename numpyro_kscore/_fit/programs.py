@@ -183,7 +183,7 @@ def make_first_looks(
     looks: list[Callable[[SVIState], Seen]] = []
     draws = inference.exact_draws if inference.can_be_exact else None
     # Nothing is compiled for draws that are known not to be near enough.
-    if draws is not None and draws.divergence <= rule.near_at_start:
+    if draws is not None and (rule.is_final or draws.divergence <= rule.near_at_start):
         looks.append(lambda state: look_at_exact_draws(draws))
     if inference.is_quiet:
         looks.append(lambda state: look(state, jnp.array(True), None, None))

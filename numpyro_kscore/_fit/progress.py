@@ -40,8 +40,9 @@ class Rule(NamedTuple):
     """The settings that decide when a fit stops.
 
     ``tol`` is in standard deviations, ``dim`` is the dimension of the latent space, and
-    ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted, and
-    ``knows_bound`` that its bound is known at every look.
+    ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted,
+    ``knows_bound`` that its bound is known at every look, and ``is_final`` that it stays as it
+    starts.
     """
 
     chunk_size: int
@@ -51,6 +52,7 @@ class Rule(NamedTuple):
     dim: int
     can_be_exact: bool = True
     knows_bound: bool = True
+    is_final: bool = False
 
     @property
     def least_loss(self) -> float:

@@ -52,6 +52,9 @@ def begin(look: Look, rule: Rule) -> Progress:
     """Decide what comes first, by a look at the start."""
     if look.bound_gain is None:
         return Progress()
+    if rule.is_final:
+        cause: Cause = "tol" if _is_below(look, rule) else "plateau"
+        return Progress(phase="done", cause=cause, start=look)
     if rule.can_be_exact and _is_near(look, rule.near_at_start, rule):
         return Progress(phase="done", cause="tol", start=look)
     if not rule.knows_bound:

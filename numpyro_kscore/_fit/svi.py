@@ -63,6 +63,11 @@ class Inference(NamedTuple):
         """Whether a guide can arrive at the model, which has no parameters of its own then."""
         return self.layout is not None and not self.layout.model_params
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the guide stays as it starts."""
+        return self.exact_draws is not None and self.exact_draws.is_final
+
     def arguments(self, batch: Any) -> Given:
         """Arguments and keyword arguments of the call with a batch, which is None without any."""
         return self.given if self.batches is None else self.batches.arguments(batch)

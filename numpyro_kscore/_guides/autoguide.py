@@ -42,10 +42,11 @@ from numpyro_kscore._model.package_guide import PackageGuide, Split
 from numpyro_kscore._model.preimages import announce_label
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.from_model import find_start, warn_of_loss
+from numpyro_kscore._starts.from_model import LARGEST_START, find_start, warn_of_loss
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart
-from numpyro_kscore._transports.affine import Affine, GaussianMixture
+from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture
+from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.network import (
     Perceptron,
     ResidualNetwork,
@@ -56,9 +57,7 @@ from numpyro_kscore._transports.transport import Chain, LocalDensity, push_densi
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
 
-# Most dimensions in which a start is searched for: its matrices take O(d³) on the host.
-LARGEST_START = 1_000
-# The loss if no search is possible, in words.
+# The loss if no search is possible, in words; and if none has found a start for many latents.
 COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
@@ -177,8 +176,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         self.prototype_trace = found.trace
         self._arguments, self._is_in_batches = (args, kwargs), self._batches is not None
         self.start = None
-        is_small = self.warm_start and self.latent_dim <= LARGEST_START
-        if is_small and is_concrete_call(asker, (args, kwargs, self._init_latent)):
+        if self.warm_start and is_concrete_call(asker, (args, kwargs, self._init_latent)):
             given = (args, kwargs, found.latents, forward)
             in_blocks = bool(self.amortize)
             try:
@@ -366,9 +364,12 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
             return self._push(noise)
         if self.start.parts:
             return self._draw_mode(self.start, noise)
-        names = "start", "conditional"
-        steps = zip(names, self.start.transports.steps, strict=False)
-        transports = Chain(tuple(self._frozen(name, step) for name, step in steps))
+        transports = Chain(
+            tuple(
+                self._frozen("conditional" if isinstance(step, Conditional) else "start", step)
+                for step in self.start.transports.steps
+            )
+        )
         x, local = self._push(noise)
         if local is not None:
             local = push_density(transports, lax.stop_gradient(x), local)
@@ -407,6 +408,10 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         if self.network is not None:
             return self._apply_network(noise), None
         loc, scale = self._affine()
+        if self._is_large():
+            diagonal = Diagonal(loc, scale)
+            local = LocalDensity(standard_normal(self.noise_dim).log_prob(noise), -noise)
+            return diagonal.push(noise), push_density(*lax.stop_gradient((diagonal, noise, local)))
         identity = jnp.asarray(np.eye(self.noise_dim, self.latent_dim, dtype=loc.dtype))
         mixing = numpyro.param(f"{self.prefix}_mixing", identity)
         size = self.latent_dim + self.noise_dim
@@ -417,6 +422,12 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
             is_given = is_given and SMALLEST_LOCAL <= self.latent_dim <= LARGEST_LOCAL
             is_given = is_given and min(self.latent_dim, network.bottleneck) <= LARGEST_WIDTH
         return push_network(ResidualNetwork(network, loc, scale, mixing, labels), noise, is_given)
+
+    def _is_large(self) -> bool:
+        """Whether there are too many latents for a network of all of them."""
+        if self.start is None:
+            return self.latent_dim > LARGEST_START and self.noise_dim == self.latent_dim
+        return self.start.is_large
 
     def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:
         """The default network from noise, followed by the labels, to (size,)."""

@@ -21,8 +21,9 @@ from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.subsampling import few_rows, whole_plates
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density
+from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density, batched_products
 from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.large_search import find_large, higher, is_close
 from numpyro_kscore._starts.search import Latents
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
@@ -39,6 +40,9 @@ from numpyro_kscore._util.compiling import quick_jit, runs_in_double
 
 # Draws of the prior: paths start from some of them, and all tell how wide it is.
 PRIOR_DRAWS = 64
+# Most latents whose whole covariance is looked at, rather than that given the scales: first of all,
+# and at all. Its matrices take O(d³) on the host.
+LARGEST_DENSE, LARGEST_START = 150, 1_000
 # The loss by attempts that follow an error, in words.
 SINGLE = "it goes on in single precision, in which bounds of many rows are rough"
 PLAIN = "it goes on in unconstrained coordinates, which do not suit hierarchical models"
@@ -140,7 +144,13 @@ def _find_start(
                 some, every = of_batches(in_forms, batches, forward_mode)
             elif few is None:
                 density = batched_density(in_forms.energy, forward_mode)
-                return find_gaussian(density, known, rng, with_forms=not plain)
+                products = batched_products(in_forms.energy, forward_mode)
+                if len(first) > LARGEST_DENSE and not plain:
+                    large = find_large(density, products, known, rng)
+                    if len(first) > LARGEST_START or (large is not None and is_close(large)):
+                        return large
+                    return higher(large, find_gaussian(density, known, rng, products))
+                return find_gaussian(density, known, rng, products, with_forms=not plain)
             else:
                 of_given = in_forms.of_model(model)
                 some, every = of_rows(of_given, whole, few, forward_mode, in_blocks)

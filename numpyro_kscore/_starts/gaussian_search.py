@@ -23,7 +23,7 @@ from numpyro_kscore._starts.pathfinder import (
     given_scales,
     more_paths,
 )
-from numpyro_kscore._starts.search import CountedDensity, Density, Latents, Search
+from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms, Search
 from numpyro_kscore._starts.start import GaussianStart, draw_exactly
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import of_degrees
@@ -43,6 +43,7 @@ def find_gaussian(
     density: Density,
     latents: Latents,
     rng: np.random.Generator,
+    products: ProductsInForms | None = None,
     with_forms: bool = True,
 ) -> GaussianStart:
     """A Gaussian near the posterior, in coordinates that suit it.
@@ -55,7 +56,7 @@ def find_gaussian(
     Cost: 3000 to 15000 gradients of the model in up to ten dimensions, 30000 to 200000 in a hundred
     (docs/start); O(d³) for each step of batch and match.
     """
-    model, dim = CountedDensity(density), len(latents.first)
+    model, dim = CountedDensity(density, products), len(latents.first)
     latents = latents.with_spread(rng)
     search = Search(model, latents, rng, antithetic(rng, LAST_DRAWS, dim))
     forms = [of_degrees(np.ones(dim))]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 
@@ -39,17 +40,22 @@ class AtPoints(NamedTuple):
 # The model at points (m, d) in the coordinates of a centering; the points are also given in those
 # of another one.
 Density = Callable[[np.ndarray, Centering, Centering], AtPoints]
+# The mean of the energy's Hessians at points (n, d) times vectors (m, d), in the coordinates of a
+# centering.
+ProductsInForms = Callable[[np.ndarray, np.ndarray, Centering], np.ndarray]
 
 
 class CountedDensity:
     """The density at points, with a count of its gradients.
 
     Attributes:
-        count: gradients so far.
+        count: gradients and products of Hessians so far.
+        has_products: whether there are products.
     """
 
-    def __init__(self, density: Density) -> None:
-        self._density, self.count = density, 0
+    def __init__(self, density: Density, products: ProductsInForms | None = None) -> None:
+        self._density, self._products, self.count = density, products, 0
+        self.has_products = products is not None
 
     def at(self, points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
         """The density at points (n, d) in one form of coordinates, and the points in another."""
@@ -64,6 +70,22 @@ class CountedDensity:
             return found.energies, found.gradients
 
         return evaluate
+
+    def products_in(self, centering: Centering) -> Products:
+        """Products of Hessians in one form of coordinates.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        given = self._products
+        if given is None:
+            raise ValueError("products: expected a density that has them; got none")
+
+        def products(points: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+            self.count += len(points) * len(vectors)
+            return given(points, vectors, centering)
+
+        return products
 
 
 class Latents(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
@@ -27,6 +28,8 @@ class ExactDraws(NamedTuple):
         gaps: log density of the model less the start's, (n,).
         divergence: that of the start from the model by these gaps, in nats.
         samples: the points pushed to the coordinates of the guide, (n, d).
+        is_final: whether a fit leaves the start as it is, since there are too many latents for
+            steps to bring it nearer.
     """
 
     points: np.ndarray
@@ -35,6 +38,7 @@ class ExactDraws(NamedTuple):
     gaps: np.ndarray
     divergence: float
     samples: np.ndarray
+    is_final: bool = False
 
 
 class GaussianStart(NamedTuple):
@@ -44,7 +48,7 @@ class GaussianStart(NamedTuple):
     through ``sizes`` to others, which have the degrees of ``centering``.
 
     Attributes:
-        transports: an affine map, and perhaps one that changes with scales.
+        transports: an affine map, one that changes with scales, or both.
         centering: degrees of centering, arrays (d,); a degree of 1 is the unconstrained value.
         elbo: the evidence lower bound, in nats.
         num_gradients: how many gradients of the model it took.
@@ -70,6 +74,11 @@ class GaussianStart(NamedTuple):
     def gaussian(self) -> Affine:
         """The first of the transports: the start itself if there is no other."""
         return self.transports.steps[0]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is of a model with many latents, and has no covariance of all."""
+        return isinstance(self.transports.steps[0], Conditional)
 
 
 def draw_exactly(

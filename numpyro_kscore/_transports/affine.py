@@ -49,6 +49,34 @@ class Affine:
 
 
 @pytree
+class Diagonal:
+    """``x -> loc + scale * x``.
+
+    Attributes:
+        loc: shape (d,).
+        scale: positive, (d,).
+    """
+
+    loc: Any
+    scale: Any
+
+    def push(self, x: Any) -> Any:
+        return self.loc + self.scale * x
+
+    def log_volume(self, x: Any) -> Any:
+        xp = namespace(x)
+        return xp.broadcast_to(xp.sum(xp.log(self.scale)), x.shape[:-1])
+
+    def pull(self, x: Any, gradients: Any) -> Any:
+        del x
+        return gradients * self.scale
+
+    def push_score(self, x: Any, score: Any) -> Any:
+        del x
+        return score / self.scale
+
+
+@pytree
 class GaussianMixture:
     """A mixture of Gaussians, of which a draw is given its component.
 

@@ -10,13 +10,14 @@ of the volume is then known everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.stretch import slopes_at, stretched
-from numpyro_kscore._transports.transport import solve_lower_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
 
@@ -31,27 +32,31 @@ REACH = 3.0
 class Conditional:
     """A Gaussian whose mean and covariance change with k of its latents, the scales.
 
-    Given the scales at points ``u`` of theirs, the r others are ``mean + factor (m(u) + T(u) v)``
-    at points ``v``, with a vector m(u) and a lower triangle T(u). Every entry of m and T, and the
-    logarithms of the diagonal of T, are linear in p :func:`features` of u.
+    Given the scales at points ``u`` of theirs, the r others are ``mean + base (m(u) + T(u) v)`` at
+    points ``v``, with a vector m(u) and a triangle T(u). Every entry of m and of the logarithms of
+    the diagonal of T is linear in p :func:`features` of u, and the rest of T in q sums of these.
 
     Attributes:
         scales: the Gaussian of the scales, before each is stretched.
         slopes: how that is done, see :func:`~numpyro_kscore._transports.stretch.stretched`,
             (k, 10).
-        others: the Gaussian of the others where the scales have their mean.
+        mean: of the others where the scales have their mean, (r,).
+        base: the factor of their covariance there.
         means: coefficients of m, (p, r).
         logs: coefficients of the logarithms of the diagonal of T, (p, r).
-        rests: coefficients of the rest of T, (p, r, r).
+        sums: coefficients of the sums of features, (p, q).
+        rests: coefficients of the rest of T, q triangles with zeros on their diagonals.
         order: places of the latents in the order of the other attributes, scales first, d numbers.
     """
 
     scales: Affine
     slopes: Any
-    others: Affine
+    mean: Any
+    base: Arrow
     means: Any
     logs: Any
-    rests: Any
+    sums: Any
+    rests: Arrow
     order: tuple[int, ...] = static()
 
     def push(self, x: Any) -> Any:
@@ -59,26 +64,27 @@ class Conditional:
         u, v = self._split(x)
         values, _ = features(u)
         inner = values @ self.means + xp.exp(values @ self.logs) * v
-        inner = inner + xp.sum(values[..., None] * self._times_rests(v), axis=-2)
-        found = [self.scales.push(stretched(u, self.slopes)), self.others.push(inner)]
+        inner = sum((weight * rest.times(v) for weight, rest in self._rests(values)), inner)
+        found = [self.scales.push(stretched(u, self.slopes)), self.mean + self.base.times(inner)]
         return xp.concatenate(found, axis=-1)[..., np.argsort(self.order)]
 
     def log_volume(self, x: Any) -> Any:
+        xp = namespace(x)
         u, _ = self._split(x)
         values, _ = features(u)
-        fixed = self.scales.log_det + self.others.log_det
-        stretches = namespace(u).log(slopes_at(u, self.slopes)[0])
+        fixed = self.scales.log_det + xp.sum(xp.log(self.base.diagonal))
+        stretches = xp.log(slopes_at(u, self.slopes)[0])
         return fixed + (values @ self.logs).sum(-1) + stretches.sum(-1)
 
     def pull(self, x: Any, gradients: Any) -> Any:
         xp = namespace(x)
         u, v = self._split(x)
         of_scales, of_others = self._split(gradients[..., np.array(self.order)])
-        inner = self.others.pull(v, of_others)
+        inner = self.base.transposed(of_others)
         by_scales = self.scales.pull(u, of_scales) * slopes_at(u, self.slopes)[0]
         values, _ = features(u)
-        back = self._rests_times(inner)
-        by_points = inner * xp.exp(values @ self.logs) + xp.sum(values[..., None] * back, axis=-2)
+        by_points = inner * xp.exp(values @ self.logs)
+        by_points = sum((w * rest.transposed(inner) for w, rest in self._rests(values)), by_points)
         moved = by_scales + self._through_scales(u, v, inner)
         return xp.concatenate([moved, by_points], axis=-1)
 
@@ -87,15 +93,14 @@ class Conditional:
         u, v = self._split(x)
         of_scales, of_others = self._split(score)
         values, _ = features(u)
-        triangle = xp.tensordot(values, self.rests, axes=1)
-        logs = values @ self.logs
-        triangle = triangle + xp.exp(logs)[..., None] * xp.eye(logs.shape[-1], dtype=logs.dtype)
+        triangle = self.rests.combined(values @ self.sums)
+        triangle = triangle.with_diagonal(xp.exp(values @ self.logs))
         # The derivative is a block triangle: what others move with the scales is subtracted when
         # their own scores are known.
-        inner = solve_lower_transposed(triangle, of_others)
+        inner = triangle.solve_transposed(of_others)
         rest = of_scales + self._through_scales(u, v, -inner)
         rest = rest / slopes_at(u, self.slopes)[0]
-        found = [self.scales.push_score(u, rest), self.others.push_score(v, inner)]
+        found = [self.scales.push_score(u, rest), self.base.solve_transposed(inner)]
         return xp.concatenate(found, axis=-1)[..., np.argsort(self.order)]
 
     def _through_scales(self, u: Any, v: Any, inner: Any) -> Any:
@@ -107,20 +112,15 @@ class Conditional:
         values, slopes = features(u)
         scaled = inner * xp.exp(values @ self.logs)
         by_values = inner @ self.means.T + (scaled * v - 1) @ self.logs.T
-        by_values = by_values + xp.sum(self._rests_times(inner) * v[..., None, :], axis=-1)
+        for k in range(self.sums.shape[1]):
+            by_sum = xp.sum(inner * self.rests[k].times(v), axis=-1)
+            by_values = by_values + by_sum[..., None] * self.sums[:, k]
         return xp.einsum("...p,...pk->...k", by_values, slopes) - slopes_at(u, self.slopes)[1]
 
-    def _times_rests(self, v: Any) -> Any:
-        """Every matrix of ``rests`` times vectors (..., r): (..., p, r)."""
-        count, size, _ = self.rests.shape
-        flat = self.rests.reshape(count * size, size)
-        return (v @ flat.T).reshape(*v.shape[:-1], count, size)
-
-    def _rests_times(self, inner: Any) -> Any:
-        """Vectors (..., r) times every matrix of ``rests``: (..., p, r)."""
-        count, size, _ = self.rests.shape
-        flat = namespace(self.rests).swapaxes(self.rests, 0, 1).reshape(size, count * size)
-        return (inner @ flat).reshape(*inner.shape[:-1], count, size)
+    def _rests(self, values: Any) -> Iterator[tuple[Any, Arrow]]:
+        """Every triangle of the rest with its weights (..., 1) at values of the features."""
+        weights = values @ self.sums
+        return ((weights[..., k, None], self.rests[k]) for k in range(weights.shape[-1]))
 
     def _split(self, points: Any) -> tuple[Any, Any]:
         count = self.slopes.shape[0]

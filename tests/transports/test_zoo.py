@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore._transports.affine import Affine, GaussianMixture, with_moments
+from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture, with_moments
+from numpyro_kscore._transports.arrow import Arrow, dense
 from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
 from numpyro_kscore._transports.conditional import Conditional, exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
@@ -39,18 +40,39 @@ def sizes(dim=6):
     return Sizes(rates, np.linspace(-0.5, 0.5, dim))
 
 
-def conditional(count, rest=4):
-    """Four latents that change with up to three others, in an order of their own."""
+def conditional(count, arrow=None):
+    """Latents that change with up to three others, in an order of their own."""
     rng, powers = np.random.default_rng(0), len(exponents(count))
+    base, rests = arrow or (dense(triangle(rng, 4)), dense(rests_of(rng, 2, 4)))
+    rest = len(base.places)
     return Conditional(
         Affine(rng.normal(size=count), triangle(rng, count)),
         np.exp(0.5 * rng.normal(size=(count, len(KNOTS) + 1))),
-        Affine(rng.normal(size=rest), triangle(rng, rest)),
+        rng.normal(size=rest),
+        base,
         0.2 * rng.normal(size=(powers, rest)),
         0.1 * rng.normal(size=(powers, rest)),
-        np.tril(0.1 * rng.normal(size=(powers, rest, rest)), -1),
+        rng.normal(size=(powers, 2)),
+        rests,
         tuple(rng.permutation(count + rest).tolist()),
     )
+
+
+def rests_of(rng, *shape):
+    return np.tril(0.1 * rng.normal(size=(*shape, shape[-1])), -1)
+
+
+def arrows():
+    """Three leaves of at most two numbers, of which one has an empty place, and a core of two."""
+    rng, places = np.random.default_rng(1), (0, 6, 1, 2, 3, 4, 7)
+    base = Arrow(
+        np.stack([triangle(rng, 2) for _ in range(3)]),
+        0.3 * rng.normal(size=(3, 2, 2)),
+        triangle(rng, 2),
+        places,
+    )
+    borders = 0.1 * rng.normal(size=(2, 3, 2, 2))
+    return base, Arrow(rests_of(rng, 2, 3, 2), borders, rests_of(rng, 2, 2), places)
 
 
 def network(width, num_labels=0, dim=5):
@@ -74,10 +96,12 @@ def recentered(is_matrix):
 # A transport, its dimensions, and whether it also runs with arrays of NumPy.
 ZOO = {
     "affine": lambda: (affine(), 5, True),
+    "diagonal": lambda: (Diagonal(np.arange(3.0), np.array([0.5, 2.0, 3.0])), 3, True),
     "sizes": lambda: (sizes(), 6, True),
     "one scale": lambda: (conditional(1), 5, True),
     "two scales": lambda: (conditional(2), 6, True),
     "three scales": lambda: (conditional(3), 7, True),
+    "scales of groups": lambda: (conditional(2, arrows()), 9, True),
     "centering": lambda: (recentered(False), 4, False),
     "centering of a vector": lambda: (recentered(True), 4, False),
     "wide network": lambda: (network(5), 5, False),

@@ -1,0 +1,136 @@
+"""The start of a model with many latents: a Gaussian that changes with the model's scales.
+
+No quasi-Newton path, and no whole covariance: modes are found at given values of the scales by the
+structure of the Hessian (``sparsity``, ``laplace``), and the evidence says which values these have
+(``scale_rounds``). It takes some thousand gradients and products of Hessians at any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from numpyro_kscore._starts.fit_conditional import MOST_SCALES, NUM_POINTS, make_others, scales_of
+from numpyro_kscore._starts.laplace import Given, Others, mode_at
+from numpyro_kscore._starts.pathfinder import QUANTILES
+from numpyro_kscore._starts.scale_rounds import Scales, find_scales
+from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
+from numpyro_kscore._starts.start import ExactDraws, GaussianStart, divergence_of
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.centering import of_degrees
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.stretch import unstretched
+from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
+
+# The width of a scale before its evidence is seen, at most, and of points that show what depends on
+# what, in those of the prior.
+FIRST_WIDTH, SPREAD = 0.3, 0.1
+# The divergence from the model, in nats for each latent, at which no other start is looked for.
+CLOSE = 0.01
+# Draws of the start, and how many of them at once: their numbers by a triangle take memory.
+NUM_DRAWS, AT_ONCE = 512, 64
+
+
+@np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
+def find_large(
+    density: Density, products: ProductsInForms, latents: Latents, rng: np.random.Generator
+) -> GaussianStart | None:
+    """The Gaussian that changes with the scales; None where their distribution is not found.
+
+    Cost: the structure takes two products of the Hessian for each latent; each of some hundred
+    values of k scales some gradients, and as many products as the Hessian has colors, nine times as
+    many in the last rounds.
+    """
+    model, dim = CountedDensity(density, products), len(latents.first)
+    plain = of_degrees(np.ones(dim))
+    evaluate = model.in_form(plain)
+    scales = scales_of(latents)[:MOST_SCALES]
+    rest = np.setdiff1d(np.arange(dim), scales)
+    points = latents.first + SPREAD * latents.prior_widths * rng.normal(size=(NUM_POINTS, dim))
+    others = make_others(evaluate, model.products_in(plain), points, rest, rng)
+    try:
+        found = _from_quantiles(others, latents, scales)
+    except FloatingPointError:
+        return None
+    if found is None:
+        return None
+    draws = _draw(evaluate, found, rng)
+    if not np.all(np.isfinite(draws.gaps)):
+        return None
+    middle = found.push(np.zeros((1, dim)))
+    return GaussianStart(
+        Chain((found,)),
+        plain,
+        float(np.mean(draws.gaps)),
+        model.count,
+        middle,
+        np.ones(1),
+        exact_draws=draws,
+    )
+
+
+def is_close(start: GaussianStart) -> bool:
+    """Whether what is left to the model is little for each latent."""
+    draws = start.exact_draws
+    return draws is not None and 0.5 * float(np.var(draws.gaps)) < CLOSE * draws.points.shape[1]
+
+
+def higher(large: GaussianStart | None, other: GaussianStart) -> GaussianStart:
+    """The start with the higher bound."""
+    return other if large is None or other.elbo >= large.elbo else large
+
+
+def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Conditional | None:
+    """The distribution of scales from where, of some quantiles of the prior, evidence is highest.
+
+    Raises:
+        FloatingPointError: if no mode is found.
+    """
+    starts: list[tuple[float, np.ndarray, Given]] = []
+    for at in _first_points(latents, scales):
+        known = None
+        if starts:
+            # From the mode before, which is nearer.
+            at[others.indices], known = starts[-1][2].mean, starts[-1][2].triangle
+        mode = mode_at(others, at, known)
+        if mode is not None:
+            starts.append((mode.evidence, at, mode))
+    if not starts:
+        raise FloatingPointError("expected a finite density at a mode; got none")
+    _, at, mode = max(starts, key=lambda start: start[0])
+    widths = np.minimum(latents.prior_widths[scales], FIRST_WIDTH)
+    now = Scales(
+        Affine(at[scales], np.diag(widths)),
+        unstretched(len(scales)),
+        mode.mean,
+        np.zeros((len(scales), len(mode.mean))),
+        mode.triangle,
+    )
+    return find_scales(others, now, scales, is_dense=False)
+
+
+def _first_points(latents: Latents, scales: np.ndarray) -> Iterator[np.ndarray]:
+    """Points (d,) with scales at quantiles of the prior, if it has draws."""
+    if not len(latents.from_prior):
+        yield latents.first
+        return
+    for values in np.quantile(latents.from_prior[:, scales], QUANTILES, axis=0):
+        at = latents.first.copy()
+        at[scales] = values
+        yield at
+
+
+def _draw(evaluate: Evaluate, found: Conditional, rng: np.random.Generator) -> ExactDraws:
+    """Draws of the start, at which its density and the model's are known."""
+    inside = pulled_back(evaluate, found)
+    points = rng.standard_normal((NUM_DRAWS, len(found.order)))
+    parts = np.split(points, range(AT_ONCE, NUM_DRAWS, AT_ONCE))
+    energies, gradients = (
+        np.concatenate(column) for column in zip(*map(inside, parts), strict=True)
+    )
+    samples = np.concatenate([found.push(part) for part in parts])
+    gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
+    log_density = -energies - found.log_volume(points)
+    divergence = divergence_of(gaps)
+    return ExactDraws(points, -gradients, log_density, gaps, divergence, samples, is_final=True)

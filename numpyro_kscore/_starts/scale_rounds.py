@@ -1,0 +1,181 @@
+"""Rounds that find where the scales of a model are, and the Gaussian of the others at each value.
+
+Modes of all others are looked at around the distribution of the scales so far. The evidence there
+says how it has to move, widen and bend (``scale_distribution``), until the scales have, in their
+own coordinates, about a standard normal distribution. What is found at the last values is
+interpolated (``_transports.conditional``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.laplace import Given, Others, best_gaussian, mode_at
+from numpyro_kscore._starts.scale_distribution import Change, change_at_first, change_nearby
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.arrow import Arrow
+from numpyro_kscore._transports.conditional import Conditional, features
+from numpyro_kscore._transports.stretch import slopes_at, stretched
+
+# Where scales are looked at while their own distribution is still far, and when it is near: on
+# axes, and in pairs. One alone and two have more in the end, since there is time for it.
+AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
+LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4))}
+# Changes of the distribution of scales after which it is near, and there; and most rounds.
+NEAR, THERE, ROUNDS = 0.5, 0.15, 10
+# Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
+RIDGE, LOSS = 1e-3, 5e-3
+
+
+class Scales(NamedTuple):
+    """The distribution of the scales, and where the others are expected at their values.
+
+    Attributes:
+        gaussian: the Gaussian of the scales, before each is stretched.
+        slopes: see :class:`~numpyro_kscore._transports.conditional.Conditional`, (k, 10).
+        mode: the mode of the others at the mean, (r,).
+        moves: how that moves with the scales in units of the Gaussian, (k, r).
+        triangle: the factor of the covariance of the others at the mean, if it is known.
+    """
+
+    gaussian: Affine
+    slopes: np.ndarray
+    mode: np.ndarray
+    moves: np.ndarray
+    triangle: Arrow | None = None
+
+
+def look(
+    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, is_last: bool
+) -> list[Given]:
+    """The others at points of the scales (n, k), the center first; those have these indices.
+
+    Raises:
+        FloatingPointError: where a mode is not found.
+    """
+    nodes, dim = [], len(indices) + len(others.indices)
+    averaging = None
+    for point in points:
+        at = np.empty(dim)
+        place = stretched(point, now.slopes)
+        at[indices] = now.gaussian.push(place)
+        at[others.indices] = now.mode + place @ now.moves
+        node = mode_at(others, at, now.triangle)
+        if node is not None and is_last:
+            found = best_gaussian(others, at, node, averaging)
+            node, averaging = (None, None) if found is None else found
+        if node is None:
+            raise FloatingPointError("expected a finite density at a mode; got none")
+        nodes.append(node)
+    return nodes
+
+
+def find_scales(
+    others: Others, now: Scales, indices: np.ndarray, is_dense: bool
+) -> Conditional | None:
+    """A Gaussian that changes with scales; None where their distribution is not found.
+
+    One or two scales are looked at densely in the end where that is asked for.
+
+    Raises:
+        FloatingPointError: if numbers are not finite at one of their values.
+    """
+    count = len(indices)
+    is_near = is_there = False
+    for _ in range(ROUNDS):
+        points = design(count, ON_AXES, IN_PAIRS) if is_near else design(count, AT_FIRST)
+        nodes = look(others, now, indices, points, is_near)
+        evidences = np.array([node.evidence for node in nodes])
+        evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
+        change = (
+            change_nearby(points, evidences, now.slopes)
+            if is_near
+            else change_at_first(points, evidences)
+        )
+        is_there = is_near and change.size < THERE
+        if is_there:
+            break
+        now = _moved(now, change, points, nodes)
+        is_near = is_near or change.size < NEAR
+    if not is_near:
+        return None
+    if (count in LAST and is_dense) or not is_there:
+        now = _moved(now, change, points, nodes) if is_there else now
+        points = design(count, *(LAST.get(count) if is_dense else None) or (ON_AXES, IN_PAIRS))
+        nodes = look(others, now, indices, points, True)
+    return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
+
+
+def design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()) -> np.ndarray:
+    """Points of scales at which the others are looked at, the center first, (n, count)."""
+    unit = np.eye(count)
+    points = [np.zeros((1, count)), *(sign * size * unit for size in on_axes for sign in (1, -1))]
+    sides = [sign * size for size in in_pairs for sign in (1, -1)]
+    points += [
+        (x * unit[a] + y * unit[b])[None]
+        for a in range(count)
+        for b in range(a)
+        for x in sides
+        for y in sides
+    ]
+    return np.concatenate(points)
+
+
+def _moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Given]) -> Scales:
+    """The distribution of the scales after a change of it."""
+    # A product of lower triangles is one.
+    gaussian = Affine(now.gaussian.push(change.mean[None])[0], now.gaussian.factor @ change.factor)
+    modes = np.stack([node.mean for node in nodes]) - nodes[0].mean
+    moves = np.linalg.lstsq(stretched(points, now.slopes), modes, rcond=None)[0]
+    mode = nodes[0].mean + change.mean @ moves
+    return Scales(gaussian, change.slopes, mode, change.factor.T @ moves, nodes[0].triangle)
+
+
+def _interpolated(
+    order: np.ndarray, now: Scales, points: np.ndarray, nodes: Sequence[Given]
+) -> Conditional:
+    """The Gaussian at all values of the scales from that at some of them, the center first."""
+    values, _ = features(points)
+    mean, base = nodes[0].mean, nodes[0].triangle
+    means = base.solve(np.stack([node.mean - mean for node in nodes]))
+    triangles = [base.divided(node.triangle) for node in nodes]
+    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
+    weights = np.linalg.solve(gram, values.T)
+    diagonals = np.stack([triangle.diagonal for triangle in triangles])
+    rests = [triangle.with_diagonal(-triangle.diagonal) for triangle in triangles]
+    sums, kept = _main_sums(weights, rests)
+    return Conditional(
+        now.gaussian,
+        now.slopes,
+        mean,
+        base,
+        weights @ means,
+        weights @ np.log(diagonals),
+        sums,
+        kept,
+        tuple(order.tolist()),
+    )
+
+
+def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray, Arrow]:
+    """The few sums of features by which triangles change, (p, q), and the q triangles.
+
+    ``weights`` (p, n) make coefficients from the triangles at n nodes. The half squared length of
+    what is left out, with features of size 1, is the loss in nats.
+    """
+    gram = np.zeros((len(rests), len(rests)))
+    for part in zip(*((rest.leaves, rest.borders, rest.core) for rest in rests), strict=True):
+        flat = np.stack([a.ravel() for a in part])
+        gram += flat @ flat.T
+    sizes, axes = np.linalg.eigh(weights @ gram @ weights.T)
+    lost = np.cumsum(np.maximum(sizes, 0)) / 2
+    axes = axes[:, lost > LOSS]
+    mixed = axes.T @ weights
+    leaves, borders, core = (
+        np.tensordot(mixed, np.stack([getattr(rest, name) for rest in rests]), axes=1)
+        for name in ("leaves", "borders", "core")
+    )
+    return axes, Arrow(leaves, borders, core, rests[0].places)

@@ -1,0 +1,270 @@
+"""The Hessian of a model with many latents: which of its numbers are zero, and the others.
+
+The zeros are found once, from whole columns at two points: a number that the model does not depend
+on is exactly zero there. Latents are then divided into a core, dense, and leaves, which depend on
+each other only through the core (see ``_transports.arrow``). Columns without a row in common need
+one product of the Hessian together (Curtis, Powell and Reid 1974); rows of the core come from its
+columns, since a Hessian is symmetric (Coleman and Moré 1984).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Products of the Hessian at a point (d,) with vectors (m, d); points (n, d) stand for the mean of
+# their Hessians.
+Products = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+# A number of a Hessian in units of curvatures that is rounding, and columns taken at a time.
+ROUNDING, COLUMNS = 1e-9, 256
+# Products that are equal but for rounding.
+CLOSE = 1e-6
+# Most numbers of a leaf that are tried, and how many floating-point operations a number costs that
+# is kept.
+LEAF_SIZES, COST_OF_NUMBER = (1, 4, 16, 48, 128), 50.0
+# Thresholds of degree beyond which latents are in the core.
+MOST_THRESHOLDS = 16
+
+
+class Structure(NamedTuple):
+    """Where a Hessian of r latents has its numbers, and vectors whose products give them all.
+
+    Attributes:
+        leaves: latents of every leaf, (B, b), -1 for empty places.
+        core: latents of the core, (c,).
+        seeds: vectors of products, (m, r).
+        of_leaves: for numbers within leaves: product, row, and places (3) in the blocks.
+        of_core: for columns of the core: product, row and place in the core, (3, n).
+    """
+
+    leaves: np.ndarray
+    core: np.ndarray
+    seeds: np.ndarray
+    of_leaves: np.ndarray
+    of_core: np.ndarray
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Places of the r latents among those of leaves, then core."""
+        every = np.concatenate([self.leaves.ravel(), self.core])
+        found = np.empty(self.seeds.shape[1], int)
+        found[every[every >= 0]] = np.flatnonzero(every >= 0)
+        return tuple(found.tolist())
+
+
+class Blocks(NamedTuple):
+    """The numbers of a symmetric matrix; empty places of leaves have a 1 on the diagonal.
+
+    Attributes:
+        leaves: shape (B, b, b).
+        borders: between leaves and core, (B, b, c).
+        core: shape (c, c).
+    """
+
+    leaves: np.ndarray
+    borders: np.ndarray
+    core: np.ndarray
+
+    def times(self, structure: Structure, vector: np.ndarray) -> np.ndarray:
+        """The product with a vector (r,)."""
+        is_taken = structure.leaves >= 0
+        of_leaves, of_core = np.zeros(is_taken.shape), vector[structure.core]
+        of_leaves[is_taken] = vector[structure.leaves[is_taken]]
+        found = np.empty_like(vector)
+        moved = np.einsum("kij,kj->ki", self.leaves, of_leaves) + self.borders @ of_core
+        found[structure.leaves[is_taken]] = moved[is_taken]
+        across = np.einsum("kic,ki->c", self.borders, of_leaves)
+        found[structure.core] = self.core @ of_core + across
+        return found
+
+
+def find_structure(products: Products, points: np.ndarray, others: np.ndarray) -> Structure:
+    """The structure of the Hessian of some latents, from whole columns at points (n, d).
+
+    Columns at the first point suffice if the Hessians at the others are the products that follow
+    from them.
+
+    Cost: a product for each latent, and for each seed at the other points; O(r) times the numbers
+    of a row on the host.
+    """
+    pattern = _pattern(products, points[:1], others)
+    structure = _structure(pattern, *_divide(pattern))
+    vector = np.random.default_rng(len(others)).choice((-1.0, 1.0), len(others))
+    for point in points[1:]:
+        seed = np.zeros((1, points.shape[1]))
+        seed[0, others] = vector
+        whole = products(point[None], seed)[0, others]
+        known = blocks_at(structure, products, point[None], others).times(structure, vector)
+        if not np.allclose(known, whole, rtol=CLOSE, atol=CLOSE * np.max(np.abs(whole))):
+            pattern = _pattern(products, points, others)
+            return _structure(pattern, *_divide(pattern))
+    return structure
+
+
+def blocks_at(
+    structure: Structure, products: Products, points: np.ndarray, others: np.ndarray
+) -> Blocks:
+    """The mean Hessian of latents at points (n, d).
+
+    Cost: n products for each of the structure's seeds.
+    """
+    seeds = np.zeros((len(structure.seeds), points.shape[1]))
+    seeds[:, others] = structure.seeds
+    found = products(points, seeds)[:, others]
+    count, size = structure.leaves.shape
+    width = len(structure.core)
+    leaves = np.zeros((count, size, size))
+    of_leaves, of_core = structure.of_leaves, structure.of_core
+    leaves[of_leaves[2], of_leaves[3], of_leaves[4]] = found[of_leaves[0], of_leaves[1]]
+    leaves = 0.5 * (leaves + leaves.swapaxes(1, 2))
+    leaves[structure.leaves < 0] = 0
+    leaf, place = np.nonzero(structure.leaves < 0)
+    leaves[leaf, place, place] = 1.0
+    columns = np.zeros((len(others), width))
+    columns[of_core[1], of_core[2]] = found[of_core[0], of_core[1]]
+    borders = np.zeros((count, size, width))
+    borders[structure.leaves >= 0] = columns[structure.leaves[structure.leaves >= 0]]
+    core = columns[structure.core]
+    return Blocks(leaves, borders, 0.5 * (core + core.T))
+
+
+def _pattern(products: Products, points: np.ndarray, others: np.ndarray) -> Any:
+    """Which numbers of the Hessian are not zero at one of the points, a sparse matrix (r, r)."""
+    from scipy import sparse
+
+    size, dim = len(others), points.shape[1]
+    found = sparse.csr_matrix((size, size), dtype=bool)
+    for point in points:
+        rows, columns, values = [], [], []
+        for start in range(0, size, COLUMNS):
+            free = others[start : start + COLUMNS]
+            seeds = np.zeros((len(free), dim))
+            seeds[np.arange(len(free)), free] = 1.0
+            part = products(point[None], seeds)[:, others]
+            column, row = np.nonzero(part)
+            rows.append(row)
+            columns.append(column + start)
+            values.append(np.abs(part[column, row]))
+        row, column, value = (np.concatenate(a) for a in (rows, columns, values))
+        diagonal = np.zeros(size)
+        diagonal[row[row == column]] = value[row == column]
+        units = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+        kept = value > ROUNDING * units[row] * units[column]
+        shape = (np.ones(kept.sum(), bool), (row[kept], column[kept]))
+        found = found + sparse.csr_matrix(shape, (size, size))
+    whole = found + found.T + sparse.eye(size, dtype=bool, format="csr")
+    return whole.astype(bool).tocsr()
+
+
+def _divide(pattern: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Leaves (B, b) and core (c,), of those tried the ones with which a factor is cheapest."""
+    degrees = np.asarray(pattern.sum(axis=1)).ravel()
+    levels = np.unique(degrees)
+    chosen = np.unique(np.linspace(0, len(levels) - 1, MOST_THRESHOLDS).round().astype(int))
+    best, lowest = None, np.inf
+    for level in [*levels[chosen], 0]:
+        for most in LEAF_SIZES:
+            leaves, core = _cut(pattern, degrees > level, most)
+            cost = _cost(leaves, len(core))
+            if cost < lowest:
+                best, lowest = (leaves, core), cost
+    if best is None:
+        raise ValueError("pattern: expected at least one latent; got none")
+    leaves, core = best
+    padded = np.full((len(leaves), max(map(len, leaves), default=1)), -1)
+    for row, leaf in zip(padded, leaves, strict=True):
+        row[: len(leaf)] = leaf
+    return padded, core
+
+
+def _cost(leaves: list[np.ndarray], width: int) -> float:
+    """Operations of a factor, with what its numbers cost."""
+    count, size = len(leaves), max(map(len, leaves), default=0)
+    operations = count * (size**3 + size**2 * width + size * width**2) + width**3 / 3
+    return operations + COST_OF_NUMBER * (count * size * (size + width) + width**2)
+
+
+def _cut(pattern: Any, is_core: np.ndarray, most: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Leaves of at most so many latents, and the core: what is given, and what parts the rest."""
+    from scipy.sparse import csgraph
+
+    rest = np.flatnonzero(~is_core)
+    if not len(rest):
+        return [], np.flatnonzero(is_core)
+    inside = pattern[rest][:, rest]
+    _, labels = csgraph.connected_components(inside, directed=False)
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    leaves, parting = [], []
+    for group in groups:
+        if len(group) <= most:
+            leaves.append(rest[group])
+            continue
+        pieces, between = _parted(inside[group][:, group], most)
+        leaves += [rest[group[piece]] for piece in pieces]
+        parting += [rest[group[between]]]
+    return leaves, np.concatenate([np.flatnonzero(is_core), *parting])
+
+
+def _parted(inside: Any, most: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Pieces of a connected graph, and what parts them: whole levels of distance from one end."""
+    from scipy.sparse import csgraph
+
+    def distances(start: int) -> np.ndarray:
+        return csgraph.shortest_path(
+            inside, method="D", directed=False, unweighted=True, indices=start
+        )
+
+    levels = distances(int(np.argmax(distances(0)))).astype(int)
+    sizes = np.bincount(levels)
+    pieces: list[list[int]] = [[]]
+    between = []
+    for level, size in enumerate(sizes):
+        if size > most or (pieces[-1] and sum(sizes[pieces[-1]]) + size > most):
+            between.append(level)
+            pieces.append([])
+        else:
+            pieces[-1].append(level)
+    parts = [np.flatnonzero(np.isin(levels, piece)) for piece in pieces if piece]
+    return parts, np.flatnonzero(np.isin(levels, between))
+
+
+def _structure(pattern: Any, leaves: np.ndarray, core: np.ndarray) -> Structure:
+    """Colors of the columns, and where the numbers of products belong."""
+    size = pattern.shape[0]
+    leaf_of, place_of = np.full(size, -1), np.full(size, -1)
+    leaf, place = np.nonzero(leaves >= 0)
+    leaf_of[leaves[leaf, place]], place_of[leaves[leaf, place]] = leaf, place
+    place_of[core] = np.arange(len(core))
+    coordinates = pattern.tocoo()
+    row, column = coordinates.row, coordinates.col
+    in_leaf = np.flatnonzero(leaf_of >= 0)
+    colors = np.zeros(size, int)
+    colors[core] = _colored(pattern[:, core])
+    if len(in_leaf):
+        colors[in_leaf] = _colored(pattern[in_leaf][:, in_leaf])
+        # A product gives columns of the core or of leaves.
+        colors[in_leaf] += colors[core].max() + 1 if len(core) else 0
+    seeds = np.zeros((colors.max() + 1, size))
+    seeds[colors, np.arange(size)] = 1.0
+    within = (leaf_of[row] == leaf_of[column]) & (leaf_of[row] >= 0)
+    i, j = row[within], column[within]
+    of_leaves = np.stack([colors[j], i, leaf_of[i], place_of[i], place_of[j]])
+    i, j = row[leaf_of[column] < 0], column[leaf_of[column] < 0]
+    return Structure(leaves, core, seeds, of_leaves, np.stack([colors[j], i, place_of[j]]))
+
+
+def _colored(pattern: Any) -> np.ndarray:
+    """Colors of columns such that no two of a color have a row in common, greedily."""
+    conflicts = (pattern.astype(np.int32).T @ pattern.astype(np.int32)).tocsr()
+    colors = np.full(conflicts.shape[0], -1)
+    for column in np.argsort(-np.diff(conflicts.indptr), kind="stable"):
+        near = conflicts.indices[conflicts.indptr[column] : conflicts.indptr[column + 1]]
+        taken = np.zeros(len(near) + 1, bool)
+        used = colors[near]
+        taken[used[(used >= 0) & (used <= len(near))]] = True
+        colors[column] = int(np.argmin(taken))
+    return colors
