@@ -16,12 +16,11 @@ from numpyro_kscore._starts.candidates import (
     lower_bound,
 )
 from numpyro_kscore._starts.climb import climb_near
-from numpyro_kscore._starts.laplace import Others
-from numpyro_kscore._starts.scale_rounds import Scales, find_scales
+from numpyro_kscore._starts.laplace import Others, balanced
+from numpyro_kscore._starts.scale_rounds import Found, Scales, find_scales
 from numpyro_kscore._starts.search import Latents, Search
 from numpyro_kscore._starts.sparsity import Products, find_structure
 from numpyro_kscore._transports.affine import Affine, antithetic, factor, standard
-from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.stretch import unstretched
 from numpyro_kscore._transports.transport import Evaluate, pulled_back
 
@@ -51,11 +50,12 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
         return known
     evaluate = search.model.in_form(known.centering)
     try:
-        given = _find(search, known, scales)
+        found = _find(search, known, scales)
     except FloatingPointError:
         return known
-    if given is None:
+    if found is None:
         return known
+    given = found.conditional
     inside, start = pulled_back(evaluate, given), standard(dim)
     first = highest([known, bounded(inside, start, search.noise, known.centering)])
     best = climb_near(inside, start, first, search, MATCHES, patience=1)
@@ -65,7 +65,7 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     return known if best is known else best._replace(conditional=given)
 
 
-def _find(search: Search, known: Candidate, scales: np.ndarray) -> Conditional | None:
+def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
     """A Gaussian that changes with scales; None where their distribution is not found.
 
     Raises:
@@ -102,4 +102,5 @@ def make_others(
 ) -> Others:
     """A model as a function of its others (r,), whose Hessians are seen at points (n, d)."""
     structure = find_structure(products, points, indices)
-    return Others(evaluate, products, structure, indices, antithetic(rng, NUM_DRAWS, len(indices)))
+    noise = balanced(antithetic(rng, NUM_DRAWS, len(indices)))
+    return Others(evaluate, products, structure, indices, noise)

@@ -3,9 +3,9 @@
 Laplace's approximation is the mode and the Hessian there. Both are off where latents are skewed,
 each by little, but the evidence of the scales by the sum of all. So the mean moves to where the
 gradient vanishes on average over the Gaussian, the Hessian is averaged likewise, which makes it the
-best Gaussian (Opper and Archambeau 2009), and what is left of the evidence comes from the second
-cumulant of its log weights. All values of the scales share their noise: differences between them
-hardly see it.
+best Gaussian (Opper and Archambeau 2009), and what is left of the evidence is half the variance of
+its log weights, the second cumulant. All values of the scales share their noise, which differences
+between them hardly see.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DECREASE, HALVINGS = 1e-4, 8
 # Parts of the diagonal that are added to a Hessian until it is positive definite.
 RIDGES = (0.0, 1e-6, 1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1e3)
 # Draws over which gradients and a Hessian are averaged, and most steps of a mean.
-MEAN_DRAWS, AVERAGED, MEAN_STEPS = 32, 8, 4
+MEAN_DRAWS, AVERAGED, MEAN_STEPS = 32, 16, 4
 
 
 class Others(NamedTuple):
@@ -39,7 +39,8 @@ class Others(NamedTuple):
         products: of their Hessians.
         structure: that of the Hessian of the others.
         indices: which of the latents they are, (r,).
-        noise: standard normal noise (n, r), its second half minus the first.
+        noise: standard normal noise (n, r), its second half minus the first, with a mean square
+            of 1.
     """
 
     evaluate: Evaluate
@@ -56,15 +57,12 @@ class Given(NamedTuple):
         mean: where the Gaussian has its mean, (r,).
         triangle: the factor of its covariance.
         evidence: that of the scales, in nats.
-        third: the third cumulant of log weights over 6, what the evidence leaves out next; 0 by
-            Laplace's approximation alone.
-        variance: that of the log weights.
+        variance: that of the log weights; 0 by Laplace's approximation alone.
     """
 
     mean: np.ndarray
     triangle: Arrow
     evidence: float
-    third: float = 0.0
     variance: float = 0.0
 
 
@@ -76,12 +74,13 @@ def triangle_of(blocks: Blocks, places: tuple[int, ...]) -> Arrow | None:
             return Arrow(blocks.leaves, blocks.borders, _root(blocks.core), places)
         leaves = _root(blocks.leaves)
         across = leaves @ (leaves.swapaxes(1, 2) @ blocks.borders)
-        flat = (a.reshape(count * size, width) for a in (blocks.borders, across))
-        inner, moved = flat
+        # As one product: NumPy would take one for each leaf.
+        inner, moved = (a.reshape(count * size, width) for a in (blocks.borders, across))
         core = _root(blocks.core - inner.T @ moved) if width else blocks.core
     except np.linalg.LinAlgError:
         return None
-    found = Arrow(leaves, -across @ core, core, places)
+    borders = -(moved @ core).reshape(count, size, width)
+    found = Arrow(leaves, borders, core, places)
     return found if all(np.all(np.isfinite(a)) for a in (leaves, core)) else None
 
 
@@ -179,6 +178,11 @@ def _lower(others: Others, place: _Place, triangle: Arrow) -> _Place | None:
     return None
 
 
+def balanced(noise: np.ndarray) -> np.ndarray:
+    """Noise (n, r) with a mean square of 1: by it a skewed density would move the mean."""
+    return noise / np.sqrt(np.mean(noise**2, axis=0))
+
+
 def best_gaussian(
     others: Others, at: np.ndarray, mode: Given, averaging: Arrow | None
 ) -> tuple[Given, Arrow] | None:
@@ -195,7 +199,8 @@ def best_gaussian(
     if averaging is not None:
         triangle = triangle.followed_by(averaging)
     half = len(others.noise) // 2
-    some = np.concatenate([others.noise[: MEAN_DRAWS // 2], others.noise[half:][: MEAN_DRAWS // 2]])
+    parts = others.noise[: MEAN_DRAWS // 2], others.noise[half:][: MEAN_DRAWS // 2]
+    some = balanced(np.concatenate(parts))
     for _ in range(MEAN_STEPS):
         points = _pushed(others, at, mean, triangle, some)
         _, gradients = others.evaluate(points)
@@ -209,16 +214,29 @@ def best_gaussian(
             points[:, others.indices] -= triangle.times(slopes)
             averaged = triangle_at(others, points[:: len(some) // AVERAGED]) or triangle
             averaging, triangle = mode.triangle.divided(averaged), averaged
-    energies, _ = others.evaluate(_pushed(others, at, mean, triangle, others.noise))
-    if averaging is None or not np.all(np.isfinite(energies)):
+    energies, gradients = others.evaluate(_pushed(others, at, mean, triangle, others.noise))
+    if averaging is None or not (np.all(np.isfinite(energies)) and np.all(np.isfinite(gradients))):
         return None
     volume = float(np.sum(np.log(triangle.diagonal)))
     constant = 0.5 * len(mean) * np.log(2 * np.pi)
     weights = -energies + 0.5 * np.sum(others.noise**2, axis=1) + volume + constant
-    centered = weights - weights.mean()
-    variance, third = (float(np.mean(centered**power)) for power in (2, 3))
-    evidence = float(weights.mean()) + 0.5 * variance
-    return Given(mean, triangle, evidence, third / 6, variance), averaging
+    slopes = others.noise - triangle.transposed(gradients[:, others.indices])
+    variance = _variance(slopes)
+    return Given(mean, triangle, float(weights.mean()) + 0.5 * variance, variance), averaging
+
+
+def _variance(slopes: np.ndarray) -> float:
+    """The variance of log weights from their gradients (n, r) at noise and then its negative.
+
+    For the best Gaussian the weights have no part of first or second degree in the noise. The
+    squared gradient of a Hermite polynomial has its degree times the mean of its square, so that
+    odd parts of degree 3 and even ones of degree 4 take a third and a quarter. A mean over n draws
+    and r latents has far less noise than one of the weights themselves.
+    """
+    ahead, behind = np.split(slopes, 2)
+    of_odd, of_even = 0.5 * (ahead + behind), 0.5 * (ahead - behind)
+    odd, even = (float(np.mean(np.sum(part**2, axis=1))) for part in (of_odd, of_even))
+    return odd / 3 + even / 4
 
 
 def _pushed(

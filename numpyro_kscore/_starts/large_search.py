@@ -14,12 +14,11 @@ import numpy as np
 from numpyro_kscore._starts.fit_conditional import MOST_SCALES, NUM_POINTS, make_others, scales_of
 from numpyro_kscore._starts.laplace import Given, Others, mode_at
 from numpyro_kscore._starts.pathfinder import QUANTILES
-from numpyro_kscore._starts.scale_rounds import Scales, find_scales
+from numpyro_kscore._starts.scale_rounds import Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart, divergence_of
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import of_degrees
-from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.stretch import unstretched
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
@@ -58,9 +57,9 @@ def find_large(
     draws = _draw(evaluate, found, rng)
     if not np.all(np.isfinite(draws.gaps)):
         return None
-    middle = found.push(np.zeros((1, dim)))
+    middle = found.conditional.push(np.zeros((1, dim)))
     return GaussianStart(
-        Chain((found,)),
+        Chain((found.conditional,)),
         plain,
         float(np.mean(draws.gaps)),
         model.count,
@@ -81,7 +80,7 @@ def higher(large: GaussianStart | None, other: GaussianStart) -> GaussianStart:
     return other if large is None or other.elbo >= large.elbo else large
 
 
-def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Conditional | None:
+def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Found | None:
     """The distribution of scales from where, of some quantiles of the prior, evidence is highest.
 
     Raises:
@@ -121,16 +120,22 @@ def _first_points(latents: Latents, scales: np.ndarray) -> Iterator[np.ndarray]:
         yield at
 
 
-def _draw(evaluate: Evaluate, found: Conditional, rng: np.random.Generator) -> ExactDraws:
-    """Draws of the start, at which its density and the model's are known."""
-    inside = pulled_back(evaluate, found)
-    points = rng.standard_normal((NUM_DRAWS, len(found.order)))
+def _draw(evaluate: Evaluate, found: Found, rng: np.random.Generator) -> ExactDraws:
+    """Draws of the start, at which its density and the model's are known.
+
+    Scores of the scales are those of their own density, with the evidence beyond the bound.
+    """
+    conditional = found.conditional
+    inside = pulled_back(evaluate, conditional)
+    points = rng.standard_normal((NUM_DRAWS, len(conditional.order)))
     parts = np.split(points, range(AT_ONCE, NUM_DRAWS, AT_ONCE))
     energies, gradients = (
         np.concatenate(column) for column in zip(*map(inside, parts), strict=True)
     )
-    samples = np.concatenate([found.push(part) for part in parts])
+    samples = np.concatenate([conditional.push(part) for part in parts])
     gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
-    log_density = -energies - found.log_volume(points)
+    log_density = -energies - conditional.log_volume(points)
     divergence = divergence_of(gaps)
-    return ExactDraws(points, -gradients, log_density, gaps, divergence, samples, is_final=True)
+    scores, count = -gradients, len(found.conditional.slopes)
+    scores[:, :count] += found.slopes_beyond(points[:, :count])
+    return ExactDraws(points, scores, log_density, gaps, divergence, samples, is_final=True)

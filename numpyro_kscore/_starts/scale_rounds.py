@@ -9,7 +9,7 @@ interpolated (``_transports.conditional``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,10 @@ NEAR, THERE, ROUNDS = 0.5, 0.15, 10
 RIDGE, LOSS = 1e-3, 5e-3
 
 
+# Where the distribution of the scales is: far, where modes alone say, near, or there.
+Stage = Literal["far", "by modes", "near", "there"]
+
+
 class Scales(NamedTuple):
     """The distribution of the scales, and where the others are expected at their values.
 
@@ -48,34 +52,56 @@ class Scales(NamedTuple):
     triangle: Arrow | None = None
 
 
+class Found(NamedTuple):
+    """A Gaussian that changes with scales, and what it leaves of their evidence.
+
+    Attributes:
+        conditional: the Gaussian.
+        beyond: coefficients of the evidence beyond the bound by it, in the features of the scales,
+            (p,).
+    """
+
+    conditional: Conditional
+    beyond: np.ndarray
+
+    def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
+        """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
+        return np.einsum("p,npk->nk", self.beyond, features(points)[1])
+
+
 def look(
-    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, is_last: bool
-) -> list[Given]:
+    others: Others,
+    now: Scales,
+    indices: np.ndarray,
+    points: np.ndarray,
+    by_modes: bool,
+    averaging: Arrow | None = None,
+) -> tuple[list[Given], Arrow | None]:
     """The others at points of the scales (n, k), the center first; those have these indices.
+
+    With them comes the averaging of :func:`~numpyro_kscore._starts.laplace.best_gaussian`, which
+    may be known, unless modes are enough.
 
     Raises:
         FloatingPointError: where a mode is not found.
     """
     nodes, dim = [], len(indices) + len(others.indices)
-    averaging = None
     for point in points:
         at = np.empty(dim)
         place = stretched(point, now.slopes)
         at[indices] = now.gaussian.push(place)
         at[others.indices] = now.mode + place @ now.moves
         node = mode_at(others, at, now.triangle)
-        if node is not None and is_last:
+        if node is not None and not by_modes:
             found = best_gaussian(others, at, node, averaging)
             node, averaging = (None, None) if found is None else found
         if node is None:
             raise FloatingPointError("expected a finite density at a mode; got none")
         nodes.append(node)
-    return nodes
+    return nodes, averaging
 
 
-def find_scales(
-    others: Others, now: Scales, indices: np.ndarray, is_dense: bool
-) -> Conditional | None:
+def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool) -> Found | None:
     """A Gaussian that changes with scales; None where their distribution is not found.
 
     One or two scales are looked at densely in the end where that is asked for.
@@ -83,29 +109,32 @@ def find_scales(
     Raises:
         FloatingPointError: if numbers are not finite at one of their values.
     """
-    count = len(indices)
-    is_near = is_there = False
+    count, averaging = len(indices), None
+    stage: Stage = "far" if count else "near"
     for _ in range(ROUNDS):
-        points = design(count, ON_AXES, IN_PAIRS) if is_near else design(count, AT_FIRST)
-        nodes = look(others, now, indices, points, is_near)
+        points = design(count, AT_FIRST) if stage == "far" else design(count, ON_AXES, IN_PAIRS)
+        nodes, averaging = look(others, now, indices, points, stage != "near", averaging)
         evidences = np.array([node.evidence for node in nodes])
         evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
-        change = (
-            change_nearby(points, evidences, now.slopes)
-            if is_near
-            else change_at_first(points, evidences)
-        )
-        is_there = is_near and change.size < THERE
-        if is_there:
+        if stage == "far":
+            change = change_at_first(points, evidences)
+        elif count:
+            change = change_nearby(points, evidences, now.slopes)
+        if not count or (stage == "near" and change.size < THERE):
+            stage = "there"
             break
         now = _moved(now, change, points, nodes)
-        is_near = is_near or change.size < NEAR
-    if not is_near:
+        if stage == "far" and change.size < NEAR:
+            stage = "by modes"
+        elif stage == "by modes" and change.size < NEAR:
+            stage = "near"
+    if stage == "far":
         return None
-    if (count in LAST and is_dense) or not is_there:
-        now = _moved(now, change, points, nodes) if is_there else now
-        points = design(count, *(LAST.get(count) if is_dense else None) or (ON_AXES, IN_PAIRS))
-        nodes = look(others, now, indices, points, True)
+    last = LAST.get(count) if is_dense else None
+    if last is not None or stage != "there":
+        now = _moved(now, change, points, nodes) if stage == "there" else now
+        points = design(count, *(last or (ON_AXES, IN_PAIRS)))
+        nodes, _ = look(others, now, indices, points, False, averaging)
     return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
 
 
@@ -136,7 +165,7 @@ def _moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Give
 
 def _interpolated(
     order: np.ndarray, now: Scales, points: np.ndarray, nodes: Sequence[Given]
-) -> Conditional:
+) -> Found:
     """The Gaussian at all values of the scales from that at some of them, the center first."""
     values, _ = features(points)
     mean, base = nodes[0].mean, nodes[0].triangle
@@ -147,7 +176,8 @@ def _interpolated(
     diagonals = np.stack([triangle.diagonal for triangle in triangles])
     rests = [triangle.with_diagonal(-triangle.diagonal) for triangle in triangles]
     sums, kept = _main_sums(weights, rests)
-    return Conditional(
+    beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
+    conditional = Conditional(
         now.gaussian,
         now.slopes,
         mean,
@@ -158,6 +188,7 @@ def _interpolated(
         kept,
         tuple(order.tolist()),
     )
+    return Found(conditional, beyond)
 
 
 def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray, Arrow]:

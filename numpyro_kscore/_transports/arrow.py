@@ -66,7 +66,7 @@ class Arrow:
         if not self.leaves.size:
             return self._joined(leaves, of_core)
         flat = leaves.reshape(*leaves.shape[:-2], -1)
-        of_core = of_core + flat @ self.borders.reshape(-1, self.core.shape[-1])
+        of_core = of_core + flat @ self._flat
         return self._joined(xp.einsum("kij,...ki->...kj", self.leaves, leaves), of_core)
 
     def solve_transposed(self, vectors: Any) -> Any:
@@ -92,13 +92,15 @@ class Arrow:
 
     def followed_by(self, other: Arrow) -> Arrow:
         """The product with another triangle, on the host."""
-        borders = self.leaves @ other.borders + self.borders @ other.core
+        moved = self._flat @ other.core
+        borders = self.leaves @ other.borders + moved.reshape(self.borders.shape)
         return Arrow(self.leaves @ other.leaves, borders, self.core @ other.core, self.places)
 
     def divided(self, other: Arrow) -> Arrow:
         """The triangle whose product with this one is another, on the host."""
         core = np.linalg.solve(self.core, other.core)
-        borders = np.linalg.solve(self.leaves, other.borders - self.borders @ core)
+        moved = self._flat @ core
+        borders = np.linalg.solve(self.leaves, other.borders - moved.reshape(self.borders.shape))
         return Arrow(np.linalg.solve(self.leaves, other.leaves), borders, core, self.places)
 
     def with_diagonal(self, diagonal: Any) -> Arrow:
@@ -120,11 +122,16 @@ class Arrow:
         leaves, borders, core = (xp.tensordot(weights, a, axes=1) for a in every)
         return Arrow(leaves, borders, core, self.places)
 
+    @property
+    def _flat(self) -> Any:
+        """The borders of one triangle as a matrix: NumPy would take a product for each leaf."""
+        count, size, width = self.borders.shape
+        return self.borders.reshape(count * size, width)
+
     def _by_core(self, core: Any) -> Any:
         """The part of leaves (..., B, b) that depends on the core (..., c)."""
-        count, size, width = self.borders.shape
-        found = core @ self.borders.reshape(count * size, width).T
-        return found.reshape(*core.shape[:-1], count, size)
+        found = core @ self._flat.T
+        return found.reshape(*core.shape[:-1], *self.borders.shape[:2])
 
     def _split(self, vectors: Any, empty: float = 0.0) -> tuple[Any, Any]:
         """Vectors (..., r) as leaves (..., B, b) and core (..., c)."""

@@ -136,6 +136,8 @@ def features(points: Any) -> tuple[Any, Any]:
     t = xp.tanh(points / REACH)
     slopes, t = 1 - t**2, REACH * t
     count = points.shape[-1]
+    if not count:
+        return points, points[..., None]
     powers = exponents(count)
     each = t[..., None, :] ** powers
     lowered = t[..., None, :] ** np.maximum(powers - 1, 0)
@@ -147,7 +149,7 @@ def features(points: Any) -> tuple[Any, Any]:
 
 def exponents(count: int) -> np.ndarray:
     """The exponents of every feature: all powers of one or two of the scales, (p, count)."""
-    alone, together = (degrees[min(count, 3)] for degrees in (ALONE, TOGETHER))
+    alone, together = (degrees[min(max(count, 1), 3)] for degrees in (ALONE, TOGETHER))
     found = [
         [i if k == a else j if k == b else 0 for k in range(count)]
         for a in range(count)
@@ -155,4 +157,4 @@ def exponents(count: int) -> np.ndarray:
         for i in range(1, (alone if a == b else together - 1) + 1)
         for j in ((0,) if a == b else range(1, together + 1 - i))
     ]
-    return np.array(found)
+    return np.array(found, int).reshape(len(found), count)

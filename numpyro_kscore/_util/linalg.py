@@ -96,6 +96,8 @@ def invert_lower(factor: jax.Array) -> jax.Array:
     matrix products, which XLA divides over threads.
     """
     dim = factor.shape[0]
+    if not dim:
+        return factor
     count = 2 ** max(0, math.ceil(math.log2(dim / BLOCK)))
     size = -(-dim // count)
     padding = count * size - dim

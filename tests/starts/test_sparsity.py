@@ -1,0 +1,133 @@
+"""Structures of Hessians, and factors by them, against dense matrices."""
+
+import numpy as np
+import pytest
+
+from numpyro_kscore._starts.laplace import triangle_of
+from numpyro_kscore._starts.sparsity import blocks_at, find_structure
+
+RNG = np.random.default_rng(0)
+
+
+def of_pairs(size, pairs):
+    """A positive definite matrix with numbers at pairs of places."""
+    matrix = np.zeros((size, size))
+    for i, j in pairs:
+        matrix[i, j] = matrix[j, i] = 0.3 * RNG.normal()
+    return matrix + np.diag(np.abs(matrix).sum(axis=1) + 1)
+
+
+def crossed():
+    """Ninety persons who answer all ten questions, and a mean of all."""
+    persons, questions = np.arange(90), np.arange(90, 100)
+    pairs = [(p, q) for p in persons for q in questions]
+    return of_pairs(101, pairs + [(k, 100) for k in range(100)])
+
+
+def nested():
+    """Pupils' classes in thirty schools of one to four, with a mean of all."""
+    pairs, size = [], 1
+    for k in range(30):
+        school, classes = size, range(size + 1, size + 2 + k % 4)
+        pairs += [(0, school)] + [(school, one) for one in classes]
+        size = classes[-1] + 1
+    return of_pairs(size, pairs)
+
+
+def band():
+    """A series, each of whose 200 values depends on the two before."""
+    return of_pairs(200, [(k, k - lag) for lag in (1, 2) for k in range(lag, 200)])
+
+
+def grid():
+    """A map of 14 by 14 squares, each of which depends on its neighbors."""
+    at = np.arange(196).reshape(14, 14)
+    across = zip(at[:, 1:].ravel(), at[:, :-1].ravel(), strict=True)
+    down = zip(at[1:].ravel(), at[:-1].ravel(), strict=True)
+    return of_pairs(196, [*across, *down])
+
+
+def dense():
+    rng = np.random.default_rng(1)
+    factor = rng.normal(size=(30, 30))
+    return factor @ factor.T + np.eye(30)
+
+
+# A matrix, the most products that give all of it, and the most numbers of its factor.
+MATRICES = {
+    "crossed": (crossed, 12, 2_000),
+    "nested": (nested, 12, 1_200),
+    "band": (band, 20, 8_000),
+    "grid": (grid, 60, 25_000),
+    "dense": (dense, 30, 900),
+    "diagonal": (lambda: np.diag(np.arange(1.0, 41.0)), 1, 100),
+}
+
+
+@pytest.fixture(scope="module", params=MATRICES)
+def found(request):
+    make, most_products, most_numbers = MATRICES[request.param]
+    matrix = make()
+    size = len(matrix)
+    # Among latents that are held, and in another order.
+    others = RNG.permutation(size + 2)[:size]
+    whole = np.eye(size + 2)
+    whole[np.ix_(others, others)] = matrix
+
+    def products(points, vectors):
+        assert vectors.shape[1] == points.shape[1] == size + 2
+        return vectors @ whole
+
+    structure = find_structure(products, np.zeros((2, size + 2)), others)
+    return matrix, others, products, structure, most_products, most_numbers
+
+
+def test_few_products_give_every_number(found):
+    matrix, others, products, structure, most_products, _ = found
+    assert len(structure.seeds) <= most_products
+    blocks = blocks_at(structure, products, np.zeros((1, len(matrix) + 2)), others)
+    for vector in RNG.normal(size=(3, len(matrix))):
+        np.testing.assert_allclose(blocks.times(structure, vector), matrix @ vector, rtol=1e-9)
+
+
+def test_a_triangle_is_a_factor_of_the_inverse(found):
+    matrix, others, products, structure, _, most_numbers = found
+    blocks = blocks_at(structure, products, np.zeros((1, len(matrix) + 2)), others)
+    triangle = triangle_of(blocks, structure.places)
+    columns = triangle.times(np.eye(len(matrix))).T
+    np.testing.assert_allclose(columns @ columns.T, np.linalg.inv(matrix), rtol=1e-8, atol=1e-10)
+    volume = -0.5 * np.linalg.slogdet(matrix)[1]
+    assert np.sum(np.log(triangle.diagonal)) == pytest.approx(volume, rel=1e-9)
+    numbers = triangle.leaves.size + triangle.borders.size + triangle.core.size
+    assert numbers <= most_numbers
+
+
+def test_triangles_are_solved_and_divided(found):
+    matrix, others, products, structure, _, _ = found
+    blocks = blocks_at(structure, products, np.zeros((1, len(matrix) + 2)), others)
+    triangle = triangle_of(blocks, structure.places)
+    vectors = RNG.normal(size=(2, len(matrix)))
+    np.testing.assert_allclose(triangle.solve(triangle.times(vectors)), vectors, rtol=1e-7)
+    back = triangle.solve_transposed(triangle.transposed(vectors))
+    np.testing.assert_allclose(back, vectors, rtol=1e-7)
+    again = triangle.followed_by(triangle.divided(triangle))
+    np.testing.assert_allclose(again.times(vectors), triangle.times(vectors), rtol=1e-7)
+
+
+def test_what_a_second_point_depends_on_is_found():
+    """The product of two latents has no curvature where the others are zero."""
+    size = 40
+    pairs = band()[:size, :size]
+
+    def products(points, vectors):
+        return vectors @ (np.eye(size) + (pairs - np.diag(np.diag(pairs))) * points[0, 0])
+
+    points = np.zeros((2, size))
+    points[1, 0] = 1.0
+    others = np.arange(size)
+    structure = find_structure(products, points, others)
+    vector = RNG.normal(size=size)
+    blocks = blocks_at(structure, products, points[1:], others)
+    np.testing.assert_allclose(
+        blocks.times(structure, vector), products(points[1:], vector[None])[0], rtol=1e-9
+    )
