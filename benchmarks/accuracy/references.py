@@ -20,7 +20,16 @@ from numpyro.infer import MCMC, NUTS
 
 from benchmarks.accuracy.posterior import Posterior
 
-__all__ = ["QUICK", "Reference", "Sizes", "kept", "load_reference", "nuts_pieces", "path_of"]
+__all__ = [
+    "QUICK",
+    "Piece",
+    "Reference",
+    "Sizes",
+    "kept",
+    "load_reference",
+    "nuts_pieces",
+    "path_of",
+]
 
 _CACHE_VERSION = 2  # raise it when a model or a sampler changes
 _SEED = 20_200_519
@@ -132,7 +141,8 @@ def _draw_by_nuts(posterior: Posterior, sizes: Sizes) -> Reference:
     num_samples = 2 * sizes.num_pairs * sizes.num_draws // _NUM_CHAINS * posterior.thinning
     with jax.enable_x64(posterior.float64):
         pieces = nuts_pieces(posterior, run_key, sizes.num_warmup, num_samples, _NUM_CHAINS)
-        (_, warmup), (chains, gradients) = next(pieces), next(pieces)
+        warmup, piece = next(pieces), next(pieces)
+    chains = piece.draws
     # One row a draw, chain after chain, so that halves are of different chains and the floor
     # includes the differences between chains.
     draws = jnp.asarray(chains.reshape(-1, chains.shape[-1]), jnp.float32)
@@ -143,8 +153,22 @@ def _draw_by_nuts(posterior: Posterior, sizes: Sizes) -> Reference:
         rhat=float(np.max(split_gelman_rubin(chains))),
         ess=float(np.min(effective_sample_size(chains))),
         seconds=np.nan,
-        gradients=warmup + gradients,
+        gradients=warmup.gradients + piece.gradients,
     )
+
+
+class Piece(NamedTuple):
+    """A part of all chains.
+
+    Attributes:
+        draws: summarized draws, (num_chains, draws, k) in float64.
+        gradients: number of gradients they took.
+        cpu: seconds of CPU.
+    """
+
+    draws: np.ndarray
+    gradients: float
+    cpu: float
 
 
 def nuts_pieces(
@@ -154,13 +178,8 @@ def nuts_pieces(
     num_samples: int,
     num_chains: int,
     chain_method: str = "vectorized",
-) -> Iterator[tuple[np.ndarray, float]]:
-    """Chains that go on: first the warm-up, without draws, then piece after piece.
-
-    Yields:
-        Summarized draws, (num_chains, num_samples // thinning, k) in float64, and the number of
-        gradients they took.
-    """
+) -> Iterator[Piece]:
+    """Chains that go on: first the warm-up, without draws, then piece after piece."""
     target, thinning = posterior.target, posterior.thinning
     if posterior.float64:
         target = replace(target, args=tuple(_widened(array) for array in target.args))
@@ -178,18 +197,22 @@ def nuts_pieces(
         progress_bar=False,
     )
     # Thinned below, since MCMC would thin the numbers of steps too.
+    begin = time.process_time()
     mcmc.warmup(key, *target.args, extra_fields=("num_steps",), collect_warmup=True)
-    yield np.empty((num_chains, 0, 0)), float(mcmc.get_extra_fields()["num_steps"].sum())
-    for piece in itertools.count(1):
-        mcmc.run(random.fold_in(key, piece), *target.args, extra_fields=("num_steps",))
+    gradients = float(mcmc.get_extra_fields()["num_steps"].sum())
+    yield Piece(np.empty((num_chains, 0, 0)), gradients, time.process_time() - begin)
+    for number in itertools.count(1):
+        begin = time.process_time()
+        mcmc.run(random.fold_in(key, number), *target.args, extra_fields=("num_steps",))
         mcmc.post_warmup_state = mcmc.last_state
+        gradients = float(mcmc.get_extra_fields()["num_steps"].sum())
+        cpu = time.process_time() - begin
         draws = {
             name: values[:, ::thinning].reshape(-1, *values.shape[2:])
             for name, values in mcmc.get_samples(group_by_chain=True).items()
         }
         found = np.asarray(posterior.summarize(target.from_nuts(draws)), np.float64)
-        gradients = float(mcmc.get_extra_fields()["num_steps"].sum())
-        yield found.reshape(num_chains, -1, found.shape[-1]), gradients
+        yield Piece(found.reshape(num_chains, -1, found.shape[-1]), gradients, cpu)
 
 
 def _widened(array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A posterior with hundreds to thousands of latents, of which scales and some effects are compared."""
+"""A posterior with many latents, of which the scales and some effects are compared."""
 
 from __future__ import annotations
 

@@ -126,4 +126,3 @@ def items() -> LargePosterior:
         others=("difficulty",),
         near={"mean": -0.3, "scale": 1.0, "slope_mean": 0.2, "slope_scale": 0.35, "slope": slope},
     )
-

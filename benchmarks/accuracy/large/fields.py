@@ -91,8 +91,11 @@ def cox_process() -> LargePosterior:
         level = numpyro.sample("level", dist.Normal(0, 2))
         size = numpyro.sample("size", dist.HalfNormal(2))
         length = numpyro.sample("length", dist.LogNormal(2, 0.5))
-        return level, size, length, numpyro.sample(
-            "z", dist.Normal(0, 1).expand([side**2]).to_event(1)
+        return (
+            level,
+            size,
+            length,
+            numpyro.sample("z", dist.Normal(0, 1).expand([side**2]).to_event(1)),
         )
 
     def model(at: Array, counts: Array) -> None:
@@ -140,9 +143,7 @@ def splines() -> LargePosterior:
     bends = np.diff(np.eye(size), n=2, axis=0)
     # Coefficients whose second differences are standard normal.
     shapes = bends.T @ np.linalg.inv(bends @ bends.T)
-    bases = np.stack(
-        [BSpline.design_matrix(column, knots, 3).toarray() @ shapes for column in x.T]
-    )
+    bases = np.stack([BSpline.design_matrix(column, knots, 3).toarray() @ shapes for column in x.T])
     bases = bases - bases.mean(1, keepdims=True)
 
     def model(x: Array, bases: Array, y: Array) -> None:

@@ -85,7 +85,7 @@ def lines() -> LargePosterior:
 
 
 def occupancy() -> LargePosterior:
-    """A bird at 940 sites in six years, seen on some of five visits if there: d = 1892.
+    """A bird at 940 sites in six years, seen on some of five visits if there: d = 1893.
 
     Whether it is there is summed out. A site has an effect on that and one on being seen.
     """
@@ -138,13 +138,13 @@ def occupancy() -> LargePosterior:
 
 
 def microcredit() -> LargePosterior:
-    """Losses, zeros and profits of 8000 households in eight places: d = 124.
+    """Losses, zeros and profits of 4000 households in eight places: d = 124.
 
     As in Meager's analysis: the probabilities of the three kinds, and the logarithms of losses and
     of profits, depend on a loan, by place; logarithms have Student's distribution. Centered.
     """
     rng = np.random.default_rng(514)
-    places, rows = 8, 8_000
+    places, rows = 8, 4_000
     place, loan = rng.integers(0, places, rows), rng.integers(0, 2, rows)
     kinds = rng.normal([[0.5, 0.2], [1.2, 0.1]], [[0.5, 0.15], [0.6, 0.15]], (places, 2, 2))
     logits = np.concatenate(
@@ -165,10 +165,10 @@ def microcredit() -> LargePosterior:
         for part, (wide, narrow) in parts.items():
             # Of two kinds or tails, without a loan and by it.
             spread = jnp.array([wide, narrow])
-            mean = numpyro.sample(
-                f"{part}_mean", dist.Normal(0, spread).expand([2, 2]).to_event(2)
+            mean = numpyro.sample(f"{part}_mean", dist.Normal(0, spread).expand([2, 2]).to_event(2))
+            scale = numpyro.sample(
+                f"{part}_scale", dist.HalfNormal(narrow).expand([2, 2]).to_event(2)
             )
-            scale = numpyro.sample(f"{part}_scale", dist.HalfNormal(narrow).expand([2, 2]).to_event(2))
             with numpyro.plate(f"{part}_places", places):
                 effect = numpyro.sample(part, dist.Normal(mean, scale).to_event(2))
             of_rows[part] = effect[place, :, 0] + effect[place, :, 1] * loan[:, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from benchmarks.accuracy.large.compared import LargePosterior
-from benchmarks.accuracy.references import kept, nuts_pieces, path_of
+from benchmarks.accuracy.references import Piece, kept, nuts_pieces, path_of
 from benchmarks.accuracy.targets import Draws
 
 __all__ = ["LONG", "QUICK", "Lengths", "LongRun", "draw_reference", "draw_rival"]
@@ -35,7 +34,7 @@ class Lengths:
         most: pieces after which a reference ends without what it is for.
         effective: draws of every scale, effective ones of all chains, that end a reference.
         rival_warmup: the most warm-up steps of a rival.
-        rival_draws: draws of the one chain of a rival.
+        rival_piece, rival_pieces: draws of a piece of the one chain of a rival, and their number.
         num_chains: chains of a reference.
     """
 
@@ -44,12 +43,13 @@ class Lengths:
     most: int = 16
     effective: int = 1_000
     rival_warmup: int = 500
-    rival_draws: int = 500
+    rival_piece: int = 100
+    rival_pieces: int = 5
     num_chains: int = 4
 
 
 LONG = Lengths()
-QUICK = Lengths(50, 25, 1, 1, 50, 25, 2)
+QUICK = Lengths(50, 25, 1, 1, 50, 25, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,15 @@ class LongRun:
         """Seconds of CPU for 400 effective draws of the worst scale, by one chain."""
         return self.warmup_cpu / len(self.draws) + self.draws_cpu * _ENOUGH / self.scale_ess
 
-    def is_trusted(self, effective: int) -> bool:
+    def is_trusted(self, effective: float) -> bool:
         """Whether chains agree and every scale has so many effective draws."""
         return bool(self.rhat.max() < _LARGEST_RHAT) and self.scale_ess >= effective
 
     def describe(self) -> str:
         """One line."""
         return (
-            f"R-hat {self.rhat.max():.4f}, effective draws of scales {self.scale_ess:.0f}, of effects "
-            f"{self.ess[self.num_scales :].min():.0f}, CPU {self.warmup_cpu:.0f} s + "
+            f"R-hat {self.rhat.max():.4f}, effective draws of scales {self.scale_ess:.0f}, "
+            f"of effects {self.ess[self.num_scales :].min():.0f}, CPU {self.warmup_cpu:.0f} s + "
             f"{self.draws_cpu:.0f} s, {self.cpu_of_enough:.0f} s for {_ENOUGH}, "
             f"{self.gradients:.3g} gradients"
         )
@@ -121,15 +121,15 @@ def draw_rival(
 ) -> LongRun | None:
     """A short run of one chain of NUTS with its defaults on the model as it is written."""
     num_warmup = min(lengths.rival_warmup, posterior.rival_warmup)
-    settings = (num_warmup, lengths.rival_draws)
+    settings = (num_warmup, lengths.rival_piece, lengths.rival_pieces)
     plain = replace(posterior, target=replace(posterior.target, nuts_model=None, from_nuts=_same))
     plain = replace(plain, float64=False)
 
     def compute() -> dict[str, Any]:
         pieces = nuts_pieces(
-            plain, random.key(_SEED), num_warmup, lengths.rival_draws, 1, "sequential"
+            plain, random.key(_SEED), num_warmup, lengths.rival_piece, 1, "sequential"
         )
-        return vars(_gather(pieces, plain, most=1, effective=0))
+        return vars(_gather(pieces, plain, lengths.rival_pieces, np.inf))
 
     return _load(plain, folder, ("rival", *settings), compute, known)
 
@@ -152,21 +152,17 @@ def _load(
 
 
 def _gather(
-    pieces: Iterator[tuple[np.ndarray, float]], posterior: LargePosterior, most: int, effective: int
+    pieces: Iterator[Piece], posterior: LargePosterior, most: int, effective: float
 ) -> LongRun:
     """Take pieces of chains until every scale has so many effective draws, at most ``most``."""
-    begin = time.process_time()
-    _, gradients = next(pieces)
-    warmup_cpu = time.process_time() - begin
-    found: list[np.ndarray] = []
-    draws_cpu = 0.0
+    warmup = next(pieces)
+    found: list[Piece] = []
     while True:
-        begin = time.process_time()
-        piece, more = next(pieces)
-        draws_cpu += time.process_time() - begin
-        found.append(piece)
-        gradients += more
-        draws = np.concatenate(found, 1)
+        found.append(next(pieces))
+        draws = np.concatenate([piece.draws for piece in found], 1)
+        cpu = [piece.cpu for piece in found]
+        # The first piece compiles, for as long as it takes longer than the others.
+        compiling = max(0.0, cpu[0] - float(np.mean(cpu[1:]))) if len(cpu) > 1 else 0.0
         run = LongRun(
             mean=draws.mean((0, 1)),
             sd=draws.std((0, 1)),
@@ -174,9 +170,9 @@ def _gather(
             rhat=np.asarray(split_gelman_rubin(draws)),
             draws=draws.astype(np.float32),
             num_scales=posterior.num_scales,
-            warmup_cpu=warmup_cpu,
-            draws_cpu=draws_cpu,
-            gradients=gradients,
+            warmup_cpu=warmup.cpu + compiling,
+            draws_cpu=sum(cpu) - compiling,
+            gradients=warmup.gradients + sum(piece.gradients for piece in found),
         )
         print(f"{posterior.target.name}: {run.describe()}", flush=True)
         if len(found) >= most or run.is_trusted(effective):

@@ -82,9 +82,7 @@ def trend(days: int = 1_500) -> LargePosterior:
 
     def priors() -> Draws:
         normals = {"first_level": (20, 20), "first_slope": (0, 0.1)}
-        found = {
-            name: numpyro.sample(name, dist.Normal(*prior)) for name, prior in normals.items()
-        }
+        found = {name: numpyro.sample(name, dist.Normal(*prior)) for name, prior in normals.items()}
         found |= {
             name: numpyro.sample(name, dist.HalfNormal(scale))
             for name, scale in _TREND_SCALES.items()
@@ -165,9 +163,7 @@ def trend(days: int = 1_500) -> LargePosterior:
 
             last = means[-1] + _root(covs[-1]) @ noise[-1]
             # The first state is a parameter.
-            _, states = lax.scan(
-                back, last, (means[1:-1], covs[1:-1], noise[1:-1]), reverse=True
-            )
+            _, states = lax.scan(back, last, (means[1:-1], covs[1:-1], noise[1:-1]), reverse=True)
             first = jnp.stack([found["first_level"], found["first_slope"]])
             states = jnp.concatenate([first[None], states, last[None]])
             slope_moves = jnp.diff(states[:, 1]) / sizes[1]

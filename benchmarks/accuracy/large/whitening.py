@@ -69,10 +69,17 @@ def whitened(
         return -log_density(model, args, {}, to_near(t)[0] | to_sites(u))[0]
 
     here = jnp.zeros_like(origin)
+    rise = jax.jit(jax.value_and_grad(energy))
+
+    def evaluate(u: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = rise(u, here)
+        return float(value), np.array(slope)  # a copy, since the search writes to it
+
+    # Not at zero, where NumPyro's Bernoulli(logits) has another gradient than nearby.
+    start = start + 0.1 * np.random.default_rng(0).normal(size=len(start))
     found = minimize(
-        jax.jit(jax.value_and_grad(energy)), start, args=(here,), jac=True, method="L-BFGS-B",
-        options={"maxiter": 1_000, "maxfun": 2_000},
-    )  # fmt: skip
+        evaluate, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000, "maxfun": 2_000}
+    )
     center = jnp.asarray(found.x)
     gradient = jax.grad(energy)
     product = jax.jit(lambda v: jax.jvp(lambda u: gradient(u, here), (center,), (v,))[1])
@@ -101,7 +108,9 @@ def whitened(
         handlers.condition(model, data=sites)(*args)
 
     def from_nuts(draws: Draws) -> Draws:
-        return target.from_nuts(jax.vmap(to_all)(draws[WHITE], draws[NEAR])[0])
+        sites, _ = jax.vmap(to_all)(draws[WHITE], draws[NEAR])
+        # With what the model computes.
+        return target.from_nuts({n: x for n, x in draws.items() if n not in (WHITE, NEAR)} | sites)
 
     return replace(target, nuts_model=nuts_model, from_nuts=from_nuts)
 
