@@ -216,6 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         options.cache = options.cache or Path(folder)
+        # NumPyro compiles every piece of a chain anew, which takes longer than the piece.
+        jax.config.update("jax_compilation_cache_dir", f"{folder}/programs")
         targets = options.targets or ([QUICK_TARGET] if options.quick else list(LARGE))
         wanted = [] if options.known else [bench.reference]
         for draw in [*wanted, *([bench.rival] if options.references else [])]:
