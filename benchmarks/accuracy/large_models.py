@@ -81,7 +81,8 @@ def measure(draws: np.ndarray, reference: LongRun) -> Row:
         return {"right": 0, "error": "draws that are not finite"}
     errors = np.abs(draws.mean(0) - reference.mean) / reference.sd
     ratios = draws.std(0) / reference.sd
-    count, row = reference.num_scales, {}
+    count = reference.num_scales
+    row: Row = {}
     for kind, here in (("scale", slice(count)), ("effect", slice(count, None))):
         found = (
             errors[here].max(), np.median(errors[here]),
@@ -140,7 +141,7 @@ class Bench:
     def compute(self, target: str, seed: int) -> Row:
         """One row, by a process of its own."""
         options = self.options
-        found = dict.fromkeys(COLUMNS, "")
+        found: Row = dict.fromkeys(COLUMNS, "")
         reference, rival = self.reference(target, known=True), self.rival(target, known=True)
         if reference is not None:
             found |= {"rhat": round(float(reference.rhat.max()), 4)}
@@ -222,7 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wanted = [] if options.known else [bench.reference]
         for draw in [*wanted, *([bench.rival] if options.references else [])]:
             for target in targets:
-                print(f"{target}, {draw.__name__}: {draw(target).describe()}", flush=True)
+                found = draw(target)
+                print(f"{target}, {draw.__name__}: {found and found.describe()}", flush=True)
                 jax.clear_caches()
         if options.references:
             return

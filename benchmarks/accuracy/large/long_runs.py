@@ -123,7 +123,7 @@ def draw_rival(
     num_warmup = min(lengths.rival_warmup, posterior.rival_warmup)
     settings = (num_warmup, lengths.rival_piece, lengths.rival_pieces)
     plain = replace(posterior, target=replace(posterior.target, nuts_model=None, from_nuts=_same))
-    plain = replace(plain, float64=False)
+    plain = replace(plain, float64=False, accept=0.8, dense_mass=False)
 
     def compute() -> dict[str, Any]:
         pieces = nuts_pieces(
@@ -145,10 +145,10 @@ def _load(
     if known and (path is None or not path.exists()):
         return None
     values = kept(path, compute)
-    numbers = {name: values[name] for name in ("warmup_cpu", "draws_cpu", "gradients")}
-    arrays = {name: np.asarray(values[name]) for name in ("mean", "sd", "ess", "rhat", "draws")}
-    floats = {name: float(value) for name, value in numbers.items()}
-    return LongRun(**arrays, **floats, num_scales=int(values["num_scales"]))
+    # A file keeps numbers as arrays.
+    return LongRun(
+        **{name: x if np.ndim(x) else np.asarray(x).item() for name, x in values.items()}
+    )
 
 
 def _gather(
