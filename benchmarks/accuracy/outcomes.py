@@ -22,6 +22,7 @@ __all__ = [
     "Fitted",
     "classify",
     "fit_as_users_do",
+    "is_called_good",
     "is_wrong_and_good",
     "report",
 ]
@@ -59,6 +60,7 @@ def fit_as_users_do(
     data: Mapping[str, Any],
     max_steps: int = 5_000,
     with_verdict: bool = False,
+    with_evidence: bool = True,
 ) -> Fitted:
     """``AutoImplicit`` by ``fit`` with the defaults, then its importance weights.
 
@@ -84,12 +86,13 @@ def fit_as_users_do(
         "warned": "; ".join(sorted(text.partition(". ")[0][:160] for text in warned)),
         "reason": info.reason,
     }
-    evidence = log_evidence(svi, result, **data)
-    said |= {
-        "weights_cpu": round(time.process_time() - fitted, 1),
-        "khat": round(evidence.khat, 3),
-        "effective": round(evidence.num_effective),
-    }
+    if with_evidence:
+        evidence = log_evidence(svi, result, **data)
+        said |= {
+            "weights_cpu": round(time.process_time() - fitted, 1),
+            "khat": round(evidence.khat, 3),
+            "effective": round(evidence.num_effective),
+        }
     if with_verdict:
         found = diagnose(svi, result, progress_bar=False, **data)
         said["verdict"] = found.verdict

@@ -25,7 +25,8 @@ class Posterior:
             poorly determined by thousands of draws.
         thinning: NUTS keeps one of this many draws.
         accept: the acceptance probability NUTS adapts its step size to.
-        dense_mass: NUTS adapts a full mass matrix, for posteriors with strong correlations.
+        dense_mass: NUTS adapts a full mass matrix, for posteriors with strong correlations, or one
+            of these sites.
         float64: NUTS runs in double precision, because models in raw units lose digits in single.
         batch_size: rows of the minibatches that guides are fitted to, the last argument of the
             model; None fits them to all.
@@ -36,7 +37,7 @@ class Posterior:
     heavy_tails: bool = False
     thinning: int = 2
     accept: float = 0.95
-    dense_mass: bool = False
+    dense_mass: bool | list[tuple[str, ...]] = False
     float64: bool = False
     batch_size: int | None = None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,16 @@ from numpyro.infer import MCMC, NUTS
 
 from benchmarks.accuracy.posterior import Posterior
 
-__all__ = ["QUICK", "Reference", "Sizes", "load_reference"]
+__all__ = [
+    "QUICK",
+    "Piece",
+    "Reference",
+    "Sizes",
+    "kept",
+    "load_reference",
+    "nuts_pieces",
+    "path_of",
+]
 
 _CACHE_VERSION = 2  # raise it when a model or a sampler changes
 _SEED = 20_200_519
@@ -82,27 +93,39 @@ def load_reference(posterior: Posterior, sizes: Sizes, folder: Path | None) -> R
     Returns:
         The reference; check ``trusted`` before use.
     """
-    path = None
-    if folder is not None:
-        path = folder / f"{posterior.target.name}-{_fingerprint(posterior, sizes)}.npz"
-        if path.exists():
-            with np.load(path) as kept:
-                values = {name: kept[name] for name in kept.files}
-            scalars = {
-                name: float(values[name]) for name in ("rhat", "ess", "seconds", "gradients")
-            }
-            return Reference(jnp.asarray(values["truth"]), jnp.asarray(values["other"]), **scalars)
     start = time.perf_counter()
-    draw = _draw_exactly if posterior.target.exact is not None else _draw_by_nuts
-    reference = draw(posterior, sizes)
-    reference = replace(reference, seconds=round(time.perf_counter() - start, 1))
+
+    def compute() -> dict[str, Any]:
+        draw = _draw_exactly if posterior.target.exact is not None else _draw_by_nuts
+        found = draw(posterior, sizes)
+        return vars(replace(found, seconds=round(time.perf_counter() - start, 1)))
+
+    path = path_of(posterior, folder, _CACHE_VERSION, jax.__version__, *sizes)
+    values = kept(path, compute)
+    scalars = {name: float(values[name]) for name in ("rhat", "ess", "seconds", "gradients")}
+    return Reference(jnp.asarray(values["truth"]), jnp.asarray(values["other"]), **scalars)
+
+
+def path_of(posterior: Posterior, folder: Path | None, *settings: Any) -> Path | None:
+    """The file of draws by these settings from this posterior; None without a folder."""
+    if folder is None:
+        return None
+    return folder / f"{posterior.target.name}-{_fingerprint(posterior, settings)}.npz"
+
+
+def kept(path: Path | None, compute: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Arrays by name, read from the file if it exists, else computed and written to it."""
+    if path is not None and path.exists():
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    values = compute()
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Written under another name and renamed, so that no half-written file is left.
         partial = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, **vars(reference))
+        np.savez(partial, **values)
         partial.replace(path)
-    return reference
+    return values
 
 
 def _draw_exactly(posterior: Posterior, sizes: Sizes) -> Reference:
@@ -115,24 +138,48 @@ def _draw_exactly(posterior: Posterior, sizes: Sizes) -> Reference:
 
 def _draw_by_nuts(posterior: Posterior, sizes: Sizes) -> Reference:
     run_key, truth_key, other_key = random.split(random.key(_SEED), 3)
+    num_samples = 2 * sizes.num_pairs * sizes.num_draws // _NUM_CHAINS * posterior.thinning
     with jax.enable_x64(posterior.float64):
-        draws, gradients = _run_nuts(posterior, sizes, run_key)
+        pieces = nuts_pieces(posterior, run_key, sizes.num_warmup, num_samples, _NUM_CHAINS)
+        warmup, piece = next(pieces), next(pieces)
+    chains = piece.draws
     # One row a draw, chain after chain, so that halves are of different chains and the floor
     # includes the differences between chains.
-    chains = draws.reshape(_NUM_CHAINS, len(draws) // _NUM_CHAINS, -1)
-    truth, other = jnp.split(jnp.asarray(draws, jnp.float32), 2)
+    draws = jnp.asarray(chains.reshape(-1, chains.shape[-1]), jnp.float32)
+    truth, other = jnp.split(draws, 2)
     return Reference(
         random.permutation(truth_key, truth),
         random.permutation(other_key, other),
         rhat=float(np.max(split_gelman_rubin(chains))),
         ess=float(np.min(effective_sample_size(chains))),
         seconds=np.nan,
-        gradients=gradients,
+        gradients=warmup.gradients + piece.gradients,
     )
 
 
-def _run_nuts(posterior: Posterior, sizes: Sizes, key: Array) -> tuple[np.ndarray, float]:
-    """Summarized draws of all chains, (n, k) in float64, and the number of gradients they took."""
+class Piece(NamedTuple):
+    """A part of all chains.
+
+    Attributes:
+        draws: summarized draws, (num_chains, draws, k) in float64.
+        gradients: number of gradients they took.
+        cpu: seconds of CPU.
+    """
+
+    draws: np.ndarray
+    gradients: float
+    cpu: float
+
+
+def nuts_pieces(
+    posterior: Posterior,
+    key: Array,
+    num_warmup: int,
+    num_samples: int,
+    num_chains: int,
+    chain_method: str = "vectorized",
+) -> Iterator[Piece]:
+    """Chains that go on: first the warm-up, without draws, then piece after piece."""
     target, thinning = posterior.target, posterior.thinning
     if posterior.float64:
         target = replace(target, args=tuple(_widened(array) for array in target.args))
@@ -143,32 +190,38 @@ def _run_nuts(posterior: Posterior, sizes: Sizes, key: Array) -> tuple[np.ndarra
             target_accept_prob=posterior.accept,
             dense_mass=posterior.dense_mass,
         ),
-        num_warmup=sizes.num_warmup,
-        num_samples=2 * sizes.num_pairs * sizes.num_draws // _NUM_CHAINS * thinning,
-        num_chains=_NUM_CHAINS,
-        chain_method="vectorized",
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method=chain_method,
         progress_bar=False,
     )
     # Thinned below, since MCMC would thin the numbers of steps too.
+    begin = time.process_time()
     mcmc.warmup(key, *target.args, extra_fields=("num_steps",), collect_warmup=True)
     gradients = float(mcmc.get_extra_fields()["num_steps"].sum())
-    mcmc.run(random.fold_in(key, 1), *target.args, extra_fields=("num_steps",))
-    gradients += float(mcmc.get_extra_fields()["num_steps"].sum())
-    kept = {
-        name: values[:, ::thinning].reshape(-1, *values.shape[2:])
-        for name, values in mcmc.get_samples(group_by_chain=True).items()
-    }
-    return np.asarray(posterior.summarize(target.from_nuts(kept)), np.float64), gradients
+    yield Piece(np.empty((num_chains, 0, 0)), gradients, time.process_time() - begin)
+    for number in itertools.count(1):
+        begin = time.process_time()
+        mcmc.run(random.fold_in(key, number), *target.args, extra_fields=("num_steps",))
+        mcmc.post_warmup_state = mcmc.last_state
+        gradients = float(mcmc.get_extra_fields()["num_steps"].sum())
+        cpu = time.process_time() - begin
+        draws = {
+            name: values[:, ::thinning].reshape(-1, *values.shape[2:])
+            for name, values in mcmc.get_samples(group_by_chain=True).items()
+        }
+        found = np.asarray(posterior.summarize(target.from_nuts(draws)), np.float64)
+        yield Piece(found.reshape(num_chains, -1, found.shape[-1]), gradients, cpu)
 
 
 def _widened(array: Array) -> Array:
     return array.astype(float) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def _fingerprint(posterior: Posterior, sizes: Sizes) -> str:
+def _fingerprint(posterior: Posterior, settings: tuple[Any, ...]) -> str:
     sampler = (posterior.thinning, posterior.accept, posterior.dense_mass, posterior.float64)
-    settings = (_CACHE_VERSION, jax.__version__, *sizes, *sampler)
-    digest = hashlib.sha256(repr(settings).encode())
+    digest = hashlib.sha256(repr((*settings, *sampler)).encode())
     for array in posterior.target.args:
         digest.update(np.asarray(array).tobytes())
     return digest.hexdigest()[:12]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -64,11 +64,14 @@ class Target:
     nuts_model: Model | None = None
     from_nuts: Callable[[Draws], Draws] = lambda draws: draws
 
-    def unconstrained(self, draws: Draws) -> Array:
-        """Unconstrained coordinates, (n, dim), of constrained draws of all sites, (n, ...) each."""
-        columns = []
-        for name, support in self.supports().items():
-            values = biject_to(support).inv(draws[name])
+    def unconstrained(self, draws: Draws, sites: Sequence[str] | None = None) -> Array:
+        """Unconstrained coordinates, (n, dim), of constrained draws of all sites, (n, ...) each.
+
+        With ``sites`` only of these, in their order.
+        """
+        columns, supports = [], self.supports()
+        for name in supports if sites is None else sites:
+            values = biject_to(supports[name]).inv(draws[name])
             columns.append(values.reshape(values.shape[0], -1))
         return jnp.concatenate(columns, axis=1)
 
