@@ -16,26 +16,15 @@ from numpyro_kscore._starts.candidates import (
     lower_bound,
 )
 from numpyro_kscore._starts.climb import climb_near
-from numpyro_kscore._starts.laplace import Others, balanced
-from numpyro_kscore._starts.scale_rounds import Found, Scales, find_scales
-from numpyro_kscore._starts.search import Latents, Search
-from numpyro_kscore._starts.sparsity import Products, find_structure
-from numpyro_kscore._transports.affine import Affine, antithetic, factor, standard
+from numpyro_kscore._starts.laplace import NUM_POINTS, make_others
+from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
+from numpyro_kscore._starts.search import Search
+from numpyro_kscore._transports.affine import Affine, factor, standard
 from numpyro_kscore._transports.stretch import unstretched
-from numpyro_kscore._transports.transport import Evaluate, pulled_back
+from numpyro_kscore._transports.transport import pulled_back
 
-# Latents that may be scales: so many numbers in all, of sites that have so many.
-MOST_SCALES, MOST_OF_LATENT = 6, 4
-# Draws over which the Gaussian of the others is fitted, and points that show what it depends on.
-NUM_DRAWS, NUM_POINTS = 64, 2
 # Most rounds of batch and match.
 MATCHES = 6
-
-
-def scales_of(latents: Latents) -> np.ndarray:
-    """Indices of the latents that count as scales."""
-    small = np.repeat(latents.sizes, latents.sizes) <= MOST_OF_LATENT
-    return np.flatnonzero((latents.is_scale | latents.is_between) & small)
 
 
 def fit_conditional(search: Search, known: Candidate) -> Candidate:
@@ -45,7 +34,7 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     nine times as many for the last ones; rounds of batch and match as long as they pay; O(k² r³) if
     the others all depend on each other.
     """
-    scales, dim = scales_of(search.latents), len(search.latents.first)
+    scales, dim = search.latents.scales, len(search.latents.first)
     if not (search.model.has_products and 0 < len(scales) <= MOST_SCALES and len(scales) < dim):
         return known
     evaluate = search.model.in_form(known.centering)
@@ -91,16 +80,3 @@ def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
         search.rng,
     )
     return find_scales(others, now, scales, is_dense=True)
-
-
-def make_others(
-    evaluate: Evaluate,
-    products: Products,
-    points: np.ndarray,
-    indices: np.ndarray,
-    rng: np.random.Generator,
-) -> Others:
-    """A model as a function of its others (r,), whose Hessians are seen at points (n, d)."""
-    structure = find_structure(products, points, indices)
-    noise = balanced(antithetic(rng, NUM_DRAWS, len(indices)))
-    return Others(evaluate, products, structure, indices, noise)

@@ -24,7 +24,7 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density, batched_products
 from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.large_search import find_large, higher, is_close
-from numpyro_kscore._starts.search import Latents
+from numpyro_kscore._starts.search import Density, Latents, ProductsInForms
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
@@ -145,12 +145,7 @@ def _find_start(
             elif few is None:
                 density = batched_density(in_forms.energy, forward_mode)
                 products = batched_products(in_forms.energy, forward_mode)
-                if len(first) > LARGEST_DENSE and not plain:
-                    large = find_large(density, products, known, rng)
-                    if len(first) > LARGEST_START or (large is not None and is_close(large)):
-                        return large
-                    return higher(large, find_gaussian(density, known, rng, products))
-                return find_gaussian(density, known, rng, products, with_forms=not plain)
+                return _find_at_once(density, products, known, rng, plain)
             else:
                 of_given = in_forms.of_model(model)
                 some, every = of_rows(of_given, whole, few, forward_mode, in_blocks)
@@ -168,6 +163,23 @@ def _find_start(
             return search()
         with jax.enable_x64(True):
             return search()
+
+
+def _find_at_once(
+    density: Density,
+    products: ProductsInForms,
+    latents: Latents,
+    rng: np.random.Generator,
+    plain: bool,
+) -> GaussianStart | None:
+    """The start by the density of all data; that of a large model is found by its structure."""
+    dim = len(latents.first)
+    if plain or dim <= LARGEST_DENSE:
+        return find_gaussian(density, latents, rng, products, with_forms=not plain)
+    large = find_large(density, products, latents, rng)
+    if dim > LARGEST_START or (large is not None and is_close(large)):
+        return large
+    return higher(large, find_gaussian(density, latents, rng, products))
 
 
 @contextmanager

@@ -14,10 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.sparsity import Blocks, Products, Structure, blocks_at
+from numpyro_kscore._starts.sparsity import (
+    Blocks,
+    Products,
+    Structure,
+    blocks_at,
+    find_structure,
+)
+from numpyro_kscore._transports.affine import antithetic
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.transport import Evaluate
 
+# Draws over which the Gaussian of the others is fitted, and points that show what it depends on.
+NUM_DRAWS, NUM_POINTS = 64, 2
 # Steps by the curvature at another mode, and by the one here.
 CHORDS, MOST_STEPS = 4, 12
 # A mode is found when a step would lower the energy by less than this, in nats, or a mean, for
@@ -48,6 +57,19 @@ class Others(NamedTuple):
     structure: Structure
     indices: np.ndarray
     noise: np.ndarray
+
+
+def make_others(
+    evaluate: Evaluate,
+    products: Products,
+    points: np.ndarray,
+    indices: np.ndarray,
+    rng: np.random.Generator,
+) -> Others:
+    """A model as a function of its others (r,), whose Hessians are seen at points (n, d)."""
+    structure = find_structure(products, points, indices)
+    noise = balanced(antithetic(rng, NUM_DRAWS, len(indices)))
+    return Others(evaluate, products, structure, indices, noise)
 
 
 class Given(NamedTuple):

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numpyro_kscore._starts.fit_conditional import MOST_SCALES, NUM_POINTS, make_others, scales_of
-from numpyro_kscore._starts.laplace import Given, Others, mode_at
+from numpyro_kscore._starts.laplace import NUM_POINTS, Given, Others, make_others, mode_at
 from numpyro_kscore._starts.pathfinder import QUANTILES
-from numpyro_kscore._starts.scale_rounds import Found, Scales, find_scales
+from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart, divergence_of
 from numpyro_kscore._transports.affine import Affine
@@ -44,7 +43,7 @@ def find_large(
     model, dim = CountedDensity(density, products), len(latents.first)
     plain = of_degrees(np.ones(dim))
     evaluate = model.in_form(plain)
-    scales = scales_of(latents)[:MOST_SCALES]
+    scales = latents.scales[:MOST_SCALES]
     rest = np.setdiff1d(np.arange(dim), scales)
     points = latents.first + SPREAD * latents.prior_widths * rng.normal(size=(NUM_POINTS, dim))
     others = make_others(evaluate, model.products_in(plain), points, rest, rng)

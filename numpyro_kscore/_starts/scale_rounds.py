@@ -20,6 +20,8 @@ from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional, features
 from numpyro_kscore._transports.stretch import slopes_at, stretched
 
+# Most numbers of scales.
+MOST_SCALES = 6
 # Where scales are looked at while their own distribution is still far, and when it is near: on
 # axes, and in pairs. One alone and two have more in the end, since there is time for it.
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)

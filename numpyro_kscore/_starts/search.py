@@ -11,6 +11,8 @@ from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 
+# Most numbers of a site whose latents may be scales of all others.
+MOST_OF_SITE = 4
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
 # Radius of random starts in unconstrained coordinates, as NumPyro's.
@@ -107,6 +109,12 @@ class Latents(NamedTuple):
     is_scale: np.ndarray
     is_between: np.ndarray
     sizes: tuple[int, ...]
+
+    @property
+    def scales(self) -> np.ndarray:
+        """Indices of the latents that count as scales: sites of few numbers."""
+        is_small = np.repeat(self.sizes, self.sizes) <= MOST_OF_SITE
+        return np.flatnonzero((self.is_scale | self.is_between) & is_small)
 
     @property
     def prior_widths(self) -> np.ndarray:

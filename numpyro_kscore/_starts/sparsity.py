@@ -23,8 +23,8 @@ ROUNDING, COLUMNS = 1e-9, 256
 # Products that are equal but for rounding.
 CLOSE = 1e-6
 # Most numbers of a leaf that are tried, and how many floating-point operations a product of the
-# Hessian costs, one for each latent of the core, and a number that is kept.
-LEAF_SIZES, COST_OF_PRODUCT, COST_OF_NUMBER = (1, 4, 16, 48, 128), 3e5, 50.0
+# Hessian costs, of which there are no more than core and leaf have latents, and a number kept.
+LEAF_SIZES, COST_OF_PRODUCT, COST_OF_NUMBER = (1, 4, 16, 48, 128), 1e5, 50.0
 # Thresholds of degree beyond which latents are in the core.
 MOST_THRESHOLDS = 16
 
@@ -184,7 +184,7 @@ def _cost(leaves: list[np.ndarray], width: int) -> float:
     """Operations of a factor, with what its numbers cost."""
     count, size = len(leaves), max(map(len, leaves), default=0)
     operations = count * (size**3 + size**2 * width + size * width**2) + width**3 / 3
-    operations += COST_OF_PRODUCT * width
+    operations += COST_OF_PRODUCT * (width + size)
     return operations + COST_OF_NUMBER * (count * size * (size + width) + width**2)
 
 
