@@ -179,7 +179,8 @@ def trend(days: int = 1_500) -> LargePosterior:
         ),
         scales=scales,
         effects=lambda draws: jnp.concatenate([draws["weekday"], *path(draws)], 1),
-        dense_mass=True,
+        near={"level_scale": 0.3, "slope_scale": 0.004, "noise": 1.0, "weekday_scale": 0.8},
+        others=("first_level", "first_slope", "wave", "weekday"),
         # The loop over days costs as much for all chains as for one.
         chain_method="vectorized",
         rival_warmup=50,
