@@ -248,7 +248,7 @@ def _has_draws(fn: Any) -> bool:
 def _values(target: Target, latents: dict[str, Array]) -> tuple[dict[str, Any], set[str], set[str]]:
     """Shapes of the constrained values of latents, and the names of those that are positive.
 
-    And, last, of others that are between two bounds.
+    And, last, of others that are between two bounds, such as correlations.
     """
     positive, between = set(), set()
 
@@ -260,7 +260,9 @@ def _values(target: Target, latents: dict[str, Array]) -> tuple[dict[str, Any], 
                 support = support.base_constraint
             if _is_positive(support):
                 positive.add(name)
-            elif hasattr(support, "lower_bound") and hasattr(support, "upper_bound"):
+            elif support in (constraints.corr_cholesky, constraints.corr_matrix) or (
+                hasattr(support, "lower_bound") and hasattr(support, "upper_bound")
+            ):
                 between.add(name)
         return {name: trace[name]["value"] for name in coordinates}
 

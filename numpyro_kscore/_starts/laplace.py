@@ -261,6 +261,22 @@ def _variance(slopes: np.ndarray) -> float:
     return odd / 3 + even / 4
 
 
+def bound_at(others: Others, at: np.ndarray, mode: Given) -> tuple[float, np.ndarray]:
+    """The evidence lower bound of given scales, and its gradient in all latents, (d,).
+
+    The Gaussian is that of the mode, with a better mean. At the best one the bound does not change
+    with it, so that its gradient in the scales is the mean of the model's.
+    """
+    noise, mean = others.noise[::2], mode.mean
+    for _ in range(2):
+        points = _pushed(others, at, mean, mode.triangle, noise)
+        energies, gradients = others.evaluate(points)
+        gradient = gradients.mean(axis=0)
+        mean = mean - mode.triangle.times(mode.triangle.transposed(gradient[others.indices]))
+    volume = float(np.sum(np.log(mode.triangle.diagonal)))
+    return volume - float(energies.mean()), -gradient
+
+
 def _pushed(
     others: Others, at: np.ndarray, mean: np.ndarray, triangle: Arrow, noise: np.ndarray
 ) -> np.ndarray:

@@ -11,19 +11,22 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numpyro_kscore._starts.laplace import NUM_POINTS, Given, Others, make_others, mode_at
+from numpyro_kscore._starts.bfgs import Path
+from numpyro_kscore._starts.laplace import NUM_POINTS, Given, Others, bound_at, make_others, mode_at
 from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart, divergence_of
-from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.stretch import unstretched
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
-# The width of a scale before its evidence is seen, at most, and of points that show what depends on
-# what, in those of the prior.
+# The first step of a scale, and the width of points that show what depends on what, in those of the
+# prior.
 FIRST_WIDTH, SPREAD = 0.3, 0.1
+# Most values of the scales on the way up, and what a step must promise to go on, in nats.
+CLIMB, NEAR_TOP = 60, 0.1
 # The divergence from the model, in nats for each latent, at which no other start is looked for.
 CLOSE = 0.01
 # Draws of the start, and how many of them at once: their numbers by a triangle take memory.
@@ -97,15 +100,44 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
     if not starts:
         raise FloatingPointError("expected a finite density at a mode; got none")
     _, at, mode = max(starts, key=lambda start: start[0])
-    widths = np.minimum(latents.prior_widths[scales], FIRST_WIDTH)
-    now = Scales(
-        Affine(at[scales], np.diag(widths)),
-        unstretched(len(scales)),
-        mode.mean,
-        np.zeros((len(scales), len(mode.mean))),
-        mode.triangle,
-    )
+    now = _climbed(others, at, mode, scales)
     return find_scales(others, now, scales, is_dense=False)
+
+
+def _climbed(others: Others, at: np.ndarray, mode: Given, scales: np.ndarray) -> Scales:
+    """The distribution of the scales where the bound is highest, by a quasi-Newton path."""
+    path = Path(at[scales], np.full(len(scales), FIRST_WIDTH))
+    best = mode
+    for _ in range(CLIMB if len(scales) else 0):
+        if path.is_done or (path.count > len(scales) and _decrement(path) < NEAR_TOP):
+            break
+        trial = at.copy()
+        trial[scales], trial[others.indices] = path.trial, best.mean
+        found = mode_at(others, trial, best.triangle)
+        energy, gradient = np.inf, np.zeros_like(at)
+        if found is not None:
+            bound, slopes = bound_at(others, trial, found)
+            energy, gradient = -bound, -slopes
+        before = path.count
+        path.receive(energy, gradient[scales])
+        if path.count > before and found is not None:
+            best = found
+    last = path.iterates[-1] if path.iterates else None
+    return Scales(
+        Affine(at[scales], FIRST_WIDTH * np.eye(len(scales)))
+        if last is None
+        else Affine(last.point, factor(last.inverse_hessian)),
+        unstretched(len(scales)),
+        best.mean,
+        np.zeros((len(scales), len(best.mean))),
+        best.triangle,
+    )
+
+
+def _decrement(path: Path) -> float:
+    """How much the last step of a path promises, in nats."""
+    last = path.iterates[-1]
+    return float(last.gradient @ last.inverse_hessian @ last.gradient)
 
 
 def _first_points(latents: Latents, scales: np.ndarray) -> Iterator[np.ndarray]:

@@ -17,8 +17,6 @@ from numpyro_kscore._transports.stretch import stretched, unstretched
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
-# How much narrower it gets at first, where no data have been seen.
-MOST_NARROWED = 10.0
 # Places between which slopes are taken, probabilities below them, and the grid on which quantiles
 # are found; the least slope of a log density in its tails.
 ENDS = np.arange(-3.0, 4.0)
@@ -50,7 +48,7 @@ def change_at_first(points: np.ndarray, evidences: np.ndarray) -> Change:
     """The change by the evidence at a few points of scales that are taken for standard normal."""
     slopes, curvature = _quadratic(points, evidences)
     curvatures, axes = np.linalg.eigh(curvature)
-    curvatures = np.clip(curvatures, MOST_CHANGE**-2, MOST_NARROWED**2)
+    curvatures = np.clip(curvatures, MOST_CHANGE**-2, MOST_CHANGE**2)
     covariance = (axes / curvatures) @ axes.T
     move = _limited(covariance @ slopes)
     size = max(float(np.linalg.norm(move)), float(np.max(np.abs(np.log(curvatures)))) / 2)
