@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,11 @@ from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
 
 # The loss if no search is possible, in words; and if none has found a start for many latents.
+MANY = (
+    "no start was found for {} latents. Its draws have independent coordinates, and are far from "
+    "the posterior at first: do not trust spreads. Fewer latents, amortize= for those in plates, "
+    "or another form of the model may help"
+)
 COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
@@ -189,6 +195,8 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
                     whole = Target(self._global_model(), args, kwargs)
                     jax.eval_shape(whole.log_density, found.latents)
                 warn_of_loss(error, COLD)
+            if self.start is None and self.latent_dim > LARGEST_START:
+                warnings.warn(f"{asker}: {MANY.format(self.latent_dim)}", UserWarning, stacklevel=2)
         self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:

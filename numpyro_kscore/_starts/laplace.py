@@ -28,7 +28,7 @@ from numpyro_kscore._transports.transport import Evaluate
 # Draws over which the Gaussian of the others is fitted, and points that show what it depends on.
 NUM_DRAWS, NUM_POINTS = 64, 2
 # Steps by the curvature at another mode, and by the one here.
-CHORDS, MOST_STEPS = 4, 12
+CHORDS, MOST_STEPS = 4, 30
 # A mode is found when a step would lower the energy by less than this, in nats, or a mean, for
 # each latent.
 ARRIVED, SETTLED = 1e-2, 1e-5

@@ -7,6 +7,8 @@ structure of the Hessian (``sparsity``, ``laplace``), and the evidence says whic
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpyro_kscore._starts.laplace import NUM_POINTS, Given, Others, bound_at, 
 from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
+from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart, divergence_of
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
@@ -25,8 +28,12 @@ from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 # The first step of a scale, and the width of points that show what depends on what, in those of the
 # prior.
 FIRST_WIDTH, SPREAD = 0.3, 0.1
+# Least and largest width of a scale after that.
+WIDTHS = (0.003, 0.5)
 # Most values of the scales on the way up, and what a step must promise to go on, in nats.
 CLIMB, NEAR_TOP = 60, 0.1
+# Products by which time is told, Hessians of a search, and the longest that they may take.
+TIMED, HESSIANS, MOST_SECONDS = 16, 100, 900.0
 # The divergence from the model, in nats for each latent, at which no other start is looked for.
 CLOSE = 0.01
 # Draws of the start, and how many of them at once: their numbers by a triangle take memory.
@@ -49,7 +56,12 @@ def find_large(
     scales = latents.scales[:MOST_SCALES]
     rest = np.setdiff1d(np.arange(dim), scales)
     points = latents.first + SPREAD * latents.prior_widths * rng.normal(size=(NUM_POINTS, dim))
-    others = make_others(evaluate, model.products_in(plain), points, rest, rng)
+    hessian = model.products_in(plain)
+    if _takes_too_long(hessian, points, NUM_POINTS * dim):
+        return None
+    others = make_others(evaluate, hessian, points, rest, rng)
+    if _takes_too_long(hessian, points, HESSIANS * len(others.structure.seeds)):
+        return None
     try:
         found = _from_quantiles(others, latents, scales)
     except FloatingPointError:
@@ -69,6 +81,26 @@ def find_large(
         np.ones(1),
         exact_draws=draws,
     )
+
+
+def _takes_too_long(products: Products, points: np.ndarray, count: int) -> bool:
+    """Whether so many products of the Hessian take too long, with a warning."""
+    vectors = np.eye(min(TIMED, points.shape[1]), points.shape[1])
+    products(points[:1], vectors[:1])
+    begin = time.perf_counter()
+    products(points[:1], vectors)
+    seconds = (time.perf_counter() - begin) / len(vectors) * count
+    if seconds < MOST_SECONDS:
+        return False
+    warnings.warn(
+        f"numpyro_kscore: the structure of this model of {points.shape[1]} latents is not used, "
+        f"since it would take about {seconds / 60:.0f} minutes. It takes least where each latent "
+        "depends on few others: write series and fields as Normal(mean of their neighbors, scale), "
+        "and not as sums of standard normal latents",
+        UserWarning,
+        stacklevel=2,
+    )
+    return True
 
 
 def is_close(start: GaussianStart) -> bool:
@@ -122,11 +154,15 @@ def _climbed(others: Others, at: np.ndarray, mode: Given, scales: np.ndarray) ->
         path.receive(energy, gradient[scales])
         if path.count > before and found is not None:
             best = found
-    last = path.iterates[-1] if path.iterates else None
+    gaussian = Affine(at[scales], FIRST_WIDTH * np.eye(len(scales)))
+    if path.iterates:
+        last = path.iterates[-1]
+        sizes = np.sqrt(np.diag(last.inverse_hessian))
+        # A path that ended early may have learned little of them.
+        units = np.clip(sizes, *WIDTHS) / sizes
+        gaussian = Affine(last.point, units[:, None] * factor(last.inverse_hessian))
     return Scales(
-        Affine(at[scales], FIRST_WIDTH * np.eye(len(scales)))
-        if last is None
-        else Affine(last.point, factor(last.inverse_hessian)),
+        gaussian,
         unstretched(len(scales)),
         best.mean,
         np.zeros((len(scales), len(best.mean))),
@@ -143,10 +179,12 @@ def _decrement(path: Path) -> float:
 def _first_points(latents: Latents, scales: np.ndarray) -> Iterator[np.ndarray]:
     """Points (d,) with scales at quantiles of the prior, if it has draws."""
     if not len(latents.from_prior):
-        yield latents.first
+        yield latents.first.copy()
         return
+    # Where effects are what the prior expects, and not at random places, curvatures are positive.
+    middle = np.median(latents.from_prior, axis=0)
     for values in np.quantile(latents.from_prior[:, scales], QUANTILES, axis=0):
-        at = latents.first.copy()
+        at = middle.copy()
         at[scales] = values
         yield at
 

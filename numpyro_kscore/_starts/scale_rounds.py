@@ -21,7 +21,7 @@ from numpyro_kscore._transports.conditional import Conditional, features
 from numpyro_kscore._transports.stretch import slopes_at, stretched
 
 # Most numbers of scales.
-MOST_SCALES = 6
+MOST_SCALES = 8
 # Where scales are looked at while their own distribution is still far, and when it is near: on
 # axes, and in pairs. One alone and two have more in the end, since there is time for it.
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
@@ -87,12 +87,13 @@ def look(
     Raises:
         FloatingPointError: where a mode is not found.
     """
-    nodes, dim = [], len(indices) + len(others.indices)
+    nodes: list[Given] = []
+    dim = len(indices) + len(others.indices)
     for point in points:
-        at = np.empty(dim)
+        at = np.zeros(dim)
         place = stretched(point, now.slopes)
         at[indices] = now.gaussian.push(place)
-        at[others.indices] = now.mode + place @ now.moves
+        at = _nearest(others, at, [now.mode + place @ now.moves, *(n.mean for n in nodes[:1])])
         node = mode_at(others, at, now.triangle)
         if node is not None and not by_modes:
             found = best_gaussian(others, at, node, averaging)
@@ -101,6 +102,17 @@ def look(
             raise FloatingPointError("expected a finite density at a mode; got none")
         nodes.append(node)
     return nodes, averaging
+
+
+def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.ndarray:
+    """The point (d,) with the scales of one, and of some means of the others the one most likely.
+
+    Where a mode moves along a curve, its tangent may end anywhere.
+    """
+    points = np.tile(at, (len(means), 1))
+    points[:, others.indices] = means
+    energies = others.evaluate(points)[0] if len(means) > 1 else np.zeros(1)
+    return points[int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))]
 
 
 def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool) -> Found | None:

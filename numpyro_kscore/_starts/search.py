@@ -12,7 +12,7 @@ from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.transport import Evaluate
 
 # Most numbers of a site whose latents may be scales of all others.
-MOST_OF_SITE = 4
+MOST_OF_SITE = 8
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
 # Radius of random starts in unconstrained coordinates, as NumPyro's.
