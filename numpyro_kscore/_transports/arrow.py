@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kscore._transports.transport import solve_lower_transposed
+from numpyro_kscore._util.linalg import solve_lower_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
 

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._util.linalg import solve_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
@@ -109,10 +107,3 @@ def pulled_back(evaluate: Evaluate, transport: Transport) -> Evaluate:
         return energies - transport.log_volume(points), transport.pull(points, gradients)
 
     return inside
-
-
-def solve_lower_transposed(triangle: Any, vectors: Any) -> Any:
-    """``x`` with ``triangleᵀ x = vector``, for triangles (..., d, d) and vectors (..., d)."""
-    if namespace(triangle, vectors) is np:
-        return np.linalg.solve(np.swapaxes(triangle, -1, -2), vectors[..., None])[..., 0]
-    return jnp.vectorize(solve_transposed, signature="(d,d),(d)->(d)")(triangle, vectors)

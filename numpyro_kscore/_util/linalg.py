@@ -21,10 +21,12 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap, sequential_vmap
 from jax.scipy.linalg import block_diag, solve_triangular
 
+from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.platforms import on_cpu_or
 from numpyro_kscore._util.precision import full_precision
 
@@ -258,3 +260,10 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
     change = tangents[0] + tangents[1] * jnp.eye(a.shape[0], dtype=a.dtype)
     # d(W Wᵀ) = -W Wᵀ da W Wᵀ is divided evenly between the factors.
     return root, -0.5 * root @ (root.T @ change @ root)
+
+
+def solve_lower_transposed(triangle: Any, vectors: Any) -> Any:
+    """``x`` with ``triangleᵀ x = vector``, for triangles (..., d, d) and vectors (..., d)."""
+    if namespace(triangle, vectors) is np:
+        return np.linalg.solve(np.swapaxes(triangle, -1, -2), vectors[..., None])[..., 0]
+    return jnp.vectorize(solve_transposed, signature="(d,d),(d)->(d)")(triangle, vectors)
