@@ -24,6 +24,9 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
+# The divergence of a start that is left as it is, in nats for each latent, from which on it is no
+# proof that moments agree.
+FAR_FOR_EACH = 0.01
 # Chunks of the first round where the bound is known.
 FIRST_ROUND = 4
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
@@ -53,7 +56,8 @@ def begin(look: Look, rule: Rule) -> Progress:
     if look.bound_gain is None:
         return Progress()
     if rule.is_final:
-        cause: Cause = "tol" if _is_below(look, rule) else "plateau"
+        is_near = look.divergence < FAR_FOR_EACH * rule.dim and _is_below(look, rule)
+        cause: Cause = "tol" if is_near else "plateau"
         return Progress(phase="done", cause=cause, start=look)
     if rule.can_be_exact and _is_near(look, rule.near_at_start, rule):
         return Progress(phase="done", cause="tol", start=look)

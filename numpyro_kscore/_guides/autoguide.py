@@ -418,6 +418,8 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         loc, scale = self._affine()
         if self._is_large():
             diagonal = Diagonal(loc, scale)
+            if not purpose_of_local_densities():
+                return diagonal.push(noise), None
             local = LocalDensity(standard_normal(self.noise_dim).log_prob(noise), -noise)
             return diagonal.push(noise), push_density(*lax.stop_gradient((diagonal, noise, local)))
         identity = jnp.asarray(np.eye(self.noise_dim, self.latent_dim, dtype=loc.dtype))

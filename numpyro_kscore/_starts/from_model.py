@@ -43,6 +43,12 @@ PRIOR_DRAWS = 64
 # Most latents whose whole covariance is looked at, rather than that given the scales: first of all,
 # and at all. Its matrices take O(d³) on the host.
 LARGEST_DENSE, LARGEST_START = 150, 1_000
+# The warning of a start that is not close to its model, in words.
+SKEWED = (
+    "numpyro_kscore: at given scales the model's latents are not close to a Gaussian, which is all "
+    "that a guide of more than 1000 latents has: spreads of single ones may be off by a tenth and "
+    "more. diagnose(svi, result, ...) tells which"
+)
 # The loss by attempts that follow an error, in words.
 SINGLE = "it goes on in single precision, in which bounds of many rows are rough"
 PLAIN = "it goes on in unconstrained coordinates, which do not suit hierarchical models"
@@ -177,9 +183,13 @@ def _find_at_once(
     if plain or dim <= LARGEST_DENSE:
         return find_gaussian(density, latents, rng, products, with_forms=not plain)
     large = find_large(density, products, latents, rng)
-    if dim > LARGEST_START or (large is not None and is_close(large)):
+    if large is not None and is_close(large):
         return large
-    return higher(large, find_gaussian(density, latents, rng, products))
+    if dim <= LARGEST_START:
+        return higher(large, find_gaussian(density, latents, rng, products))
+    if large is not None:
+        warnings.warn(SKEWED, UserWarning, stacklevel=2)
+    return large
 
 
 @contextmanager

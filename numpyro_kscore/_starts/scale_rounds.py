@@ -118,7 +118,8 @@ def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.
 def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool) -> Found | None:
     """A Gaussian that changes with scales; None where their distribution is not found.
 
-    One or two scales are looked at densely in the end where that is asked for.
+    One or two scales are looked at densely in the end where that is asked for, and a distribution
+    that rounds have not settled is given, which a bound may then refuse.
 
     Raises:
         FloatingPointError: if numbers are not finite at one of their values.
@@ -142,7 +143,7 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool
             stage = "by modes"
         elif stage == "by modes" and change.size < NEAR:
             stage = "near"
-    if stage == "far":
+    if stage == "far" or (stage != "there" and not is_dense):
         return None
     last = LAST.get(count) if is_dense else None
     if last is not None or stage != "there":

@@ -111,6 +111,9 @@ def test_a_large_model_is_fitted_without_a_step():
     assert result.info.steps == 0
     assert guide.start.is_large
     assert guide.start.num_gradients < 10_000
+    # Steps go on from it all the same.
+    state, loss = svi.update(result.state, counts)
+    assert abs(loss - result.losses[0]) < 5
     draws = guide.sample_posterior(random.key(1), result.params, sample_shape=(4000,))
     line = np.linspace(-2.0, 1.0, 601)
     every = [log_integrals(s) for s in line]
