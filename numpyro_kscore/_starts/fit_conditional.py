@@ -30,9 +30,9 @@ MATCHES = 6
 def fit_conditional(search: Search, known: Candidate) -> Candidate:
     """A Gaussian that changes with the model's scales; the known one if its bound is no higher.
 
-    Cost: for k scales and r others up to r products of Hessians at 2 k² + 2 k + 1 nodes, and
-    nine times as many for the last ones; rounds of batch and match as long as they pay; O(k² r³) if
-    the others all depend on each other.
+    Cost: for k scales and r others some gradients and up to r products of Hessians at each of
+    2 k² + 4 k + 1 nodes, in two or three rounds; rounds of batch and match as long as they pay;
+    O(k² r³) if the others all depend on each other.
     """
     scales, dim = search.latents.scales, len(search.latents.first)
     if not (search.model.has_products and 0 < len(scales) <= MOST_SCALES and len(scales) < dim):
@@ -79,4 +79,4 @@ def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
         rest,
         search.rng,
     )
-    return find_scales(others, now, scales, is_dense=True)
+    return find_scales(others, now, scales, is_small=True)

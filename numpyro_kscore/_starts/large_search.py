@@ -133,15 +133,16 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
         raise FloatingPointError("expected a finite density at a mode; got none")
     _, at, mode = max(starts, key=lambda start: start[0])
     now = _climbed(others, at, mode, scales)
-    return find_scales(others, now, scales, is_dense=False)
+    return find_scales(others, now, scales, is_small=False)
 
 
 def _climbed(others: Others, at: np.ndarray, mode: Given, scales: np.ndarray) -> Scales:
     """The distribution of the scales where the bound is highest, by a quasi-Newton path."""
-    path = Path(at[scales], np.full(len(scales), FIRST_WIDTH))
-    best = mode
-    for _ in range(CLIMB if len(scales) else 0):
-        if path.is_done or (path.count > len(scales) and _decrement(path) < NEAR_TOP):
+    count, best = len(scales), mode
+    gaussian = Affine(at[scales], FIRST_WIDTH * np.eye(count))
+    paths = [Path(at[scales], np.full(count, FIRST_WIDTH))] if count else []
+    for path in CLIMB * paths:
+        if path.is_done or (path.count > count and _decrement(path) < NEAR_TOP):
             break
         trial = at.copy()
         trial[scales], trial[others.indices] = path.trial, best.mean
@@ -154,20 +155,13 @@ def _climbed(others: Others, at: np.ndarray, mode: Given, scales: np.ndarray) ->
         path.receive(energy, gradient[scales])
         if path.count > before and found is not None:
             best = found
-    gaussian = Affine(at[scales], FIRST_WIDTH * np.eye(len(scales)))
-    if path.iterates:
-        last = path.iterates[-1]
+    for last in [path.iterates[-1] for path in paths if path.iterates]:
         sizes = np.sqrt(np.diag(last.inverse_hessian))
         # A path that ended early may have learned little of them.
         units = np.clip(sizes, *WIDTHS) / sizes
         gaussian = Affine(last.point, units[:, None] * factor(last.inverse_hessian))
-    return Scales(
-        gaussian,
-        unstretched(len(scales)),
-        best.mean,
-        np.zeros((len(scales), len(best.mean))),
-        best.triangle,
-    )
+    moves = np.zeros((count, len(best.mean)))
+    return Scales(gaussian, unstretched(count), best.mean, moves, best.triangle)
 
 
 def _decrement(path: Path) -> float:

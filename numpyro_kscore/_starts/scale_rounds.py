@@ -115,11 +115,12 @@ def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.
     return points[int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))]
 
 
-def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool) -> Found | None:
+def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool) -> Found | None:
     """A Gaussian that changes with scales; None where their distribution is not found.
 
-    One or two scales are looked at densely in the end where that is asked for, and a distribution
-    that rounds have not settled is given, which a bound may then refuse.
+    Of a small model modes say enough, since batch and match follows: better Gaussians take many
+    times as many gradients. One or two scales are looked at densely in the end there, and a
+    distribution that rounds have not settled is given all the same.
 
     Raises:
         FloatingPointError: if numbers are not finite at one of their values.
@@ -128,7 +129,9 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool
     stage: Stage = "far" if count else "near"
     for _ in range(ROUNDS):
         points = design(count, AT_FIRST) if stage == "far" else design(count, ON_AXES, IN_PAIRS)
-        nodes, averaging = look(others, now, indices, points, stage != "near", averaging)
+        nodes, averaging = look(
+            others, now, indices, points, is_small or stage != "near", averaging
+        )
         evidences = np.array([node.evidence for node in nodes])
         evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
         if stage == "far":
@@ -140,16 +143,16 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool
             break
         now = _moved(now, change, points, nodes)
         if stage == "far" and change.size < NEAR:
-            stage = "by modes"
+            stage = "near" if is_small else "by modes"
         elif stage == "by modes" and change.size < NEAR:
             stage = "near"
-    if stage == "far" or (stage != "there" and not is_dense):
+    if stage == "far" or (stage != "there" and not is_small):
         return None
-    last = LAST.get(count) if is_dense else None
+    last = LAST.get(count) if is_small else None
     if last is not None or stage != "there":
         now = _moved(now, change, points, nodes) if stage == "there" else now
         points = design(count, *(last or (ON_AXES, IN_PAIRS)))
-        nodes, _ = look(others, now, indices, points, False, averaging)
+        nodes, _ = look(others, now, indices, points, is_small, averaging)
     return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
 
 

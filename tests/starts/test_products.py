@@ -1,0 +1,43 @@
+"""Products of a model's Hessian, against whole Hessians by automatic differentiation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.ode import odeint
+
+from numpyro_kscore._starts.compiled_density import batched_products
+from numpyro_kscore._transports.centering import of_degrees
+
+RNG = np.random.default_rng(0)
+DESIGN = RNG.normal(size=(6, 3))
+
+
+def smooth(x):
+    return jnp.sum(jnp.logaddexp(0.0, DESIGN @ x)) + 0.5 * jnp.sum(x**2)
+
+
+def decay(x):
+    """A linear equation, whose solver has a reverse mode alone; its solution is known."""
+    path = odeint(lambda y, t: -jnp.exp(x[0]) * y, x[1], jnp.linspace(0.0, 1.0, 4), rtol=1e-10)
+    return jnp.sum((path - x[2]) ** 2)
+
+
+def decay_in_closed_form(x):
+    path = x[1] * jnp.exp(-jnp.exp(x[0]) * jnp.linspace(0.0, 1.0, 4))
+    return jnp.sum((path - x[2]) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("energy", "same", "forward", "error"),
+    [(smooth, smooth, False, 1e-12), (smooth, smooth, True, 1e-12),
+     pytest.param(decay, decay_in_closed_form, False, 1e-4, marks=pytest.mark.thorough)],
+)  # fmt: skip
+def test_products_are_of_the_mean_hessian(energy, same, forward, error):
+    with jax.enable_x64(True):
+        products = batched_products(lambda x, *forms: (energy(x), x), forward)
+        points, vectors = 0.5 * RNG.normal(size=(3, 3)), RNG.normal(size=(70, 3))
+        found = products(points, vectors, of_degrees(np.ones(3)))
+        hessian = np.mean([jax.hessian(same)(point) for point in points], axis=0)
+    # Differences of gradients, and the solver's own tolerance, leave most of the error.
+    np.testing.assert_allclose(found, vectors @ hessian, atol=error * np.abs(hessian).max())
