@@ -9,7 +9,7 @@ interpolated (``_transports.conditional``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,6 @@ LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4)
 NEAR, THERE, ROUNDS = 0.5, 0.15, 10
 # Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
 RIDGE, LOSS = 1e-3, 5e-3
-
-
-# Where the distribution of the scales is: far, where modes alone say, near, or there.
-Stage = Literal["far", "by modes", "near", "there"]
 
 
 class Scales(NamedTuple):
@@ -126,31 +122,30 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         FloatingPointError: if numbers are not finite at one of their values.
     """
     count, averaging = len(indices), None
-    stage: Stage = "far" if count else "near"
+    is_near = is_there = not count
     for _ in range(ROUNDS):
-        points = design(count, AT_FIRST) if stage == "far" else design(count, ON_AXES, IN_PAIRS)
-        nodes, averaging = look(
-            others, now, indices, points, is_small or stage != "near", averaging
-        )
+        points = design(count, ON_AXES, IN_PAIRS) if is_near else design(count, AT_FIRST)
+        by_modes = is_small or not is_near
+        nodes, averaging = look(others, now, indices, points, by_modes, averaging)
+        if is_there:
+            break
         evidences = np.array([node.evidence for node in nodes])
         evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
-        if stage == "far":
-            change = change_at_first(points, evidences)
-        elif count:
-            change = change_nearby(points, evidences, now.slopes)
-        if not count or (stage == "near" and change.size < THERE):
-            stage = "there"
+        change = (
+            change_nearby(points, evidences, now.slopes)
+            if is_near
+            else change_at_first(points, evidences)
+        )
+        is_there = is_near and change.size < THERE
+        if is_there:
             break
         now = _moved(now, change, points, nodes)
-        if stage == "far" and change.size < NEAR:
-            stage = "near" if is_small else "by modes"
-        elif stage == "by modes" and change.size < NEAR:
-            stage = "near"
-    if stage == "far" or (stage != "there" and not is_small):
+        is_near = is_near or change.size < NEAR
+    if not is_near or not (is_there or is_small):
         return None
     last = LAST.get(count) if is_small else None
-    if last is not None or stage != "there":
-        now = _moved(now, change, points, nodes) if stage == "there" else now
+    if last is not None or not is_there:
+        now = _moved(now, change, points, nodes) if is_there else now
         points = design(count, *(last or (ON_AXES, IN_PAIRS)))
         nodes, _ = look(others, now, indices, points, is_small, averaging)
     return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
