@@ -29,6 +29,7 @@ __all__ = [
     "load_reference",
     "nuts_pieces",
     "path_of",
+    "widened",
 ]
 
 _CACHE_VERSION = 2  # raise it when a model or a sampler changes
@@ -182,7 +183,7 @@ def nuts_pieces(
     """Chains that go on: first the warm-up, without draws, then piece after piece."""
     target, thinning = posterior.target, posterior.thinning
     if posterior.float64:
-        target = replace(target, args=tuple(_widened(array) for array in target.args))
+        target = replace(target, args=tuple(widened(array) for array in target.args))
         posterior = replace(posterior, target=target)
     mcmc = MCMC(
         NUTS(
@@ -215,7 +216,8 @@ def nuts_pieces(
         yield Piece(found.reshape(num_chains, -1, found.shape[-1]), gradients, cpu)
 
 
-def _widened(array: Array) -> Array:
+def widened(array: Array) -> Array:
+    """The array in double precision, if it has floating-point numbers and that is set."""
     return array.astype(float) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from numpyro_kscore._fit.progress import CONVERGED, NEAR_AT_END, Ending, Gain, Look, Progress, Rule
+from numpyro_kscore._starts.start import FAR_FOR_EACH
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._weighing import Weighing
 
@@ -24,9 +25,6 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# The divergence of a start that is left as it is, in nats for each latent, from which on it is no
-# proof that moments agree.
-FAR_FOR_EACH = 0.01
 # Chunks of the first round where the bound is known.
 FIRST_ROUND = 4
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the

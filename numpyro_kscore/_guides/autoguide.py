@@ -58,7 +58,8 @@ from numpyro_kscore._transports.transport import Chain, LocalDensity, push_densi
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
 
-# The loss if no search is possible, in words; and if none has found a start for many latents.
+# The warning if no search has found a start for many latents, in words; and the loss if none is
+# possible.
 MANY = (
     "no start was found for {} latents. Its draws have independent coordinates, and are far from "
     "the posterior at first: do not trust spreads. Fewer latents, amortize= for those in plates, "

@@ -38,10 +38,7 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     if not (search.model.has_products and 0 < len(scales) <= MOST_SCALES and len(scales) < dim):
         return known
     evaluate = search.model.in_form(known.centering)
-    try:
-        found = _find(search, known, scales)
-    except FloatingPointError:
-        return known
+    found = _find(search, known, scales)
     if found is None:
         return known
     given = found.conditional
@@ -55,11 +52,7 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
 
 
 def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
-    """A Gaussian that changes with scales; None where their distribution is not found.
-
-    Raises:
-        FloatingPointError: if numbers are not finite at one of their values.
-    """
+    """A Gaussian that changes with scales; None where their distribution is not found."""
     gaussian, dim = known.gaussian, len(search.latents.first)
     rest = np.setdiff1d(np.arange(dim), scales)
     covariance = gaussian.factor @ gaussian.factor.T

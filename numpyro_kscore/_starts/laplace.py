@@ -96,7 +96,7 @@ def triangle_of(blocks: Blocks, places: tuple[int, ...]) -> Arrow | None:
             return Arrow(blocks.leaves, blocks.borders, _root(blocks.core), places)
         leaves = _root(blocks.leaves)
         across = leaves @ (leaves.swapaxes(1, 2) @ blocks.borders)
-        # As one product: NumPy would take one for each leaf.
+        # Matrices make it one product: NumPy would take one for each leaf.
         inner, moved = (a.reshape(count * size, width) for a in (blocks.borders, across))
         core = _root(blocks.core - inner.T @ moved) if width else blocks.core
     except np.linalg.LinAlgError:

@@ -19,11 +19,11 @@ from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
 from numpyro_kscore._starts.sparsity import Products
-from numpyro_kscore._starts.start import ExactDraws, GaussianStart, divergence_of
+from numpyro_kscore._starts.start import FAR_FOR_EACH, GaussianStart, draws_at
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.stretch import unstretched
-from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
+from numpyro_kscore._transports.transport import Chain
 
 # The first step of a scale, and the width of points that show what depends on what, in those of the
 # prior.
@@ -34,10 +34,8 @@ WIDTHS = (0.003, 0.5)
 CLIMB, NEAR_TOP = 60, 0.1
 # Products by which time is told, Hessians of a search, and the longest that they may take.
 TIMED, HESSIANS, MOST_SECONDS = 16, 100, 900.0
-# The divergence from the model, in nats for each latent, at which no other start is looked for.
-CLOSE = 0.01
-# Draws of the start, and how many of them at once: their numbers by a triangle take memory.
-NUM_DRAWS, AT_ONCE = 512, 64
+# Draws of the start.
+NUM_DRAWS = 512
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -46,54 +44,58 @@ def find_large(
 ) -> GaussianStart | None:
     """The Gaussian that changes with the scales; None where their distribution is not found.
 
-    Cost: the structure takes two products of the Hessian for each latent; each of some hundred
-    values of k scales some gradients, and as many products as the Hessian has colors, nine times as
-    many in the last rounds.
+    Cost: the structure takes a product of the Hessian for each latent; each of some hundred values
+    of k scales some gradients, a hundred near the end, and as many products as the Hessian has
+    colors.
     """
     model, dim = CountedDensity(density, products), len(latents.first)
     plain = of_degrees(np.ones(dim))
-    evaluate = model.in_form(plain)
+    evaluate, hessian = model.in_form(plain), model.products_in(plain)
     scales = latents.scales[:MOST_SCALES]
     rest = np.setdiff1d(np.arange(dim), scales)
     points = latents.first + SPREAD * latents.prior_widths * rng.normal(size=(NUM_POINTS, dim))
-    hessian = model.products_in(plain)
-    if _takes_too_long(hessian, points, NUM_POINTS * dim):
+    seconds = _seconds_of_product(hessian, points)
+    if _takes_too_long(seconds * NUM_POINTS * dim, dim):
         return None
     others = make_others(evaluate, hessian, points, rest, rng)
-    if _takes_too_long(hessian, points, HESSIANS * len(others.structure.seeds)):
+    if _takes_too_long(seconds * HESSIANS * len(others.structure.seeds), dim):
         return None
-    try:
-        found = _from_quantiles(others, latents, scales)
-    except FloatingPointError:
-        return None
+    found = _from_quantiles(others, latents, scales)
     if found is None:
         return None
-    draws = _draw(evaluate, found, rng)
+    transport = Chain((found.conditional,))
+    draws = draws_at(evaluate, transport, rng.standard_normal((NUM_DRAWS, dim)))
     if not np.all(np.isfinite(draws.gaps)):
         return None
-    middle = found.conditional.push(np.zeros((1, dim)))
+    # Scores of the scales are those of their own density, with the evidence beyond the bound.
+    beyond = found.slopes_beyond(draws.points[:, : len(scales)])
+    draws.scores[:, : len(scales)] += beyond
     return GaussianStart(
-        Chain((found.conditional,)),
+        transport,
         plain,
         float(np.mean(draws.gaps)),
         model.count,
-        middle,
+        transport.push(np.zeros((1, dim))),
         np.ones(1),
-        exact_draws=draws,
+        exact_draws=draws._replace(is_final=True),
     )
 
 
-def _takes_too_long(products: Products, points: np.ndarray, count: int) -> bool:
-    """Whether so many products of the Hessian take too long, with a warning."""
+def _seconds_of_product(products: Products, points: np.ndarray) -> float:
+    """The time of a product of the Hessian, compiled before."""
     vectors = np.eye(min(TIMED, points.shape[1]), points.shape[1])
     products(points[:1], vectors[:1])
     begin = time.perf_counter()
     products(points[:1], vectors)
-    seconds = (time.perf_counter() - begin) / len(vectors) * count
+    return (time.perf_counter() - begin) / len(vectors)
+
+
+def _takes_too_long(seconds: float, dim: int) -> bool:
+    """Whether a search is not worth so many seconds, with a warning."""
     if seconds < MOST_SECONDS:
         return False
     warnings.warn(
-        f"numpyro_kscore: the structure of this model of {points.shape[1]} latents is not used, "
+        f"numpyro_kscore: the structure of this model of {dim} latents is not used, "
         f"since it would take about {seconds / 60:.0f} minutes. It takes least where each latent "
         "depends on few others: write series and fields as Normal(mean of their neighbors, scale), "
         "and not as sums of standard normal latents",
@@ -106,7 +108,9 @@ def _takes_too_long(products: Products, points: np.ndarray, count: int) -> bool:
 def is_close(start: GaussianStart) -> bool:
     """Whether what is left to the model is little for each latent."""
     draws = start.exact_draws
-    return draws is not None and 0.5 * float(np.var(draws.gaps)) < CLOSE * draws.points.shape[1]
+    return (
+        draws is not None and 0.5 * float(np.var(draws.gaps)) < FAR_FOR_EACH * draws.points.shape[1]
+    )
 
 
 def higher(large: GaussianStart | None, other: GaussianStart) -> GaussianStart:
@@ -117,8 +121,7 @@ def higher(large: GaussianStart | None, other: GaussianStart) -> GaussianStart:
 def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Found | None:
     """The distribution of scales from where, of some quantiles of the prior, evidence is highest.
 
-    Raises:
-        FloatingPointError: if no mode is found.
+    None is returned where no mode is found.
     """
     starts: list[tuple[float, np.ndarray, Given]] = []
     for at in _first_points(latents, scales):
@@ -130,38 +133,45 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
         if mode is not None:
             starts.append((mode.evidence, at, mode))
     if not starts:
-        raise FloatingPointError("expected a finite density at a mode; got none")
+        return None
     _, at, mode = max(starts, key=lambda start: start[0])
-    now = _climbed(others, at, mode, scales)
+    count = len(scales)
+    now = Scales(
+        Affine(at[scales], FIRST_WIDTH * np.eye(count)),
+        unstretched(count),
+        mode.mean,
+        np.zeros((count, len(mode.mean))),
+        mode.triangle,
+    )
+    if count:
+        now = _climbed(others, at, now, scales)
     return find_scales(others, now, scales, is_small=False)
 
 
-def _climbed(others: Others, at: np.ndarray, mode: Given, scales: np.ndarray) -> Scales:
+def _climbed(others: Others, at: np.ndarray, now: Scales, scales: np.ndarray) -> Scales:
     """The distribution of the scales where the bound is highest, by a quasi-Newton path."""
-    count, best = len(scales), mode
-    gaussian = Affine(at[scales], FIRST_WIDTH * np.eye(count))
-    paths = [Path(at[scales], np.full(count, FIRST_WIDTH))] if count else []
-    for path in CLIMB * paths:
-        if path.is_done or (path.count > count and _decrement(path) < NEAR_TOP):
+    path = Path(at[scales], np.full(len(scales), FIRST_WIDTH))
+    for _ in range(CLIMB):
+        if path.is_done or (path.count > len(scales) and _decrement(path) < NEAR_TOP):
             break
         trial = at.copy()
-        trial[scales], trial[others.indices] = path.trial, best.mean
-        found = mode_at(others, trial, best.triangle)
-        energy, gradient = np.inf, np.zeros_like(at)
-        if found is not None:
-            bound, slopes = bound_at(others, trial, found)
-            energy, gradient = -bound, -slopes
+        trial[scales], trial[others.indices] = path.trial, now.mode
+        found = mode_at(others, trial, now.triangle)
+        if found is None:
+            path.receive(np.inf, np.zeros(len(scales)))
+            continue
+        bound, slopes = bound_at(others, trial, found)
         before = path.count
-        path.receive(energy, gradient[scales])
-        if path.count > before and found is not None:
-            best = found
-    for last in [path.iterates[-1] for path in paths if path.iterates]:
-        sizes = np.sqrt(np.diag(last.inverse_hessian))
-        # A path that ended early may have learned little of them.
-        units = np.clip(sizes, *WIDTHS) / sizes
-        gaussian = Affine(last.point, units[:, None] * factor(last.inverse_hessian))
-    moves = np.zeros((count, len(best.mean)))
-    return Scales(gaussian, unstretched(count), best.mean, moves, best.triangle)
+        path.receive(-bound, -slopes[scales])
+        if path.count > before:
+            now = now._replace(mode=found.mean, triangle=found.triangle)
+    if not path.iterates:
+        return now
+    last = path.iterates[-1]
+    sizes = np.sqrt(np.diag(last.inverse_hessian))
+    # A path that ended early may have learned little of them.
+    units = np.clip(sizes, *WIDTHS) / sizes
+    return now._replace(gaussian=Affine(last.point, units[:, None] * factor(last.inverse_hessian)))
 
 
 def _decrement(path: Path) -> float:
@@ -181,24 +191,3 @@ def _first_points(latents: Latents, scales: np.ndarray) -> Iterator[np.ndarray]:
         at = middle.copy()
         at[scales] = values
         yield at
-
-
-def _draw(evaluate: Evaluate, found: Found, rng: np.random.Generator) -> ExactDraws:
-    """Draws of the start, at which its density and the model's are known.
-
-    Scores of the scales are those of their own density, with the evidence beyond the bound.
-    """
-    conditional = found.conditional
-    inside = pulled_back(evaluate, conditional)
-    points = rng.standard_normal((NUM_DRAWS, len(conditional.order)))
-    parts = np.split(points, range(AT_ONCE, NUM_DRAWS, AT_ONCE))
-    energies, gradients = (
-        np.concatenate(column) for column in zip(*map(inside, parts), strict=True)
-    )
-    samples = np.concatenate([conditional.push(part) for part in parts])
-    gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
-    log_density = -energies - conditional.log_volume(points)
-    divergence = divergence_of(gaps)
-    scores, count = -gradients, len(found.conditional.slopes)
-    scores[:, :count] += found.slopes_beyond(points[:, :count])
-    return ExactDraws(points, scores, log_density, gaps, divergence, samples, is_final=True)

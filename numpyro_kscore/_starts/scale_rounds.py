@@ -78,10 +78,8 @@ def look(
     """The others at points of the scales (n, k), the center first; those have these indices.
 
     With them comes the averaging of :func:`~numpyro_kscore._starts.laplace.best_gaussian`, which
-    may be known, unless modes are enough.
-
-    Raises:
-        FloatingPointError: where a mode is not found.
+    may be known, unless modes are enough. There are no others where one of their modes is not
+    found.
     """
     nodes: list[Given] = []
     dim = len(indices) + len(others.indices)
@@ -95,7 +93,7 @@ def look(
             found = best_gaussian(others, at, node, averaging)
             node, averaging = (None, None) if found is None else found
         if node is None:
-            raise FloatingPointError("expected a finite density at a mode; got none")
+            return [], averaging
         nodes.append(node)
     return nodes, averaging
 
@@ -117,9 +115,6 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     Of a small model modes say enough, since batch and match follows: better Gaussians take many
     times as many gradients. One or two scales are looked at densely in the end there, and a
     distribution that rounds have not settled is given all the same.
-
-    Raises:
-        FloatingPointError: if numbers are not finite at one of their values.
     """
     count, averaging = len(indices), None
     is_near = is_there = not count
@@ -127,6 +122,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         points = design(count, ON_AXES, IN_PAIRS) if is_near else design(count, AT_FIRST)
         by_modes = is_small or not is_near
         nodes, averaging = look(others, now, indices, points, by_modes, averaging)
+        if not nodes:
+            return None
         if is_there:
             break
         evidences = np.array([node.evidence for node in nodes])
@@ -148,6 +145,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         now = _moved(now, change, points, nodes) if is_there else now
         points = design(count, *(last or (ON_AXES, IN_PAIRS)))
         nodes, _ = look(others, now, indices, points, is_small, averaging)
+        if not nodes:
+            return None
     return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
 
 
@@ -187,7 +186,7 @@ def _interpolated(
     gram = values.T @ values + RIDGE * np.eye(values.shape[1])
     weights = np.linalg.solve(gram, values.T)
     diagonals = np.stack([triangle.diagonal for triangle in triangles])
-    rests = [triangle.with_diagonal(-triangle.diagonal) for triangle in triangles]
+    rests = [triangle.below_diagonal() for triangle in triangles]
     sums, kept = _main_sums(weights, rests)
     beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
     conditional = Conditional(

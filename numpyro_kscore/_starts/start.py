@@ -14,8 +14,9 @@ from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Draws that are kept, and those that tell whether they are worth it.
 NUM_DRAWS, FEW_DRAWS = 4096, 64
-# Farther from the model, in nats, a start cannot be all that a fit asks for.
-FARTHEST = 0.1
+# Farther from the model, in nats, a start cannot be all that a fit asks for; nor can one of many
+# latents in nats for each.
+FARTHEST, FAR_FOR_EACH = 0.1, 0.01
 
 
 class ExactDraws(NamedTuple):
@@ -88,18 +89,21 @@ def draw_exactly(
 
     Cost: 64 gradients of the model, and 4096 if it is close.
     """
-    inside = pulled_back(evaluate, transport)
     dim = len(transport.steps[0].mean)
     for count in (FEW_DRAWS, NUM_DRAWS):
-        points = rng.standard_normal((count, dim))
-        energies, gradients = inside(points)
-        gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
-        divergence = divergence_of(gaps)
-        if not divergence <= FARTHEST:
+        found = draws_at(evaluate, transport, rng.standard_normal((count, dim)))
+        if not found.divergence <= FARTHEST:
             return None
+    return found
+
+
+def draws_at(evaluate: Evaluate, transport: Chain, points: np.ndarray) -> ExactDraws:
+    """Draws of a start at standard normal points (n, d)."""
+    energies, gradients = pulled_back(evaluate, transport)(points)
+    gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
     log_density = -energies - transport.log_volume(points)
     samples = np.asarray(transport.push(points))
-    return ExactDraws(points, -gradients, log_density, gaps, divergence, samples)
+    return ExactDraws(points, -gradients, log_density, gaps, divergence_of(gaps), samples)
 
 
 def divergence_of(gaps: np.ndarray) -> float:

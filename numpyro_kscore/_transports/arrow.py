@@ -45,10 +45,8 @@ class Arrow:
     def diagonal(self) -> Any:
         """The numbers on the diagonal, (..., r)."""
         xp = namespace(self.core)
-        parts = (xp.diagonal(a, axis1=-2, axis2=-1) for a in (self.leaves, self.core))
-        of_leaves, of_core = parts
-        of_leaves = of_leaves.reshape(*of_core.shape[:-1], -1)
-        return xp.concatenate([of_leaves, of_core], axis=-1)[..., np.array(self.places)]
+        of_leaves, of_core = (xp.diagonal(a, axis1=-2, axis2=-1) for a in (self.leaves, self.core))
+        return self._joined(of_leaves, of_core)
 
     def times(self, vectors: Any) -> Any:
         """The product with vectors (..., r)."""
@@ -72,7 +70,7 @@ class Arrow:
     def solve_transposed(self, vectors: Any) -> Any:
         """The vectors whose product with the transpose is given, (..., r).
 
-        Of one triangle, or of a triangle for every vector.
+        There is one triangle, or one for every vector.
         """
         leaves, core = self._split(vectors)
         if not self.leaves.size:
@@ -114,6 +112,10 @@ class Arrow:
             self.core + of_core[..., None] * xp.eye(count, dtype=self.core.dtype),
             self.places,
         )
+
+    def below_diagonal(self) -> Arrow:
+        """The same with zeros on the diagonal, on the host."""
+        return Arrow(np.tril(self.leaves, -1), self.borders, np.tril(self.core, -1), self.places)
 
     def combined(self, weights: Any) -> Arrow:
         """The sums of several by weights (..., q): arrays of shapes (..., B, b, b) and so on."""

@@ -22,8 +22,8 @@ GROUPS = 240
 COUNTS = np.random.default_rng(0).poisson(
     np.exp(0.8 * np.random.default_rng(1).normal(size=GROUPS))
 )
-# What is left out, by quadrature of the best Gaussian of each group: of the evidence, in nats, by a
-# second cumulant; of a mean, in sd, by means over 32 draws, where the mode is off by .03, .14 and
+# Quadrature of the best Gaussian of each group says what is left out: of the evidence, in nats, by
+# a second cumulant; of a mean, in sd, by means over 32 draws, where the mode is off by .03, .14 and
 # .26; and of an sd, since the best Gaussian of a skewed density is narrower.
 LEFT_OUT = {-1.0: (0.01, 0.02, 0.03), -0.2: (0.2, 0.06, 0.06), 0.3: (1.6, 0.12, 0.11)}
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(60)

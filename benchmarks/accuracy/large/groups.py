@@ -163,7 +163,7 @@ def microcredit() -> LargePosterior:
     def model(place: Array, loan: Array, kind: Array, sizes: Array) -> None:
         of_rows = {}
         for part, (wide, narrow) in parts.items():
-            # Of two kinds or tails, without a loan and by it.
+            # Rows are two kinds or tails, columns what is without a loan and what it adds.
             spread = jnp.array([wide, narrow])
             mean = numpyro.sample(f"{part}_mean", dist.Normal(0, spread).expand([2, 2]).to_event(2))
             scale = numpyro.sample(

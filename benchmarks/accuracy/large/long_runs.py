@@ -54,7 +54,7 @@ QUICK = Lengths(50, 25, 1, 1, 50, 25, 1, 2)
 
 @dataclass(frozen=True)
 class LongRun:
-    """What a run of NUTS found: of each compared coordinate, scales first, and what it took.
+    """A run of NUTS: moments of each compared coordinate, scales first, and what they took.
 
     Attributes:
         mean, sd, ess, rhat: moments, effective draws and split R̂ of coordinates, (k,) each.

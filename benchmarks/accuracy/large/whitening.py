@@ -23,6 +23,7 @@ from numpyro.infer.util import log_density
 from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
+from benchmarks.accuracy.references import widened
 from benchmarks.accuracy.targets import Draws, Target, flat_prior
 
 __all__ = ["NEAR", "whitened"]
@@ -45,7 +46,7 @@ def whitened(
             values stay coordinates; the mode of the others moves with them, to first order.
     """
     model = target.nuts_model or target.model
-    args = tuple(_widened(array) for array in target.args)
+    args = tuple(widened(array) for array in target.args)
     fixed = {name: jnp.asarray(value, float) for name, value in near.items()}
     seeded = handlers.seed(handlers.substitute(model, data=fixed), random.key(0))
     trace = handlers.trace(seeded).get_trace(*args)
@@ -139,7 +140,3 @@ def _arrow(
     border = solve_triangular(factor, np.eye(dim - count), lower=True).T
     shift = (across / diagonal[:, None]) @ border
     return jnp.asarray(diagonal**-0.5), jnp.asarray(shift), jnp.asarray(border)
-
-
-def _widened(array: Array) -> Array:
-    return array.astype(float) if jnp.issubdtype(array.dtype, jnp.floating) else array
