@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 EMITTER = "xla_cpu_use_fusion_emitters"
+LIBRARY_FUSIONS = "xla_cpu_experimental_ynn_fusion_type"
 # XLA can emit fusions in two ways, and the newer takes four times as long to compile. jaxlib 0.11
 # has no older one, and a process ends at an option in XLA_FLAGS that it does not know.
 HAS_OLDER_EMITTER = tuple(int(part) for part in version("jaxlib").split(".")[:2]) < (0, 11)
@@ -14,7 +15,8 @@ PARTS = "xla_cpu_parallel_codegen_split_count"
 
 def older_emitter(flags):
     """XLA_FLAGS with the older emitter, unless they name one."""
-    return _with_option(flags, EMITTER, "false")
+    # Its fusions by YNNPACK are wrong for sums of sums, see numpyro_kscore/_util/compiling.
+    return _with_option(_with_option(flags, EMITTER, "false"), LIBRARY_FUSIONS, "")
 
 
 def in_one_part(flags):

@@ -202,6 +202,22 @@ def test_long_sums_keep_their_trees():
     assert compiling.SHORT_SUMS.keys().isdisjoint(found or {})
 
 
+@pytest.mark.parametrize("batch", [3, 16, 64])
+@pytest.mark.parametrize("width", [2, 3, 8])
+def test_sums_of_sums_are_those_of_numpy(batch, width):
+    rng = np.random.default_rng(width)
+    rows, points = rng.normal(size=(3000, width)), rng.normal(size=(batch, 300, width))
+    group = np.repeat(np.arange(300), 10)
+
+    def squares(point):
+        means = jnp.sum(jnp.asarray(rows, jnp.float32) * point[group], axis=-1)
+        return jnp.sum((means - 1) ** 2)
+
+    found = compiling.quick_jit(jax.vmap(squares))(jnp.asarray(points, jnp.float32))
+    expected = np.sum((np.sum(rows * points[:, group], axis=-1) - 1) ** 2, axis=-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.optimized
 @pytest.mark.parametrize(("count", "level"), [(5, 0), (100_000, 1)])
 def test_only_small_programs_that_run_once_stay_as_they_are(count, level):
