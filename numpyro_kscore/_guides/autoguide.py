@@ -54,6 +54,7 @@ from numpyro_kscore._transports.network import (
     push_network,
     standard_normal,
 )
+from numpyro_kscore._transports.skewed import Skewed
 from numpyro_kscore._transports.transport import Chain, LocalDensity, push_density
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
@@ -65,6 +66,8 @@ MANY = (
     "the posterior at first: do not trust spreads. Fewer latents, amortize= for those in plates, "
     "or another form of the model may help"
 )
+# Names of parameters of transports other than the start itself.
+_NAMES = {Conditional: "conditional", Skewed: "skewed"}
 COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
@@ -375,7 +378,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
             return self._draw_mode(self.start, noise)
         transports = Chain(
             tuple(
-                self._frozen("conditional" if isinstance(step, Conditional) else "start", step)
+                self._frozen(_NAMES.get(type(step), "start"), step)
                 for step in self.start.transports.steps
             )
         )

@@ -1,12 +1,4 @@
-"""The latents of a model near their mode, the scales held: a Gaussian, and the evidence left to it.
-
-Laplace's approximation is the mode and the Hessian there. Both are off where latents are skewed,
-each by little, but the evidence of the scales by the sum of all. So the mean moves to where the
-gradient vanishes on average over the Gaussian, the Hessian is averaged likewise, which makes it the
-best Gaussian (Opper and Archambeau 2009), and what is left of the evidence is half the variance of
-its log weights, the second cumulant. All values of the scales share their noise, which differences
-between them hardly see.
-"""
+"""Laplace's approximation of the latents of a model, its scales held, and the evidence by it."""
 
 from __future__ import annotations
 
@@ -14,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._starts.noise import Spread, balanced, spread_out
 from numpyro_kscore._starts.sparsity import (
     Blocks,
     Products,
@@ -36,8 +29,8 @@ ARRIVED, SETTLED = 1e-2, 1e-5
 DECREASE, HALVINGS = 1e-4, 8
 # Parts of the diagonal that are added to a Hessian until it is positive definite.
 RIDGES = (0.0, 1e-6, 1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1e3)
-# Draws over which gradients and a Hessian are averaged, and most steps of a mean.
-MEAN_DRAWS, AVERAGED, MEAN_STEPS = 32, 16, 4
+# Part of a standard deviation over which third derivatives are differences.
+SMALL = 0.1
 
 
 class Others(NamedTuple):
@@ -50,6 +43,7 @@ class Others(NamedTuple):
         indices: which of the latents they are, (r,).
         noise: standard normal noise (n, r), its second half minus the first, with a mean square
             of 1.
+        spread: points that are spread over the standard normal distribution.
     """
 
     evaluate: Evaluate
@@ -57,6 +51,7 @@ class Others(NamedTuple):
     structure: Structure
     indices: np.ndarray
     noise: np.ndarray
+    spread: Spread
 
 
 def make_others(
@@ -69,7 +64,8 @@ def make_others(
     """A model as a function of its others (r,), whose Hessians are seen at points (n, d)."""
     structure = find_structure(products, points, indices)
     noise = balanced(antithetic(rng, NUM_DRAWS, len(indices)))
-    return Others(evaluate, products, structure, indices, noise)
+    spread = spread_out(rng, NUM_DRAWS, len(indices))
+    return Others(evaluate, products, structure, indices, noise, spread)
 
 
 class Given(NamedTuple):
@@ -80,12 +76,15 @@ class Given(NamedTuple):
         triangle: the factor of its covariance.
         evidence: that of the scales, in nats.
         variance: that of the log weights; 0 by Laplace's approximation alone.
+        shapes: those of the coordinates, see :class:`~numpyro_kscore._transports.skewed.Skewed`,
+            (5, r); None if all are normal.
     """
 
     mean: np.ndarray
     triangle: Arrow
     evidence: float
     variance: float = 0.0
+    shapes: np.ndarray | None = None
 
 
 def triangle_of(blocks: Blocks, places: tuple[int, ...]) -> Arrow | None:
@@ -200,84 +199,27 @@ def _lower(others: Others, place: _Place, triangle: Arrow) -> _Place | None:
     return None
 
 
-def balanced(noise: np.ndarray) -> np.ndarray:
-    """Noise (n, r) with a mean square of 1: by it a skewed density would move the mean."""
-    return noise / np.sqrt(np.mean(noise**2, axis=0))
+def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
+    """The gradient of Laplace's evidence in all latents, (d,); that of the others is near zero.
 
+    ``at`` has the scales, and ``given`` is the mode there. The evidence is minus the energy and
+    half the logarithm of the determinant of its Hessian, both at a mode that moves with the scales.
+    The mean of third derivatives over the Gaussian gives the derivative of the latter.
 
-def best_gaussian(
-    others: Others, at: np.ndarray, mode: Given, averaging: Arrow | None
-) -> tuple[Given, Arrow] | None:
-    """The best Gaussian of the others near their mode, and the evidence of scales by it.
-
-    ``at`` has the scales, (d,). ``averaging`` is what follows the factor at a mode if the Hessian
-    is averaged; it hardly depends on the scales, and is found if it is not known. None is returned
-    where numbers are not finite.
-
-    Cost: n gradients and up to four times ``MEAN_DRAWS``; a Hessian at ``AVERAGED`` draws if the
-    averaging is not known.
+    Cost: a gradient for each draw of the noise, and a product of the Hessian.
     """
-    mean, triangle = mode.mean, mode.triangle
-    if averaging is not None:
-        triangle = triangle.followed_by(averaging)
-    half = len(others.noise) // 2
-    parts = others.noise[: MEAN_DRAWS // 2], others.noise[half:][: MEAN_DRAWS // 2]
-    some = balanced(np.concatenate(parts))
-    for _ in range(MEAN_STEPS):
-        points = _pushed(others, at, mean, triangle, some)
-        _, gradients = others.evaluate(points)
-        slopes = triangle.transposed(gradients[:, others.indices].mean(axis=0))
-        if not np.all(np.isfinite(slopes)):
-            return None
-        if averaging is not None and float(slopes @ slopes) < SETTLED * len(slopes):
-            break
-        mean = mean - triangle.times(slopes)
-        if averaging is None:
-            points[:, others.indices] -= triangle.times(slopes)
-            averaged = triangle_at(others, points[:: len(some) // AVERAGED]) or triangle
-            averaging, triangle = mode.triangle.divided(averaged), averaged
-    energies, gradients = others.evaluate(_pushed(others, at, mean, triangle, others.noise))
-    if averaging is None or not (np.all(np.isfinite(energies)) and np.all(np.isfinite(gradients))):
-        return None
-    volume = float(np.sum(np.log(triangle.diagonal)))
-    constant = 0.5 * len(mean) * np.log(2 * np.pi)
-    weights = -energies + 0.5 * np.sum(others.noise**2, axis=1) + volume + constant
-    slopes = others.noise - triangle.transposed(gradients[:, others.indices])
-    variance = _variance(slopes)
-    return Given(mean, triangle, float(weights.mean()) + 0.5 * variance, variance), averaging
+    noise = SMALL * others.noise
+    center = pushed_at(others, at, given.mean, given.triangle, np.zeros_like(noise[:1]))
+    points = pushed_at(others, at, given.mean, given.triangle, noise)
+    gradient = others.evaluate(center)[1][0]
+    bends = (others.evaluate(points)[1].mean(axis=0) - gradient) / SMALL**2
+    moves = np.zeros_like(bends)
+    inside = given.triangle.transposed(bends[others.indices])
+    moves[others.indices] = given.triangle.times(inside)
+    return others.products(center, moves[None])[0] - bends - gradient
 
 
-def _variance(slopes: np.ndarray) -> float:
-    """The variance of log weights from their gradients (n, r) at noise and then its negative.
-
-    For the best Gaussian the weights have no part of first or second degree in the noise. The
-    squared gradient of a Hermite polynomial has its degree times the mean of its square, so that
-    odd parts of degree 3 and even ones of degree 4 take a third and a quarter. A mean over n draws
-    and r latents has far less noise than one of the weights themselves.
-    """
-    ahead, behind = np.split(slopes, 2)
-    of_odd, of_even = 0.5 * (ahead + behind), 0.5 * (ahead - behind)
-    odd, even = (float(np.mean(np.sum(part**2, axis=1))) for part in (of_odd, of_even))
-    return odd / 3 + even / 4
-
-
-def bound_at(others: Others, at: np.ndarray, mode: Given) -> tuple[float, np.ndarray]:
-    """The evidence lower bound of given scales, and its gradient in all latents, (d,).
-
-    The Gaussian is that of the mode, with a better mean. At the best one the bound does not change
-    with it, so that its gradient in the scales is the mean of the model's.
-    """
-    noise, mean = others.noise[::2], mode.mean
-    for _ in range(2):
-        points = _pushed(others, at, mean, mode.triangle, noise)
-        energies, gradients = others.evaluate(points)
-        gradient = gradients.mean(axis=0)
-        mean = mean - mode.triangle.times(mode.triangle.transposed(gradient[others.indices]))
-    volume = float(np.sum(np.log(mode.triangle.diagonal)))
-    return volume - float(energies.mean()), -gradient
-
-
-def _pushed(
+def pushed_at(
     others: Others, at: np.ndarray, mean: np.ndarray, triangle: Arrow, noise: np.ndarray
 ) -> np.ndarray:
     """Points (n, d) with the scales of one, and others of a Gaussian."""

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from numpyro_kscore._starts.bfgs import Path
-from numpyro_kscore._starts.laplace import NUM_POINTS, Given, Others, bound_at, make_others, mode_at
+from numpyro_kscore._starts.laplace import (
+    NUM_POINTS,
+    Given,
+    Others,
+    evidence_slopes,
+    make_others,
+    mode_at,
+)
 from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
@@ -23,7 +30,6 @@ from numpyro_kscore._starts.start import FAR_FOR_EACH, GaussianStart, draws_at
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.stretch import unstretched
-from numpyro_kscore._transports.transport import Chain
 
 # The first step of a scale, and the width of points that show what depends on what, in those of the
 # prior.
@@ -63,7 +69,7 @@ def find_large(
     found = _from_quantiles(others, latents, scales)
     if found is None:
         return None
-    transport = Chain((found.conditional,))
+    transport = found.transport
     draws = draws_at(evaluate, transport, rng.standard_normal((NUM_DRAWS, dim)))
     if not np.all(np.isfinite(draws.gaps)):
         return None
@@ -149,7 +155,7 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
 
 
 def _climbed(others: Others, at: np.ndarray, now: Scales, scales: np.ndarray) -> Scales:
-    """The distribution of the scales where the bound is highest, by a quasi-Newton path."""
+    """The distribution of the scales where their evidence is highest, by a quasi-Newton path."""
     path = Path(at[scales], np.full(len(scales), FIRST_WIDTH))
     for _ in range(CLIMB):
         if path.is_done or (path.count > len(scales) and _decrement(path) < NEAR_TOP):
@@ -160,9 +166,8 @@ def _climbed(others: Others, at: np.ndarray, now: Scales, scales: np.ndarray) ->
         if found is None:
             path.receive(np.inf, np.zeros(len(scales)))
             continue
-        bound, slopes = bound_at(others, trial, found)
         before = path.count
-        path.receive(-bound, -slopes[scales])
+        path.receive(-found.evidence, -evidence_slopes(others, trial, found)[scales])
         if path.count > before:
             now = now._replace(mode=found.mean, triangle=found.triangle)
     if not path.iterates:

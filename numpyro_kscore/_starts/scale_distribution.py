@@ -44,13 +44,22 @@ class Change(NamedTuple):
     size: float
 
 
-def change_at_first(points: np.ndarray, evidences: np.ndarray) -> Change:
-    """The change by the evidence at a few points of scales that are taken for standard normal."""
-    slopes, curvature = _quadratic(points, evidences)
+def change_at_first(
+    points: np.ndarray,
+    evidences: np.ndarray,
+    gradients: np.ndarray | None = None,
+    most: float = MOST_CHANGE,
+) -> Change:
+    """The change by the evidence at a few points of scales that are taken for standard normal.
+
+    Gradients (n, k) of the evidence tell correlations, which points on axes do not. The
+    distribution moves by ``most`` standard deviations at once.
+    """
+    slopes, curvature = _quadratic(points, evidences, gradients)
     curvatures, axes = np.linalg.eigh(curvature)
     curvatures = np.clip(curvatures, MOST_CHANGE**-2, MOST_CHANGE**2)
     covariance = (axes / curvatures) @ axes.T
-    move = _limited(covariance @ slopes)
+    move = _limited(covariance @ slopes, most)
     size = max(float(np.linalg.norm(move)), float(np.max(np.abs(np.log(curvatures)))) / 2)
     return Change(move, factor(covariance), unstretched(len(move)), size)
 
@@ -101,13 +110,23 @@ def _continued(slopes: np.ndarray) -> np.ndarray:
     return np.concatenate([sides[0][:, ::-1], slopes, sides[1]], axis=1)
 
 
-def _quadratic(points: np.ndarray, evidences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _quadratic(
+    points: np.ndarray, evidences: np.ndarray, gradients: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Slope (k,) and negative curvature (k, k) of the evidence; what is far counts less."""
     count = points.shape[1]
     one, other = np.triu_indices(count)
     squares = points[:, one] * points[:, other]
     columns = np.concatenate([np.ones((len(points), 1)), points, squares], axis=1)
     weights = np.exp(-0.125 * np.sum(points**2, axis=1))
+    if gradients is not None:
+        unit = np.eye(count)
+        moved = unit[:, one] * points[:, None, other] + unit[:, other] * points[:, None, one]
+        linear = np.broadcast_to(unit, (len(points), count, count))
+        of_slopes = np.concatenate([np.zeros((len(points), count, 1)), linear, moved], axis=2)
+        columns = np.concatenate([columns, of_slopes.reshape(-1, columns.shape[1])])
+        evidences = np.concatenate([evidences, gradients.ravel()])
+        weights = np.concatenate([weights, np.repeat(weights, count)])
     found = np.linalg.lstsq(columns * weights[:, None], evidences * weights, rcond=None)[0]
     _, first, second = np.split(found, np.cumsum([1, count]))
     half = np.zeros((count, count))
@@ -141,7 +160,7 @@ def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
     return np.where(ENDS < 0, left, right)
 
 
-def _limited(move: np.ndarray) -> np.ndarray:
+def _limited(move: np.ndarray, most: float = MOST_CHANGE) -> np.ndarray:
     """A move that is not too long at once."""
     length = max(float(np.linalg.norm(move)), np.finfo(float).tiny)
-    return move * min(1.0, MOST_CHANGE / length)
+    return move * min(1.0, most / length)

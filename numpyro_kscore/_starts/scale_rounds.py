@@ -13,12 +13,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.laplace import Given, Others, best_gaussian, mode_at
-from numpyro_kscore._starts.scale_distribution import Change, change_at_first, change_nearby
+from numpyro_kscore._starts.best_given import Shared, best_given
+from numpyro_kscore._starts.fit_shapes import unshaped
+from numpyro_kscore._starts.laplace import Given, Others, evidence_slopes, mode_at
+from numpyro_kscore._starts.scale_distribution import (
+    MOST_CHANGE,
+    Change,
+    change_at_first,
+    change_nearby,
+)
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.arrow import Arrow
-from numpyro_kscore._transports.conditional import Conditional, features
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.features import features
+from numpyro_kscore._transports.skewed import Skewed
 from numpyro_kscore._transports.stretch import slopes_at, stretched
+from numpyro_kscore._transports.transport import Chain
 
 # Most numbers of scales.
 MOST_SCALES = 8
@@ -28,6 +38,8 @@ AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
 LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4))}
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.15, 10
+# Nats by which a round may lower the evidence before it is taken back.
+WORSE = 1.0
 # Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
 RIDGE, LOSS = 1e-3, 5e-3
 
@@ -55,12 +67,20 @@ class Found(NamedTuple):
 
     Attributes:
         conditional: the Gaussian.
+        skewed: the shapes of its coordinates; None if they are normal.
         beyond: coefficients of the evidence beyond the bound by it, in the features of the scales,
             (p,).
     """
 
     conditional: Conditional
+    skewed: Skewed | None
     beyond: np.ndarray
+
+    @property
+    def transport(self) -> Chain:
+        """Both, one after the other."""
+        steps = (self.skewed, self.conditional)
+        return Chain(tuple(step for step in steps if step is not None))
 
     def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
         """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
@@ -73,13 +93,12 @@ def look(
     indices: np.ndarray,
     points: np.ndarray,
     by_modes: bool,
-    averaging: Arrow | None = None,
-) -> tuple[list[Given], Arrow | None]:
+    shared: Shared | None = None,
+) -> tuple[list[Given], Shared | None]:
     """The others at points of the scales (n, k), the center first; those have these indices.
 
-    With them comes the averaging of :func:`~numpyro_kscore._starts.laplace.best_gaussian`, which
-    may be known, unless modes are enough. There are no others where one of their modes is not
-    found.
+    With them comes what :func:`~numpyro_kscore._starts.best_given.best_given` shares, which may be
+    known, unless modes are enough. There are no others where one of their modes is not found.
     """
     nodes: list[Given] = []
     dim = len(indices) + len(others.indices)
@@ -90,12 +109,12 @@ def look(
         at = _nearest(others, at, [now.mode + place @ now.moves, *(n.mean for n in nodes[:1])])
         node = mode_at(others, at, now.triangle)
         if node is not None and not by_modes:
-            found = best_gaussian(others, at, node, averaging)
-            node, averaging = (None, None) if found is None else found
+            found = best_given(others, at, node, shared)
+            node, shared = (None, None) if found is None else found
         if node is None:
-            return [], averaging
+            return [], shared
         nodes.append(node)
-    return nodes, averaging
+    return nodes, shared
 
 
 def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.ndarray:
@@ -113,41 +132,96 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     """A Gaussian that changes with scales; None where their distribution is not found.
 
     Of a small model modes say enough, since batch and match follows: better Gaussians take many
-    times as many gradients. One or two scales are looked at densely in the end there, and a
-    distribution that rounds have not settled is given all the same.
+    times as many gradients. One or two scales are looked at densely in the end there. A
+    distribution of the scales that rounds have not settled is given all the same, but not that of a
+    small model which they have not come near.
     """
-    count, averaging = len(indices), None
-    is_near = is_there = not count
+    count, shared = len(indices), None
+    if count:
+        near = _approached(others, now, indices, is_small)
+        if near is None:
+            return None
+        now = near
+    is_there = not count
+    points = design(count, ON_AXES, IN_PAIRS)
     for _ in range(ROUNDS):
-        points = design(count, ON_AXES, IN_PAIRS) if is_near else design(count, AT_FIRST)
-        by_modes = is_small or not is_near
-        nodes, averaging = look(others, now, indices, points, by_modes, averaging)
+        nodes, shared = look(others, now, indices, points, is_small, shared)
         if not nodes:
             return None
         if is_there:
             break
-        evidences = np.array([node.evidence for node in nodes])
-        evidences += np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
-        change = (
-            change_nearby(points, evidences, now.slopes)
-            if is_near
-            else change_at_first(points, evidences)
-        )
-        is_there = is_near and change.size < THERE
+        change = change_nearby(points, _evidences(now, points, nodes), now.slopes)
+        is_there = change.size < THERE
         if is_there:
             break
         now = _moved(now, change, points, nodes)
-        is_near = is_near or change.size < NEAR
-    if not is_near or not (is_there or is_small):
-        return None
     last = LAST.get(count) if is_small else None
     if last is not None or not is_there:
         now = _moved(now, change, points, nodes) if is_there else now
         points = design(count, *(last or (ON_AXES, IN_PAIRS)))
-        nodes, _ = look(others, now, indices, points, is_small, averaging)
+        nodes, _ = look(others, now, indices, points, is_small, shared)
         if not nodes:
             return None
     return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
+
+
+def _evidences(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
+    """The evidence at points (n, k) in their coordinates, (n,)."""
+    evidences = np.array([node.evidence for node in nodes])
+    return evidences + np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
+
+
+class _Round(NamedTuple):
+    """A distribution of scales, the others at points of it, and how the evidence changes there."""
+
+    now: Scales
+    points: np.ndarray
+    nodes: list[Given]
+    gradients: np.ndarray | None
+
+    def changed(self, most: float) -> tuple[Scales, float]:
+        """The distribution after a change of it, by so many standard deviations, and its size."""
+        evidences = _evidences(self.now, self.points, self.nodes)
+        change = change_at_first(self.points, evidences, self.gradients, most)
+        return _moved(self.now, change, self.points, self.nodes), change.size
+
+
+def _approached(others: Others, now: Scales, indices: np.ndarray, is_small: bool) -> Scales | None:
+    """The distribution of scales after rounds by modes that came near to it.
+
+    A round that went too far, to a lower evidence, is taken back. Of a small model gradients of the
+    evidence would take longer than all else, and None is returned unless rounds come near.
+    """
+    points, last, most = design(len(indices), AT_FIRST), None, MOST_CHANGE
+    for _ in range(ROUNDS):
+        nodes, _ = look(others, now, indices, points, by_modes=True)
+        if not nodes or (last and nodes[0].evidence < last.nodes[0].evidence - WORSE):
+            most /= 2
+            if last is None:
+                if is_small:
+                    return None
+                now = now._replace(gaussian=Affine(now.gaussian.mean, now.gaussian.factor / 2))
+            else:
+                now, _ = last.changed(most)
+            continue
+        gradients = None if is_small else _gradients(others, now, indices, points, nodes)
+        last = _Round(now, points, nodes, gradients)
+        now, size = last.changed(most)
+        if size < NEAR:
+            return now
+    return None if is_small or last is None else now
+
+
+def _gradients(
+    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
+) -> np.ndarray:
+    """Gradients of the evidence at points (n, k) of scales that are not stretched."""
+    found = []
+    for point, node in zip(points, nodes, strict=True):
+        at = np.zeros(len(indices) + len(others.indices))
+        at[indices], at[others.indices] = now.gaussian.push(point), node.mean
+        found.append(evidence_slopes(others, at, node)[indices] @ now.gaussian.factor)
+    return np.stack(found)
 
 
 def design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()) -> np.ndarray:
@@ -200,7 +274,20 @@ def _interpolated(
         kept,
         tuple(order.tolist()),
     )
-    return Found(conditional, beyond)
+    return Found(conditional, _skewed(weights, nodes, len(now.slopes)), beyond)
+
+
+def _skewed(weights: np.ndarray, nodes: Sequence[Given], count: int) -> Skewed | None:
+    """The shapes at all values of the scales, from those at nodes; None if all are normal."""
+    if all(node.shapes is None for node in nodes):
+        return None
+    normal = unshaped(len(nodes[0].mean))
+    shapes = [normal if node.shapes is None else node.shapes for node in nodes]
+    changes = np.stack([here - shapes[0] for here in shapes])
+    flat = changes.reshape(len(nodes), -1)
+    axes = _main_axes(weights, flat @ flat.T)
+    mixed = np.tensordot(axes.T @ weights, changes, axes=1)
+    return Skewed(shapes[0], axes, mixed, count)
 
 
 def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray, Arrow]:
@@ -213,12 +300,17 @@ def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray,
     for part in zip(*((rest.leaves, rest.borders, rest.core) for rest in rests), strict=True):
         flat = np.stack([a.ravel() for a in part])
         gram += flat @ flat.T
-    sizes, axes = np.linalg.eigh(weights @ gram @ weights.T)
-    lost = np.cumsum(np.maximum(sizes, 0)) / 2
-    axes = axes[:, lost > LOSS]
+    axes = _main_axes(weights, gram)
     mixed = axes.T @ weights
     leaves, borders, core = (
         np.tensordot(mixed, np.stack([getattr(rest, name) for rest in rests]), axes=1)
         for name in ("leaves", "borders", "core")
     )
     return axes, Arrow(leaves, borders, core, rests[0].places)
+
+
+def _main_axes(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """The directions of features that matter, (p, q), from products of what changes at n nodes."""
+    sizes, axes = np.linalg.eigh(weights @ gram @ weights.T)
+    lost = np.cumsum(np.maximum(sizes, 0)) / 2
+    return axes[:, lost > LOSS]

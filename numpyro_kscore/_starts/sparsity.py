@@ -25,7 +25,7 @@ CLOSE = 1e-6
 # Most numbers of a leaf that are tried, and how many floating-point operations a product of the
 # Hessian costs, of which there are no more than core and leaf have latents, and a number kept.
 LEAF_SIZES, COST_OF_PRODUCT, COST_OF_NUMBER = (1, 4, 16, 48, 128), 1e5, 50.0
-# Thresholds of degree beyond which latents are in the core.
+# Thresholds of degree beyond which latents are in the core: at gaps, and as many evenly.
 MOST_THRESHOLDS = 16
 
 
@@ -163,9 +163,11 @@ def _divide(pattern: Any) -> tuple[np.ndarray, np.ndarray]:
     """Leaves (B, b) and core (c,), of those tried the ones with which a factor is cheapest."""
     degrees = np.asarray(pattern.sum(axis=1)).ravel()
     levels = np.unique(degrees)
-    chosen = np.unique(np.linspace(0, len(levels) - 1, MOST_THRESHOLDS).round().astype(int))
+    # What is in the core may have many times the degree of what is not.
+    gaps = np.argsort(levels[:-1] / levels[1:], kind="stable")[:MOST_THRESHOLDS]
+    even = np.linspace(0, len(levels) - 1, MOST_THRESHOLDS).round().astype(int)
     best, lowest = None, np.inf
-    for level in [*levels[chosen], 0]:
+    for level in [*levels[np.union1d(gaps, even)], 0]:
         for most in LEAF_SIZES:
             leaves, core = _cut(pattern, degrees > level, most)
             cost = _cost(leaves, len(core))

@@ -8,7 +8,6 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
-from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
@@ -79,7 +78,7 @@ class GaussianStart(NamedTuple):
     @property
     def is_large(self) -> bool:
         """Whether it is of a model with many latents, and has no covariance of all."""
-        return isinstance(self.transports.steps[0], Conditional)
+        return not isinstance(self.gaussian, Affine)
 
 
 def draw_exactly(

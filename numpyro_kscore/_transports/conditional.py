@@ -17,15 +17,10 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.arrow import Arrow
+from numpyro_kscore._transports.features import features
 from numpyro_kscore._transports.stretch import slopes_at, stretched
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
-
-# Powers of a scale, and most of two together, that entries of the Gaussian are polynomials of, for
-# one, two or more scales.
-ALONE, TOGETHER = {1: 6, 2: 6, 3: 5}, {1: 0, 2: 6, 3: 3}
-# Beyond so many standard deviations the Gaussian changes no more: there polynomials are wild.
-REACH = 3.0
 
 
 @pytree
@@ -34,7 +29,8 @@ class Conditional:
 
     Given the scales at points ``u`` of theirs, the r others are ``mean + base (m(u) + T(u) v)`` at
     points ``v``, with a vector m(u) and a triangle T(u). Every entry of m and of the logarithms of
-    the diagonal of T is linear in p :func:`features` of u, and the rest of T in q sums of these.
+    the diagonal of T is linear in p :func:`~numpyro_kscore._transports.features.features` of u, and
+    the rest of T in q sums of these.
 
     Attributes:
         scales: the Gaussian of the scales, before each is stretched.
@@ -125,36 +121,3 @@ class Conditional:
     def _split(self, points: Any) -> tuple[Any, Any]:
         count = self.slopes.shape[0]
         return points[..., :count], points[..., count:]
-
-
-def features(points: Any) -> tuple[Any, Any]:
-    """Powers of scales, which end beyond a few standard deviations, and their derivatives.
-
-    They are 0 where all scales are, (..., p), and their derivatives have shape (..., p, k).
-    """
-    xp = namespace(points)
-    t = xp.tanh(points / REACH)
-    slopes, t = 1 - t**2, REACH * t
-    count = points.shape[-1]
-    if not count:
-        return points, points[..., None]
-    powers = exponents(count)
-    each = t[..., None, :] ** powers
-    lowered = t[..., None, :] ** np.maximum(powers - 1, 0)
-    derivatives = powers * lowered * slopes[..., None, :]
-    columns = [np.delete(np.arange(count), j) for j in range(count)]
-    others = [xp.prod(each[..., rest], axis=-1) for rest in columns]
-    return xp.prod(each, axis=-1), derivatives * xp.stack(others, axis=-1)
-
-
-def exponents(count: int) -> np.ndarray:
-    """The exponents of every feature: all powers of one or two of the scales, (p, count)."""
-    alone, together = (degrees[min(max(count, 1), 3)] for degrees in (ALONE, TOGETHER))
-    found = [
-        [i if k == a else j if k == b else 0 for k in range(count)]
-        for a in range(count)
-        for b in range(a, count)
-        for i in range(1, (alone if a == b else together - 1) + 1)
-        for j in ((0,) if a == b else range(1, together + 1 - i))
-    ]
-    return np.array(found, int).reshape(len(found), count)

@@ -26,8 +26,8 @@ from numpyro_kscore._util.fingerprint import fingerprint
 
 # XLA's newer code generator for fused loops and LLVM's second level of optimization take more than
 # half of the time in which a program of hundreds of small loops compiles. It is no faster for them
-# (docs/performance). With the older one, fusions that are left to YNNPACK give wrong numbers where a
-# sum of sums is one of them, such as the log likelihood of a regression by rows (jaxlib 0.10.2).
+# (docs/performance). With the older one, fusions that are left to YNNPACK give wrong numbers where
+# a sum of sums is one of them, such as the log likelihood of a regression (jaxlib 0.10.2).
 OPTIONS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_experimental_ynn_fusion_type": "",

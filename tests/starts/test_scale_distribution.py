@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from numpyro_kscore._starts.scale_distribution import change_nearby
+from numpyro_kscore._starts.scale_distribution import change_at_first, change_nearby
 from numpyro_kscore._transports.stretch import KNOTS, slopes_at, stretched, unstretched
 
 NODES = np.array([0.0, 1, -1, 2, -2, 3, -3])[:, None]
@@ -58,6 +58,20 @@ def test_a_normal_distribution_stays():
     change = change_nearby(NODES, -0.5 * NODES[:, 0] ** 2, unstretched(1))
     assert change.size < 0.01
     np.testing.assert_allclose(change.slopes, 1, atol=0.1)
+
+
+def test_gradients_on_axes_tell_correlations():
+    """A normal density of four scales is found at once; values on axes know no correlation."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(4, 4)) / 2 + np.eye(4)
+    mean, precision = np.array([0.3, -0.2, 0.1, 0.4]), np.linalg.inv(root @ root.T)
+    points = np.concatenate([np.zeros((1, 4)), 1.5 * np.eye(4), -1.5 * np.eye(4)])
+    values = -0.5 * np.einsum("ni,ij,nj->n", points - mean, precision, points - mean)
+    change = change_at_first(points, values, -(points - mean) @ precision)
+    np.testing.assert_allclose(change.mean, mean, atol=1e-8)
+    np.testing.assert_allclose(change.factor @ change.factor.T, root @ root.T, atol=1e-8)
+    alone = change_at_first(points, values)
+    assert np.max(np.abs(alone.factor @ alone.factor.T - root @ root.T)) > 0.1
 
 
 def test_slopes_are_derivatives():

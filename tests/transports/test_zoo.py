@@ -10,9 +10,11 @@ import pytest
 from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture, with_moments
 from numpyro_kscore._transports.arrow import Arrow, dense
 from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
-from numpyro_kscore._transports.conditional import Conditional, exponents
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.features import exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
 from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._transports.skewed import NUM_SHAPES, Skewed
 from numpyro_kscore._transports.stretch import KNOTS
 from numpyro_kscore._transports.transport import Chain, pulled_back
 from support.compiling import quick_jit
@@ -56,6 +58,13 @@ def conditional(count, arrow=None):
         rests,
         tuple(rng.permutation(count + rest).tolist()),
     )
+
+
+def skewed(count):
+    """Shapes of three coordinates that change with others."""
+    rng, powers = np.random.default_rng(0), len(exponents(count))
+    base, changes = rng.normal(size=(NUM_SHAPES, 3)), rng.normal(size=(2, NUM_SHAPES, 3))
+    return Skewed(0.5 * base, rng.normal(size=(powers, 2)), 0.2 * changes, count)
 
 
 def rests_of(rng, *shape):
@@ -102,6 +111,8 @@ ZOO = {
     "two scales": lambda: (conditional(2), 6, True),
     "three scales": lambda: (conditional(3), 7, True),
     "scales of groups": lambda: (conditional(2, arrows()), 9, True),
+    "shapes": lambda: (skewed(2), 5, True),
+    "shapes without scales": lambda: (skewed(0), 3, True),
     "centering": lambda: (recentered(False), 4, False),
     "centering of a vector": lambda: (recentered(True), 4, False),
     "wide network": lambda: (network(5), 5, False),

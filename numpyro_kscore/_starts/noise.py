@@ -1,0 +1,41 @@
+"""Standard normal noise whose squares are those of the distribution."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+# How much wider than normal quantiles the points are, per squared deviation: tails are seen better.
+WIDER = 0.03
+
+
+def balanced(noise: np.ndarray) -> np.ndarray:
+    """Noise (n, r) with a mean square of 1: by it a skewed density would move the mean."""
+    return noise / np.sqrt(np.mean(noise**2, axis=0))
+
+
+class Spread(NamedTuple):
+    """Points that are spread over the standard normal distribution in every coordinate.
+
+    Attributes:
+        points: the same numbers in each coordinate, in an order of its own, (n, r).
+        weights: with which they stand for the distribution, (n, r).
+    """
+
+    points: np.ndarray
+    weights: np.ndarray
+
+
+def spread_out(rng: np.random.Generator, count: int, size: int) -> Spread:
+    """So many points, in r coordinates."""
+    # JAX itself needs SciPy.
+    from scipy.special import ndtri
+
+    quantiles = ndtri((np.arange(count) + 0.5) / count)
+    places = quantiles * (1 + WIDER * quantiles**2)
+    # Of all others together the squares matter most.
+    places /= np.sqrt(np.mean(places**2))
+    weights = np.exp(-0.5 * places**2) * np.gradient(places)
+    order = rng.permuted(np.tile(np.arange(count), (size, 1)), axis=1).T
+    return Spread(places[order], (weights / weights.sum())[order])
