@@ -27,8 +27,8 @@ CHORDS, MOST_STEPS = 4, 30
 ARRIVED, SETTLED = 1e-2, 1e-5
 # Decrease of the energy, as a part of what its slope promises, and most halvings of a step.
 DECREASE, HALVINGS = 1e-4, 8
-# Parts of the diagonal that are added to a Hessian until it is positive definite.
-RIDGES = (0.0, 1e-6, 1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1e3)
+# The least curvature that a step goes by, in units of the diagonal.
+FLAT = 1e-3
 # Part of a standard deviation over which third derivatives are differences.
 SMALL = 0.1
 
@@ -113,7 +113,7 @@ def _root(matrices: np.ndarray) -> np.ndarray:
 
 
 def triangle_at(others: Others, points: np.ndarray) -> Arrow | None:
-    """The factor of the inverse mean Hessian at points (n, d), with a ridge where that is needed.
+    """The factor of the inverse mean Hessian at points (n, d), made positive definite if it is not.
 
     None is returned where numbers are not finite.
     """
@@ -121,20 +121,34 @@ def triangle_at(others: Others, points: np.ndarray) -> Arrow | None:
     if not all(np.all(np.isfinite(block)) for block in blocks):
         return None
     places = others.structure.places
-    diagonal = [np.abs(np.einsum("...ii->...i", a)) for a in (blocks.leaves, blocks.core)]
-    largest = max(float(np.max(a, initial=0.0)) for a in diagonal)
-    if not largest > 0:
-        return None
-    for ridge in RIDGES:
-        more = [
-            ridge * np.maximum(a, 1e-12 * largest)[..., None] * np.eye(a.shape[-1])
-            for a in diagonal
-        ]
-        widened = blocks._replace(leaves=blocks.leaves + more[0], core=blocks.core + more[1])
-        found = triangle_of(widened, places)
-        if found is not None:
-            return found
-    return None
+    found = triangle_of(blocks, places)
+    return triangle_of(_made_positive(blocks), places) if found is None else found
+
+
+def _made_positive(blocks: Blocks) -> Blocks:
+    """The matrix with leaves, and a core given these, whose curvatures are absolute values.
+
+    Where products of latents are saddles, steps by it still go down, and as far as curvatures say
+    (Dauphin et al. 2014).
+    """
+    leaves = _absolute(blocks.leaves)
+    count, size, width = blocks.borders.shape
+    inner = blocks.borders.reshape(count * size, width)
+    moved = np.linalg.solve(leaves, blocks.borders).reshape(count * size, width)
+    taken = inner.T @ moved
+    return blocks._replace(leaves=leaves, core=_absolute(blocks.core - taken) + taken)
+
+
+def _absolute(matrices: np.ndarray) -> np.ndarray:
+    """Symmetric matrices (..., n, n) with absolute eigenvalues, in units of their diagonals."""
+    if not matrices.size:
+        return matrices
+    sizes = np.abs(np.diagonal(matrices, axis1=-2, axis2=-1))
+    units = np.sqrt(np.maximum(sizes, 1e-12 * max(float(np.max(sizes)), 1e-300)))
+    units = units[..., None] * units[..., None, :]
+    values, axes = np.linalg.eigh(matrices / units)
+    values = np.maximum(np.abs(values), FLAT)
+    return units * ((axes * values[..., None, :]) @ axes.swapaxes(-1, -2))
 
 
 def mode_at(others: Others, at: np.ndarray, known: Arrow | None = None) -> Given | None:

@@ -25,7 +25,7 @@ from numpyro_kscore._starts.laplace import (
 from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
-from numpyro_kscore._starts.sparsity import Products
+from numpyro_kscore._starts.sparsity import Products, find_structure, is_right
 from numpyro_kscore._starts.start import FAR_FOR_EACH, GaussianStart, draws_at
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
@@ -136,6 +136,14 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
             # From the mode before, which is nearer.
             at[others.indices], known = starts[-1][2].mean, starts[-1][2].triangle
         mode = mode_at(others, at, known)
+        if mode is not None and not starts:
+            point = at.copy()
+            point[others.indices] = mode.mean
+            if not is_right(others.structure, others.products, point, others.indices):
+                # What was nearly zero at first is not at a mode.
+                found = find_structure(others.products, np.stack([point, at]), others.indices)
+                others = others._replace(structure=found)
+                mode = mode_at(others, point)
         if mode is not None:
             starts.append((mode.evidence, at, mode))
     if not starts:

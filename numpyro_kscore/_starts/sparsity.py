@@ -92,16 +92,21 @@ def find_structure(products: Products, points: np.ndarray, others: np.ndarray) -
     """
     pattern = _pattern(products, points[:1], others)
     structure = _structure(pattern, *_divide(pattern))
-    vector = np.random.default_rng(len(others)).choice((-1.0, 1.0), len(others))
-    for point in points[1:]:
-        seed = np.zeros((1, points.shape[1]))
-        seed[0, others] = vector
-        whole = products(point[None], seed)[0, others]
-        known = blocks_at(structure, products, point[None], others).times(structure, vector)
-        if not np.allclose(known, whole, rtol=CLOSE, atol=CLOSE * np.max(np.abs(whole))):
-            pattern = _pattern(products, points, others)
-            return _structure(pattern, *_divide(pattern))
-    return structure
+    if all(is_right(structure, products, point, others) for point in points[1:]):
+        return structure
+    pattern = _pattern(products, points, others)
+    return _structure(pattern, *_divide(pattern))
+
+
+def is_right(
+    structure: Structure, products: Products, point: np.ndarray, others: np.ndarray
+) -> bool:
+    """Whether a product of the Hessian at a point (d,) is that of its structure."""
+    seed = np.zeros((1, len(point)))
+    seed[0, others] = np.random.default_rng(len(others)).choice((-1.0, 1.0), len(others))
+    whole = products(point[None], seed)[0, others]
+    known = blocks_at(structure, products, point[None], others).times(structure, seed[0, others])
+    return np.allclose(known, whole, rtol=CLOSE, atol=CLOSE * np.max(np.abs(whole)))
 
 
 def blocks_at(
