@@ -1,10 +1,12 @@
 """Structures of Hessians, and factors by them, against dense matrices."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from numpyro_kscore._starts.laplace import triangle_of
-from numpyro_kscore._starts.sparsity import blocks_at, find_structure
+from numpyro_kscore._starts.laplace import triangle_at, triangle_of
+from numpyro_kscore._starts.sparsity import Structure, blocks_at, find_structure, is_right
 
 RNG = np.random.default_rng(0)
 
@@ -131,3 +133,60 @@ def test_what_a_second_point_depends_on_is_found():
     np.testing.assert_allclose(
         blocks.times(structure, vector), products(points[1:], vector[None])[0], rtol=1e-9
     )
+
+
+def test_latents_of_many_degrees_stay_out_of_the_core():
+    """Sites seen in one to twenty of thirty years: the years are the core, and no site is."""
+    rng = np.random.default_rng(2)
+    pairs = [
+        (year, site)
+        for site in range(30, 630)
+        for year in rng.choice(30, 1 + (site - 30) % 20, replace=False)
+    ]
+    matrix = of_pairs(630, pairs)
+
+    def products(points, vectors):
+        return vectors @ matrix
+
+    structure = find_structure(products, np.zeros((2, 630)), np.arange(630))
+    assert sorted(structure.core) == list(range(30))
+
+
+def test_a_triangle_of_a_saddle_has_absolute_curvatures():
+    """A leaf, and a core of two, whose dense matrices are known."""
+    core, leaf, border = np.array([[2.0, 3.0], [3.0, 2.0]]), -0.5, np.array([0.2, 0.1])
+    matrix = np.block([[np.array([[leaf]]), border[None]], [border[:, None], core]])
+    structure = Structure(
+        np.array([[0]]),
+        np.array([1, 2]),
+        np.eye(3),
+        np.array([[0], [0], [0], [0], [0]]),
+        np.array([[1, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 1, 1]]),
+    )
+    others = SimpleNamespace(
+        structure=structure, products=lambda points, vectors: vectors @ matrix, indices=np.arange(3)
+    )
+    found = triangle_at(others, np.zeros((1, 3)))
+    # Rows of the transpose's products are those of the factor.
+    inverse = found.transposed(np.eye(3)) @ found.transposed(np.eye(3)).T
+    rest = core - np.outer(border, border) / abs(leaf)
+    units = np.sqrt(np.outer(np.diag(rest), np.diag(rest)))
+    values, axes = np.linalg.eigh(rest / units)
+    rest = units * (axes @ np.diag(np.abs(values)) @ axes.T)
+    expected = np.block(
+        [
+            [np.array([[abs(leaf)]]), border[None]],
+            [border[:, None], rest + np.outer(border, border) / abs(leaf)],
+        ]
+    )
+    assert values[0] < 0
+    np.testing.assert_allclose(np.linalg.inv(inverse), expected, atol=1e-9)
+
+
+def test_a_structure_is_wrong_where_another_number_is_not_zero():
+    def products(points, vectors):
+        return np.stack([vectors[:, 0] + points[0, 0] * vectors[:, 1], vectors[:, 1]], 1)
+
+    structure = find_structure(products, np.zeros((1, 2)), np.arange(2))
+    assert is_right(structure, products, np.zeros(2), np.arange(2))
+    assert not is_right(structure, products, np.ones(2), np.arange(2))
