@@ -139,7 +139,7 @@ POSITIVE: dict[str, Callable[[], dist.Distribution]] = {
 UNIT: dict[str, Callable[[], dist.Distribution]] = {
     "Beta": lambda: dist.Beta(2, 3),
     "Uniform": lambda: dist.Uniform(0, 1),
-    "Kumaraswamy": lambda: dist.Kumaraswamy(1.5, 2),
+    "Kumaraswamy": lambda: dist.Kumaraswamy(1.5, 2.0),
     "Sigmoid": lambda: dist.TransformedDistribution(
         dist.Normal(0, 1), transforms.SigmoidTransform()
     ),

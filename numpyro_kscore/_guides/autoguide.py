@@ -46,7 +46,7 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.from_model import LARGEST_START, find_start, warn_of_loss
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart
-from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture
+from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture, OfFirst
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.network import (
     Perceptron,
@@ -67,7 +67,7 @@ MANY = (
     "or another form of the model may help"
 )
 # Names of parameters of transports other than the start itself.
-_NAMES = {Conditional: "conditional", Skewed: "skewed"}
+_NAMES = {OfFirst: "scales", Conditional: "conditional", Skewed: "skewed"}
 COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once

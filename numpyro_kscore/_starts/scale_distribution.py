@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._transports.affine import factor
+from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.stretch import stretched, unstretched
 
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
@@ -23,6 +23,8 @@ ENDS = np.arange(-3.0, 4.0)
 BELOW = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in ENDS])
 GRID = np.linspace(-40.0, 40.0, 8001)
 LEAST_FALL = 0.25
+# Least effective part of weighted points by which a distribution moves in the end.
+LEAST_EFFECTIVE = 0.5
 # Places at which a distribution is compared with the one before, and some of them.
 INSIDE = np.abs(ENDS) <= 2
 SIDES = np.searchsorted(ENDS, (-2.0, 0.0, 2.0))
@@ -94,6 +96,21 @@ def change_nearby(points: np.ndarray, evidences: np.ndarray, slopes: np.ndarray)
         np.max(np.abs(stretched(inside, found) - stretched(inside, slopes))),
     )
     return Change(move, triangle, found, float(max(changes)))
+
+
+def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
+    """Mean and covariance at standard normal points (m, k) whose log weights are given, (m,).
+
+    They see what axes do not, such as a scale that is skewed the more the larger another one is.
+    None is returned where few points have the weight.
+    """
+    weights = np.exp(values - np.max(values))
+    weights /= weights.sum()
+    if not 1 / np.sum(weights**2) > LEAST_EFFECTIVE * len(points):
+        return None
+    mean = weights @ points
+    rest = points - mean
+    return Affine(mean, factor((rest * weights[:, None]).T @ rest))
 
 
 def _continued(slopes: np.ndarray) -> np.ndarray:

@@ -21,8 +21,9 @@ from numpyro_kscore._starts.scale_distribution import (
     Change,
     change_at_first,
     change_nearby,
+    moments_by,
 )
-from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.features import features
@@ -38,6 +39,8 @@ AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
 LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4))}
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.15, 10
+# Draws of the scales for their moments in the end.
+MOMENT_DRAWS = 4096
 # Nats by which a round may lower the evidence before it is taken back.
 WORSE = 1.0
 # Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
@@ -66,25 +69,29 @@ class Found(NamedTuple):
     """A Gaussian that changes with scales, and what it leaves of their evidence.
 
     Attributes:
-        conditional: the Gaussian.
+        moved: a last move of the scales; None if it is not known.
         skewed: the shapes of its coordinates; None if they are normal.
+        conditional: the Gaussian.
         beyond: coefficients of the evidence beyond the bound by it, in the features of the scales,
             (p,).
     """
 
-    conditional: Conditional
+    moved: OfFirst | None
     skewed: Skewed | None
+    conditional: Conditional
     beyond: np.ndarray
 
     @property
     def transport(self) -> Chain:
-        """Both, one after the other."""
-        steps = (self.skewed, self.conditional)
+        """All of it, one after the other."""
+        steps = (self.moved, self.skewed, self.conditional)
         return Chain(tuple(step for step in steps if step is not None))
 
     def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
         """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
-        return np.einsum("p,npk->nk", self.beyond, features(points)[1])
+        moved = points if self.moved is None else self.moved.affine.push(points)
+        slopes = np.einsum("p,npk->nk", self.beyond, features(moved)[1])
+        return slopes if self.moved is None else self.moved.affine.pull(points, slopes)
 
 
 def look(
@@ -162,7 +169,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         nodes, _ = look(others, now, indices, points, is_small, shared)
         if not nodes:
             return None
-    return _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
+    found = _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
+    return found if is_small or not count else found._replace(moved=_last_move(now, points, nodes))
 
 
 def _evidences(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
@@ -274,7 +282,18 @@ def _interpolated(
         kept,
         tuple(order.tolist()),
     )
-    return Found(conditional, _skewed(weights, nodes, len(now.slopes)), beyond)
+    return Found(None, _skewed(weights, nodes, len(now.slopes)), conditional, beyond)
+
+
+def _last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
+    """The move of standard normal scales to the moments of the evidence at points, interpolated."""
+    values, _ = features(points)
+    rest = _evidences(now, points, nodes) + 0.5 * np.sum(points**2, axis=1)
+    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
+    coefficients = np.linalg.solve(gram, values.T @ (rest - rest[0]))
+    draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
+    affine = moments_by(features(draws)[0] @ coefficients, draws)
+    return None if affine is None else OfFirst(affine)
 
 
 def _skewed(weights: np.ndarray, nodes: Sequence[Given], count: int) -> Skewed | None:

@@ -49,6 +49,36 @@ class Affine:
 
 
 @pytree
+class OfFirst:
+    """An affine map of the first k coordinates; the others stay.
+
+    Attributes:
+        affine: the map, in k dimensions.
+    """
+
+    affine: Affine
+
+    def push(self, x: Any) -> Any:
+        first, rest = self._split(x)
+        return namespace(x).concatenate([self.affine.push(first), rest], axis=-1)
+
+    def log_volume(self, x: Any) -> Any:
+        return self.affine.log_volume(x)
+
+    def pull(self, x: Any, gradients: Any) -> Any:
+        first, rest = self._split(gradients)
+        return namespace(x).concatenate([self.affine.pull(x, first), rest], axis=-1)
+
+    def push_score(self, x: Any, score: Any) -> Any:
+        first, rest = self._split(score)
+        return namespace(x, score).concatenate([self.affine.push_score(x, first), rest], axis=-1)
+
+    def _split(self, points: Any) -> tuple[Any, Any]:
+        count = self.affine.mean.shape[-1]
+        return points[..., :count], points[..., count:]
+
+
+@pytree
 class Diagonal:
     """``x -> loc + scale * x``.
 

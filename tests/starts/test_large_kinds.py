@@ -72,8 +72,6 @@ def exact_log_scale(y):
     return mean, np.sqrt(weights @ (logs - mean) ** 2 / weights.sum())
 
 
-# The scale and the freedom of Student effects are off by .17 sd, and the fit says so.
-@pytest.mark.filterwarnings("ignore:fit. no step was needed, at a guide")
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [sparse_counts, student_effects, correlated_slopes])
 def test_weights_hold_for_it(model):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from numpyro_kscore._starts.scale_distribution import change_at_first, change_nearby
+from numpyro_kscore._starts.scale_distribution import change_at_first, change_nearby, moments_by
 from numpyro_kscore._transports.stretch import KNOTS, slopes_at, stretched, unstretched
 
 NODES = np.array([0.0, 1, -1, 2, -2, 3, -3])[:, None]
@@ -72,6 +72,20 @@ def test_gradients_on_axes_tell_correlations():
     np.testing.assert_allclose(change.factor @ change.factor.T, root @ root.T, atol=1e-8)
     alone = change_at_first(points, values)
     assert np.max(np.abs(alone.factor @ alone.factor.T - root @ root.T)) > 0.1
+
+
+def test_moments_are_those_of_weighted_points():
+    points = np.random.default_rng(0).normal(size=(20_000, 2))
+    # A normal density with another mean, and correlated.
+    precision, mean = np.array([[1.1, -0.3], [-0.3, 1.2]]), np.array([0.2, -0.1])
+    rest = points - mean
+    values = 0.5 * np.sum(points**2, axis=1) - 0.5 * np.einsum("ni,ij,nj->n", rest, precision, rest)
+    found = moments_by(values, points)
+    # Four standard errors of 20 000 points, of which most are effective.
+    np.testing.assert_allclose(found.mean, mean, atol=0.04)
+    covariance = found.factor @ found.factor.T
+    np.testing.assert_allclose(covariance, np.linalg.inv(precision), atol=0.06)
+    assert moments_by(20 * points[:, 0], points) is None
 
 
 def test_slopes_are_derivatives():

@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture, with_moments
+from numpyro_kscore._transports.affine import (
+    Affine,
+    Diagonal,
+    GaussianMixture,
+    OfFirst,
+    with_moments,
+)
 from numpyro_kscore._transports.arrow import Arrow, dense
 from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
 from numpyro_kscore._transports.conditional import Conditional
@@ -111,6 +117,7 @@ ZOO = {
     "two scales": lambda: (conditional(2), 6, True),
     "three scales": lambda: (conditional(3), 7, True),
     "scales of groups": lambda: (conditional(2, arrows()), 9, True),
+    "the first": lambda: (OfFirst(affine(2)), 5, True),
     "shapes": lambda: (skewed(2), 5, True),
     "shapes without scales": lambda: (skewed(0), 3, True),
     "centering": lambda: (recentered(False), 4, False),
