@@ -51,7 +51,7 @@ class Evidence(NamedTuple):
 
     @property
     def is_reliable(self) -> bool:
-        """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
+        """Whether weights can be averaged, since k̂ is below 0.7 or they are nearly equal."""
         return are_reliable(self.khat, self.num_effective, self.num_draws)
 
     def __str__(self) -> str:
