@@ -66,9 +66,9 @@ MANY = (
     "the posterior at first: do not trust spreads. Fewer latents, amortize= for those in plates, "
     "or another form of the model may help"
 )
+COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Names of parameters of transports other than the start itself.
 _NAMES = {OfFirst: "scales", Conditional: "conditional", Skewed: "skewed"}
-COLD = "the guide starts as a narrow Gaussian at init_loc_fn, as with warm_start=False"
 # Dimensions in which the volume of the map from noise is followed. In fewer a kernel sees all there
 # is, and a map that never folds would have to tear a ring open; in more a step takes O(d³), once
 # where the network's last hidden layer is narrower than that and for each draw where it is not.

@@ -33,7 +33,7 @@ MOST_LEFT = 0.1
 
 
 class Shared(NamedTuple):
-    """What the densities at one value of the scales tell of those at others.
+    """The averaging and the shapes that one value of the scales lends to others.
 
     Attributes:
         averaging: what follows the factor at a mode if the Hessian is averaged.
@@ -93,7 +93,7 @@ def best_given(
     if has_shapes:
         known = None if shared is None else shared.shapes
         shaped = _shaped(others, at, found, known)
-        # By the variance too, since a bound by few draws may miss a fold or a second mode.
+        # A bound by few draws may miss a fold or a second mode, which the variance sees.
         if shaped is not None and shaped[1].exceeds(seen):
             found, seen = shaped
     evidence = seen.bound + 0.5 * min(seen.variance, MOST_LEFT * len(mode.mean))
@@ -102,7 +102,7 @@ def best_given(
 
 
 def _averaging(others: Others, at: np.ndarray, mode: Given) -> Arrow:
-    """What follows the factor at a mode if the Hessian is averaged, where that pays."""
+    """The triangle that follows the factor at a mode to average the Hessian, where that pays."""
     points = pushed_at(others, at, mode.mean, mode.triangle, _some(others, AVERAGED))
     averaged = triangle_at(others, points) or mode.triangle
     plain = mode.triangle.divided(mode.triangle)

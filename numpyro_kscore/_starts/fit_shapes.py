@@ -24,12 +24,15 @@ MOST_FACTOR = 3.0
 def reshaped(shapes: np.ndarray, spread: Spread, scores: np.ndarray) -> np.ndarray:
     """Shapes (5, r) after a step, by scores at the images of points that are spread, (n, r).
 
-    As by James and Stein, the step of a coordinate is the shorter the more of it could be noise,
-    but for its shift: of that there is little, since all points have the same squares.
+    The step of a coordinate is the shorter the more of it could be noise (James and Stein), but for
+    its shift: of that there is little, since all points have the same squares.
     """
     slopes = np.exp(shapes[1:])
-    moves, gates = _moves(spread.points, slopes)
-    beyond = gates.sum(axis=1) * scores + _bends(spread.points, slopes) + spread.points
+    rises, gates, changes = zones(spread.points)
+    own = (slopes * gates).sum(axis=1)
+    moves = np.concatenate([np.ones_like(own)[:, None], rises], axis=1) / own[:, None]
+    # The model's score where the shape so far is standard normal, less a standard normal one.
+    beyond = own * scores + (slopes * changes).sum(axis=1) / own + spread.points
     gradient = np.einsum("nr,nkr->rk", spread.weights * beyond, moves)
     metric = _metric(slopes)
     shift = np.zeros_like(gradient)
@@ -40,23 +43,6 @@ def reshaped(shapes: np.ndarray, spread: Spread, scores: np.ndarray) -> np.ndarr
     step = shift + step * np.maximum(0.0, 1 - noise / gained)[:, None]
     ahead = np.clip(slopes + step[:, 1:].T, slopes / MOST_FACTOR, slopes * MOST_FACTOR)
     return np.concatenate([shapes[:1] + step[:, 0], np.log(ahead)])
-
-
-def _moves(points: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How points (n, r) move with each number of their shape, (n, 5, r), in their own coordinates.
-
-    With it come the slopes, as parts of zones, (n, 4, r).
-    """
-    rises, gates, _ = zones(points)
-    parts = slopes * gates
-    by_shapes = np.concatenate([np.ones_like(points)[:, None], rises], axis=1)
-    return by_shapes / parts.sum(axis=1, keepdims=True), parts
-
-
-def _bends(points: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """Derivatives of the logarithms of slopes at points (n, r)."""
-    _, gates, changes = zones(points)
-    return (slopes * changes).sum(axis=1) / (slopes * gates).sum(axis=1)
 
 
 def _metric(slopes: np.ndarray) -> np.ndarray:

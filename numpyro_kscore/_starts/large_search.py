@@ -140,7 +140,7 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
             point = at.copy()
             point[others.indices] = mode.mean
             if not is_right(others.structure, others.products, point, others.indices):
-                # What was nearly zero at first is not at a mode.
+                # Numbers that were nearly zero at first are not at a mode.
                 found = find_structure(others.products, np.stack([point, at]), others.indices)
                 others = others._replace(structure=found)
                 mode = mode_at(others, point)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# How much wider than normal quantiles the points are, per squared deviation: tails are seen better.
+# The points are wider than normal quantiles by so much per squared deviation, to see tails better.
 WIDER = 0.03
 
 
@@ -34,7 +34,7 @@ def spread_out(rng: np.random.Generator, count: int, size: int) -> Spread:
 
     quantiles = ndtri((np.arange(count) + 0.5) / count)
     places = quantiles * (1 + WIDER * quantiles**2)
-    # Of all others together the squares matter most.
+    # The squares of all others together matter most.
     places /= np.sqrt(np.mean(places**2))
     weights = np.exp(-0.5 * places**2) * np.gradient(places)
     order = rng.permuted(np.tile(np.arange(count), (size, 1)), axis=1).T

@@ -265,8 +265,7 @@ def _interpolated(
     mean, base = nodes[0].mean, nodes[0].triangle
     means = base.solve(np.stack([node.mean - mean for node in nodes]))
     triangles = [base.divided(node.triangle) for node in nodes]
-    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
-    weights = np.linalg.solve(gram, values.T)
+    weights = _weights(values)
     diagonals = np.stack([triangle.diagonal for triangle in triangles])
     rests = [triangle.below_diagonal() for triangle in triangles]
     sums, kept = _main_sums(weights, rests)
@@ -285,12 +284,17 @@ def _interpolated(
     return Found(None, _skewed(weights, nodes, len(now.slopes)), conditional, beyond)
 
 
+def _weights(values: np.ndarray) -> np.ndarray:
+    """The map from numbers at n nodes to coefficients of features with these values, (p, n)."""
+    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
+    return np.linalg.solve(gram, values.T)
+
+
 def _last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
     """The move of standard normal scales to the moments of the evidence at points, interpolated."""
     values, _ = features(points)
     rest = _evidences(now, points, nodes) + 0.5 * np.sum(points**2, axis=1)
-    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
-    coefficients = np.linalg.solve(gram, values.T @ (rest - rest[0]))
+    coefficients = _weights(values) @ (rest - rest[0])
     draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
     affine = moments_by(features(draws)[0] @ coefficients, draws)
     return None if affine is None else OfFirst(affine)

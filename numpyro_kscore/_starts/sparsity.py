@@ -168,7 +168,7 @@ def _divide(pattern: Any) -> tuple[np.ndarray, np.ndarray]:
     """Leaves (B, b) and core (c,), of those tried the ones with which a factor is cheapest."""
     degrees = np.asarray(pattern.sum(axis=1)).ravel()
     levels = np.unique(degrees)
-    # What is in the core may have many times the degree of what is not.
+    # Latents of the core may have many times the degree of others.
     gaps = np.argsort(levels[:-1] / levels[1:], kind="stable")[:MOST_THRESHOLDS]
     even = np.linspace(0, len(levels) - 1, MOST_THRESHOLDS).round().astype(int)
     best, lowest = None, np.inf

@@ -11,7 +11,7 @@ from numpyro_kscore._util.namespace import namespace
 # Powers of a scale, and most of two together, that entries of the Gaussian are polynomials of, for
 # one, two or more scales.
 ALONE, TOGETHER = {1: 6, 2: 6, 3: 5}, {1: 0, 2: 6, 3: 3}
-# Beyond so many standard deviations the Gaussian changes no more: there polynomials are wild.
+# The Gaussian changes no more beyond so many standard deviations: there polynomials are wild.
 REACH = 3.0
 
 

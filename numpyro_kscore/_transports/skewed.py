@@ -108,7 +108,7 @@ def slopes_of(points: Any, shapes: Any) -> tuple[Any, Any]:
 
 
 def zones(points: Any) -> tuple[Any, Any, Any]:
-    """How far points (..., r) are in each of four zones: rises, slopes and changes, (..., 4, r).
+    """The rises, slopes and changes of four zones at points (..., r), each (..., 4, r).
 
     Slopes are positive and add up to one, rises are their integrals from zero.
     """

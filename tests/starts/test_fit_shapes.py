@@ -33,7 +33,7 @@ def at_mode(log_density):
 
 
 def divergence(inside, shapes):
-    """Of a shape (5,) from the density, in nats."""
+    """The divergence of a shape (5,) from the density, in nats."""
     shapes, places = shapes[:, None], PLACES[:, None]
     weights = np.exp(-0.5 * PLACES**2) / np.sum(np.exp(-0.5 * PLACES**2))
     log_q = -0.5 * PLACES**2 - 0.5 * np.log(2 * np.pi) - np.log(slopes_of(places, shapes)[0][:, 0])

@@ -25,7 +25,7 @@ GROUPS = 240
 COUNTS = np.random.default_rng(0).poisson(
     np.exp(0.8 * np.random.default_rng(1).normal(size=GROUPS))
 )
-# What is left out: of the evidence, in nats, by a second cumulant; of means, in sd, and of sds, by
+# Errors that are left: of the evidence, in nats, by a second cumulant; of means, in sd, and sds, by
 # shapes of four slopes that are fitted to 64 points. The modes are off by .03, .14 and .26 sd. An
 # sd that is off by 7 %, of two groups with 13 counts, leaves out .005 nats, which looks like noise.
 LEFT_OUT = {-1.0: (0.01, 0.01, 0.01), -0.2: (0.02, 0.02, 0.02), 0.3: (0.1, 0.03, 0.07)}
