@@ -1,15 +1,16 @@
 """Fits of models with hundreds to thousands of latents by the defaults, against long NUTS.
 
-    python -m benchmarks.accuracy.large_models --cache FOLDER --csv FILE [--targets crossed_343 ...]
-        [--seeds 0 1 ...] [--limit 600] [--memory 12] [--known] [--quick]
-    python -m benchmarks.accuracy.large_models --cache FOLDER --references [--targets ...]
+    python -m benchmarks.accuracy.large_models --csv FILE [--targets crossed_343 ...]
+        [--seeds 0 1 ...] [--limit 600] [--memory 12] [--known] [--cache FOLDER] [--quick]
+    python -m benchmarks.accuracy.large_models --references [--targets ...] [--cache FOLDER]
 
 The second command draws the references and stops: NUTS in double precision, in coordinates that are
 nearly white (``large/whitening.py``), four chains that go on until every R̂ is below 1.01 and every
 scale has 1000 effective draws. After all of them come the rivals: one short chain each of NUTS with
 its defaults, on the model as it is written. Of both are printed the CPU seconds for 400 effective
-draws of the worst scale: warm-up and compilation of one chain, and its share of the draws. The
-first command draws the references that are missing, unless ``--known``.
+draws of the worst scale: warm-up and compilation of one chain, and its share of the draws. Their
+moments stay in ``benchmarks/results/large_references``, or in FOLDER. The first command draws those
+that are missing, unless ``--known``.
 
 Every fit runs in a process of its own, by ``fit`` with the defaults. After ``--limit`` seconds, or
 with more than ``--memory`` gigabytes, its row says "no answer". 1000 draws are compared with the
@@ -72,6 +73,8 @@ COLUMNS = (
 EFFECT_MEAN_LIMIT, EFFECT_SPREAD_LIMITS, EFFECT_SHARE = 0.1, (0.85, 1.15), 0.9
 NUM_DRAWS = 1_000
 QUICK_TARGET = "crossed_43"
+# Moments of references and rivals, drawn by the second command.
+KEPT = Path(__file__).parents[1] / "results" / "large_references"
 POSTERIORS = LARGE | {QUICK_TARGET: partial(crossed.crossed, QUICK_TARGET, 30, 10, 300)}
 
 
@@ -197,7 +200,7 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw references, or fill the table and print its summary."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--cache", type=Path, help="folder for references; they take hours")
+    parser.add_argument("--cache", type=Path, help="folder of moments, which take hours to draw")
     parser.add_argument("--csv", type=Path, help="table to write, and to resume from")
     parser.add_argument("--targets", nargs="+", choices=POSTERIORS, metavar="TARGET")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -216,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(run_cell(options, target, int(seed), bench.lengths)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        options.cache = options.cache or Path(folder)
+        options.cache = options.cache or (Path(folder) if options.quick else KEPT)
         # NumPyro compiles every piece of a chain anew, which takes longer than the piece.
         jax.config.update("jax_compilation_cache_dir", f"{folder}/programs")
         targets = options.targets or ([QUICK_TARGET] if options.quick else list(LARGE))

@@ -13,7 +13,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.util import log_density
 
 from benchmarks.accuracy import large_models
-from benchmarks.accuracy.large import LARGE, crossed, series
+from benchmarks.accuracy.large import LARGE, crossed, long_runs, series
 from benchmarks.accuracy.large.long_runs import LongRun
 from benchmarks.accuracy.posteriors import POSTERIORS
 
@@ -135,8 +135,7 @@ def test_states_of_the_trend_are_drawn_given_the_rest(x64):
 def reference_of(ess, num_effects=50):
     """Standard normal coordinates, two of them scales."""
     ones = np.ones(2 + num_effects)
-    draws = np.zeros((4, 10, len(ones)), np.float32)
-    return LongRun(0 * ones, ones, ess * ones, ones, draws, 2, 8.0, 20.0, 1e5)
+    return LongRun(0 * ones, ones, ess * ones, ones, 2, 4, 10, 8.0, 20.0, 1e5)
 
 
 def draws_with(means, sds):
@@ -184,6 +183,21 @@ def test_seconds_of_nuts():
     assert reference_of(1_000).cpu_of_enough == pytest.approx(8 / 4 + 20 * 0.4)
     assert reference_of(1_000).is_trusted(1_000)
     assert not reference_of(999).is_trusted(1_000)
+
+
+def test_moments_are_kept(monkeypatch, tmp_path):
+    """With seven digits, and read again only by the same posterior and settings."""
+    posterior = crossed.crossed("small", 5, 3, 20)
+    run = reference_of(1_000)
+    run.mean[:] = np.pi
+    monkeypatch.setattr(long_runs, "_gather", lambda *_: run)
+    monkeypatch.setattr(long_runs, "nuts_pieces", lambda *_: None)
+    assert long_runs.draw_rival(posterior, long_runs.LONG, tmp_path, known=True) is None
+    assert long_runs.draw_rival(posterior, long_runs.LONG, tmp_path) is run
+    again = long_runs.draw_rival(posterior, long_runs.LONG, tmp_path, known=True)
+    np.testing.assert_allclose(again.mean, np.pi, rtol=1e-6)
+    assert again.describe() == run.describe()
+    assert long_runs.draw_rival(posterior, long_runs.QUICK, tmp_path, known=True) is None
 
 
 def row_with(**values):

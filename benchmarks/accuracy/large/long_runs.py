@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +15,12 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from benchmarks.accuracy.large.compared import LargePosterior
-from benchmarks.accuracy.references import Piece, kept, nuts_pieces, path_of
+from benchmarks.accuracy.references import Piece, nuts_pieces, path_of
 from benchmarks.accuracy.targets import Draws
 
 __all__ = ["LONG", "QUICK", "Lengths", "LongRun", "draw_reference", "draw_rival"]
 
-_CACHE_VERSION = 1  # raise it when a model or the sampler changes
+_CACHE_VERSION = 2  # raise it when a model or the sampler changes
 _SEED = 20_260_601
 _LARGEST_RHAT = 1.01
 _ENOUGH = 400  # effective draws that a user needs
@@ -58,8 +60,8 @@ class LongRun:
 
     Attributes:
         mean, sd, ess, rhat: moments, effective draws and split R̂ of coordinates, (k,) each.
-        draws: shape (chains, draws, k), in float32.
         num_scales: how many coordinates are scales.
+        num_chains, num_draws: chains, and draws of each.
         warmup_cpu, draws_cpu: seconds of CPU of all chains, those of compilation with the warm-up.
         gradients: of the density, in all chains.
     """
@@ -68,8 +70,9 @@ class LongRun:
     sd: np.ndarray
     ess: np.ndarray
     rhat: np.ndarray
-    draws: np.ndarray
     num_scales: int
+    num_chains: int
+    num_draws: int
     warmup_cpu: float
     draws_cpu: float
     gradients: float
@@ -82,7 +85,7 @@ class LongRun:
     @property
     def cpu_of_enough(self) -> float:
         """Seconds of CPU for 400 effective draws of the worst scale, by one chain."""
-        return self.warmup_cpu / len(self.draws) + self.draws_cpu * _ENOUGH / self.scale_ess
+        return self.warmup_cpu / self.num_chains + self.draws_cpu * _ENOUGH / self.scale_ess
 
     def is_trusted(self, effective: float) -> bool:
         """Whether chains agree and every scale has so many effective draws."""
@@ -104,14 +107,14 @@ def draw_reference(
     """The reference, from the folder or computed; None if only ``known`` ones are wanted."""
     settings = (lengths.num_warmup, lengths.piece, lengths.most, lengths.effective)
 
-    def compute() -> dict[str, Any]:
+    def compute() -> LongRun:
         with jax.enable_x64(True):
             whitened = posterior.for_nuts()
             pieces = nuts_pieces(
                 whitened, random.key(_SEED), lengths.num_warmup, lengths.piece,
                 lengths.num_chains, posterior.chain_method,
             )  # fmt: skip
-            return vars(_gather(pieces, whitened, lengths.most, lengths.effective))
+            return _gather(pieces, whitened, lengths.most, lengths.effective)
 
     return _load(posterior, folder, ("reference", *settings), compute, known)
 
@@ -125,11 +128,11 @@ def draw_rival(
     plain = replace(posterior, target=replace(posterior.target, nuts_model=None, from_nuts=_same))
     plain = replace(plain, float64=False, accept=0.8, dense_mass=False)
 
-    def compute() -> dict[str, Any]:
+    def compute() -> LongRun:
         pieces = nuts_pieces(
             plain, random.key(_SEED), num_warmup, lengths.rival_piece, 1, "sequential"
         )
-        return vars(_gather(pieces, plain, lengths.rival_pieces, np.inf))
+        return _gather(pieces, plain, lengths.rival_pieces, np.inf)
 
     return _load(plain, folder, ("rival", *settings), compute, known)
 
@@ -138,17 +141,32 @@ def _load(
     posterior: LargePosterior,
     folder: Path | None,
     settings: tuple[Any, ...],
-    compute: Callable[[], dict[str, Any]],
+    compute: Callable[[], LongRun],
     known: bool,
 ) -> LongRun | None:
+    """The run in the folder; computed and written to it where it is not there, unless ``known``."""
     path = path_of(posterior, folder, _CACHE_VERSION, *settings)
-    if known and (path is None or not path.exists()):
+    path = path and path.with_suffix(".json")
+    if path is not None and path.exists():
+        values = json.loads(path.read_text())
+        return LongRun(**{n: np.array(x) if isinstance(x, list) else x for n, x in values.items()})
+    if known:
         return None
-    values = kept(path, compute)
-    # A file keeps numbers as arrays.
-    return LongRun(
-        **{name: x if np.ndim(x) else np.asarray(x).item() for name, x in values.items()}
-    )
+    run = compute()
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written under another name and renamed, so that no half-written file is left.
+        partial = path.with_suffix(f".{os.getpid()}.json")
+        partial.write_text(json.dumps({name: _written(x) for name, x in vars(run).items()}))
+        partial.replace(path)
+    return run
+
+
+def _written(value: np.ndarray | float) -> list[float] | float:
+    """Numbers with the seven digits that a moment of some thousand draws may need."""
+    if isinstance(value, int):
+        return value
+    return [float(f"{x:.7g}") for x in value] if np.ndim(value) else float(f"{value:.7g}")
 
 
 def _gather(
@@ -168,8 +186,9 @@ def _gather(
             sd=draws.std((0, 1)),
             ess=np.asarray(effective_sample_size(draws)),
             rhat=np.asarray(split_gelman_rubin(draws)),
-            draws=draws.astype(np.float32),
             num_scales=posterior.num_scales,
+            num_chains=draws.shape[0],
+            num_draws=draws.shape[1],
             warmup_cpu=warmup.cpu + compiling,
             draws_cpu=sum(cpu) - compiling,
             gradients=warmup.gradients + sum(piece.gradients for piece in found),
