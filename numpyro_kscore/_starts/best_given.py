@@ -45,10 +45,14 @@ class Shared(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Bounds of the evidence by each draw, (n,), and their gradients in the draws, (n, r)."""
+    """Bounds of the evidence by each draw, (n,), and their gradients in the draws, (n, r).
+
+    With them comes the mean score of all latents, (d,).
+    """
 
     weights: np.ndarray
     slopes: np.ndarray
+    scores: np.ndarray
 
     @property
     def bound(self) -> float:
@@ -98,7 +102,8 @@ def best_given(
             found, seen = shaped
     evidence = seen.bound + 0.5 * min(seen.variance, MOST_LEFT * len(mode.mean))
     shapes = found.shapes if shared is None else shared.shapes
-    return found._replace(evidence=evidence, variance=seen.variance), Shared(averaging, shapes)
+    found = found._replace(evidence=evidence, variance=seen.variance, scores=seen.scores)
+    return found, Shared(averaging, shapes)
 
 
 def _averaging(others: Others, at: np.ndarray, mode: Given) -> Arrow:
@@ -169,4 +174,4 @@ def _seen(others: Others, at: np.ndarray, given: Given) -> _Seen | None:
     weights = -energies + 0.5 * np.sum(noise**2, axis=1) + volume + constant
     moved = noise - slopes * given.triangle.transposed(gradients[:, others.indices]) + bends
     finite = np.all(np.isfinite(weights)) and np.all(np.isfinite(moved))
-    return _Seen(weights, moved) if finite else None
+    return _Seen(weights, moved, -gradients.mean(axis=0)) if finite else None

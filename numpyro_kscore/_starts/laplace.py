@@ -13,18 +13,22 @@ from numpyro_kscore._starts.sparsity import (
     Structure,
     blocks_at,
     find_structure,
+    misses,
 )
 from numpyro_kscore._transports.affine import antithetic
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.transport import Evaluate
+from numpyro_kscore._util.linalg import inverse_of_lower
 
 # Draws over which the Gaussian of the others is fitted, and points that show what it depends on.
 NUM_DRAWS, NUM_POINTS = 64, 2
-# Steps by the curvature at another mode, and by the one here.
-CHORDS, MOST_STEPS = 4, 30
-# A mode is found when a step would lower the energy by less than this, in nats, or a mean, for
-# each latent.
-ARRIVED, SETTLED = 1e-2, 1e-5
+# Steps by the curvature at another mode, of which each has to reach a part of the decrement before,
+# and by the one here.
+CHORDS, FALL, MOST_STEPS = 12, 0.5, 30
+# A mode is found when a step would lower the energy by less than this, in nats.
+ARRIVED = 1e-2
+# Nats over which the curvature stays the same.
+NEAR = 0.3
 # Decrease of the energy, as a part of what its slope promises, and most halvings of a step.
 DECREASE, HALVINGS = 1e-4, 8
 # The least curvature that a step goes by, in units of the diagonal.
@@ -41,6 +45,7 @@ class Others(NamedTuple):
         products: of their Hessians.
         structure: that of the Hessian of the others.
         indices: which of the latents they are, (r,).
+        seen: the points at which the structure was found, (n, d).
         noise: standard normal noise (n, r), its second half minus the first, with a mean square
             of 1.
         spread: points that are spread over the standard normal distribution.
@@ -50,8 +55,23 @@ class Others(NamedTuple):
     products: Products
     structure: Structure
     indices: np.ndarray
+    seen: np.ndarray
     noise: np.ndarray
     spread: Spread
+
+    def checked(self, points: np.ndarray) -> Others:
+        """The same, with the structure of the Hessian at further points (n, d) too.
+
+        Numbers may be nearly zero elsewhere, such as those between distant times of a series.
+
+        Cost: some products at each point.
+        """
+        far = [p for p in points if misses(self.structure, self.products, p, self.indices)]
+        if not far:
+            return self
+        seen = np.concatenate([far, self.seen])
+        structure = find_structure(self.products, seen, self.indices)
+        return self._replace(structure=structure, seen=seen)
 
 
 def make_others(
@@ -65,7 +85,7 @@ def make_others(
     structure = find_structure(products, points, indices)
     noise = balanced(antithetic(rng, NUM_DRAWS, len(indices)))
     spread = spread_out(rng, NUM_DRAWS, len(indices))
-    return Others(evaluate, products, structure, indices, noise, spread)
+    return Others(evaluate, products, structure, indices, points, noise, spread)
 
 
 class Given(NamedTuple):
@@ -78,6 +98,8 @@ class Given(NamedTuple):
         variance: that of the log weights; 0 by Laplace's approximation alone.
         shapes: those of the coordinates, see :class:`~numpyro_kscore._transports.skewed.Skewed`,
             (5, r); None if all are normal.
+        scores: the mean gradient of the log density over the best density, (d,). In the scales it
+            is that of the bound, which the best density hardly changes. None by a mode alone.
     """
 
     mean: np.ndarray
@@ -85,6 +107,7 @@ class Given(NamedTuple):
     evidence: float
     variance: float = 0.0
     shapes: np.ndarray | None = None
+    scores: np.ndarray | None = None
 
 
 def triangle_of(blocks: Blocks, places: tuple[int, ...]) -> Arrow | None:
@@ -109,7 +132,7 @@ def _root(matrices: np.ndarray) -> np.ndarray:
     """Lower factors of the inverses of positive definite matrices (..., n, n)."""
     # The inverse of a lower factor with both orders reversed is a lower factor of the inverse.
     factors = np.linalg.cholesky(matrices[..., ::-1, ::-1])
-    return np.linalg.inv(factors).swapaxes(-1, -2)[..., ::-1, ::-1]
+    return inverse_of_lower(factors).swapaxes(-1, -2)[..., ::-1, ::-1]
 
 
 def triangle_at(others: Others, points: np.ndarray) -> Arrow | None:
@@ -151,10 +174,13 @@ def _absolute(matrices: np.ndarray) -> np.ndarray:
     return units * ((axes * values[..., None, :]) @ axes.swapaxes(-1, -2))
 
 
-def mode_at(others: Others, at: np.ndarray, known: Arrow | None = None) -> Given | None:
+def mode_at(
+    others: Others, at: np.ndarray, known: Arrow | None = None, is_exact: bool = True
+) -> Given | None:
     """The mode of the others from a point (d,), where scales are held; None if it is not found.
 
-    ``known`` is the factor at a mode nearby.
+    ``known`` is the factor at a mode nearby. Unless it is to be exact, the curvature may be that at
+    a point near the mode, which tells less of the evidence.
 
     Cost: some gradients, and one to three Hessians.
     """
@@ -162,18 +188,22 @@ def mode_at(others: Others, at: np.ndarray, known: Arrow | None = None) -> Given
     if not (np.isfinite(energy) and np.all(np.isfinite(gradient))):
         return None
     place = _Place(at, float(energy), gradient)
+    before = np.inf
     for triangle in [] if known is None else [known] * CHORDS:
-        lower = _lower(others, place, triangle)
+        slopes = triangle.transposed(place.gradient[others.indices])
+        lower = None if slopes @ slopes > before else _lower(others, place, triangle)
         if lower is None:
             break
-        place = lower
+        place, before = lower, FALL * (slopes @ slopes)
     last = triangle_at(others, place.at[None])
     for _ in range(MOST_STEPS):
         lower = None if last is None else _lower(others, place, last)
-        if lower is None:
+        if last is None or lower is None:
             break
+        slopes = last.transposed(place.gradient[others.indices])
         place = lower
-        last = triangle_at(others, place.at[None])
+        if is_exact or slopes @ slopes > NEAR:
+            last = triangle_at(others, place.at[None])
     if last is None:
         return None
     slopes = last.transposed(place.gradient[others.indices])

@@ -25,7 +25,7 @@ from numpyro_kscore._starts.laplace import (
 from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
-from numpyro_kscore._starts.sparsity import Products, find_structure, is_right
+from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._starts.start import FAR_FOR_EACH, GaussianStart, draws_at
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
@@ -137,13 +137,8 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
             at[others.indices], known = starts[-1][2].mean, starts[-1][2].triangle
         mode = mode_at(others, at, known)
         if mode is not None and not starts:
-            point = at.copy()
-            point[others.indices] = mode.mean
-            if not is_right(others.structure, others.products, point, others.indices):
-                # Numbers that were nearly zero at first are not at a mode.
-                found = find_structure(others.products, np.stack([point, at]), others.indices)
-                others = others._replace(structure=found)
-                mode = mode_at(others, point)
+            # Numbers that were nearly zero at first are not at a mode.
+            others, mode = _checked(others, at, mode)
         if mode is not None:
             starts.append((mode.evidence, at, mode))
     if not starts:
@@ -160,6 +155,14 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
     if count:
         now = _climbed(others, at, now, scales)
     return find_scales(others, now, scales, is_small=False)
+
+
+def _checked(others: Others, at: np.ndarray, mode: Given) -> tuple[Others, Given | None]:
+    """The structure that the Hessian has at a mode too, and the mode by it."""
+    point = at.copy()
+    point[others.indices] = mode.mean
+    checked = others.checked(point[None])
+    return checked, mode if checked is others else mode_at(checked, point)
 
 
 def _climbed(others: Others, at: np.ndarray, now: Scales, scales: np.ndarray) -> Scales:

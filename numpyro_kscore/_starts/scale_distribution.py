@@ -66,11 +66,17 @@ def change_at_first(
     return Change(move, factor(covariance), unstretched(len(move)), size)
 
 
-def change_nearby(points: np.ndarray, evidences: np.ndarray, slopes: np.ndarray) -> Change:
-    """The change by the evidence on axes and in pairs of scales taken for standard normal.
+def change_nearby(
+    points: np.ndarray,
+    evidences: np.ndarray,
+    slopes: np.ndarray,
+    gradients: np.ndarray | None = None,
+) -> Change:
+    """The change by the evidence on axes of scales taken for standard normal.
 
     Medians, widths and shapes come from quantiles on every axis, where the other scales have their
-    median; correlations, with what these add to widths and moves, from a regression.
+    median; correlations, with what these add to widths and moves, from a regression. That needs
+    points in pairs, or the gradients (n, k).
     """
     count = points.shape[1]
     places = np.empty((len(ENDS), count))
@@ -82,7 +88,7 @@ def change_nearby(points: np.ndarray, evidences: np.ndarray, slopes: np.ndarray)
     widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
     found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
     found = _continued(np.maximum(found, 1 / MOST_STRETCH))
-    correlated = np.outer(widths, widths) * _quadratic(points, evidences)[1]
+    correlated = np.outer(widths, widths) * _quadratic(points, evidences, gradients)[1]
     correlated = np.clip(correlated, -MOST_CORRELATION, MOST_CORRELATION)
     np.fill_diagonal(correlated, 1.0)
     values, axes = np.linalg.eigh(correlated)

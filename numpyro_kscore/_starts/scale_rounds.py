@@ -9,6 +9,7 @@ interpolated (``_transports.conditional``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,9 @@ MOST_SCALES = 8
 # axes, and in pairs. One alone and two have more in the end, since there is time for it.
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
 LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4))}
+# Scales from the fifth on whose signs at the corners of a cube are products of those before.
+CORNERS = {5: ((0, 1, 2, 3),), 6: ((0, 1, 2, 3, 4),), 7: ((0, 1, 2, 3, 4, 5),)}
+CORNERS[8] = ((0, 1, 2, 3), (0, 1, 4, 5))
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.15, 10
 # Draws of the scales for their moments in the end.
@@ -94,34 +98,63 @@ class Found(NamedTuple):
         return slopes if self.moved is None else self.moved.affine.pull(points, slopes)
 
 
+class Looks(NamedTuple):
+    """The others at points of the scales, the center first.
+
+    Attributes:
+        others: with the structure that they have at all of these points.
+        nodes: none where one of their modes is not found.
+        shared: see :func:`~numpyro_kscore._starts.best_given.best_given`; None by modes alone.
+    """
+
+    others: Others
+    nodes: list[Given]
+    shared: Shared | None
+
+
 def look(
     others: Others,
     now: Scales,
     indices: np.ndarray,
     points: np.ndarray,
     by_modes: bool,
-    shared: Shared | None = None,
-) -> tuple[list[Given], Shared | None]:
+    known: Looks | None = None,
+) -> Looks:
     """The others at points of the scales (n, k), the center first; those have these indices.
 
-    With them comes what :func:`~numpyro_kscore._starts.best_given.best_given` shares, which may be
-    known, unless modes are enough. There are no others where one of their modes is not found.
+    Those at the first points may be known, and what they share. ``by_modes`` says that modes are
+    enough.
     """
-    nodes: list[Given] = []
-    dim = len(indices) + len(others.indices)
-    for point in points:
-        at = np.zeros(dim)
-        place = stretched(point, now.slopes)
-        at[indices] = now.gaussian.push(place)
-        at = _nearest(others, at, [now.mode + place @ now.moves, *(n.mean for n in nodes[:1])])
-        node = mode_at(others, at, now.triangle)
+    places = stretched(points, now.slopes)
+    starts = np.zeros((len(points), len(indices) + len(others.indices)))
+    starts[:, indices] = now.gaussian.push(places)
+    starts[:, others.indices] = now.mode + places @ now.moves
+    before, others = others, others.checked(starts)
+    # Factors of another structure are of no use.
+    known = known if others is before else None
+    nodes, shared = ([], None) if known is None else (list(known.nodes), known.shared)
+    expected = _expected(points, nodes)
+    for number in range(len(nodes), len(points)):
+        start = starts[number]
+        means = [start[others.indices], *(n.mean for n in nodes[:1])]
+        at = _nearest(others, start, means if expected is None else [*means, expected[number]])
+        node = mode_at(others, at, now.triangle, is_exact=by_modes)
         if node is not None and not by_modes:
             found = best_given(others, at, node, shared)
             node, shared = (None, None) if found is None else found
         if node is None:
-            return [], shared
+            return Looks(others, [], shared)
         nodes.append(node)
-    return nodes, shared
+    return Looks(others, nodes, shared)
+
+
+def _expected(points: np.ndarray, known: Sequence[Given]) -> np.ndarray | None:
+    """Means of the others at points (n, k) by those at the first of them, the center first."""
+    if not known:
+        return None
+    values, _ = features(points)
+    means = np.stack([node.mean - known[0].mean for node in known])
+    return known[0].mean + values @ (_weights(values[: len(known)]) @ means)
 
 
 def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.ndarray:
@@ -143,34 +176,35 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     distribution of the scales that rounds have not settled is given all the same, but not that of a
     small model which they have not come near.
     """
-    count, shared = len(indices), None
+    count = len(indices)
     if count:
         near = _approached(others, now, indices, is_small)
         if near is None:
             return None
-        now = near
-    is_there = not count
-    points = design(count, ON_AXES, IN_PAIRS)
-    for _ in range(ROUNDS):
-        nodes, shared = look(others, now, indices, points, is_small, shared)
-        if not nodes:
+        others, now = near
+    first = design(count, ON_AXES, IN_PAIRS if is_small else ())
+    is_denser = is_small and count in LAST
+    last = design(count, *LAST[count]) if is_denser else first
+    if not is_small:
+        last = np.concatenate([first, between(count)])
+    seen: Looks | None = None
+    for _ in range(ROUNDS if count else 0):
+        seen = look(others, now, indices, first, is_small, seen and seen._replace(nodes=[]))
+        if not seen.nodes:
             return None
-        if is_there:
-            break
-        change = change_nearby(points, _evidences(now, points, nodes), now.slopes)
+        others, nodes = seen.others, seen.nodes
+        gradients = None if is_small else _mean_scores(now, indices, first, nodes)
+        change = change_nearby(first, _evidences(now, first, nodes), now.slopes, gradients)
         is_there = change.size < THERE
+        if is_denser or not is_there:
+            now, seen = _moved(now, change, first, nodes), seen._replace(nodes=[])
         if is_there:
             break
-        now = _moved(now, change, points, nodes)
-    last = LAST.get(count) if is_small else None
-    if last is not None or not is_there:
-        now = _moved(now, change, points, nodes) if is_there else now
-        points = design(count, *(last or (ON_AXES, IN_PAIRS)))
-        nodes, _ = look(others, now, indices, points, is_small, shared)
-        if not nodes:
-            return None
-    found = _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
-    return found if is_small or not count else found._replace(moved=_last_move(now, points, nodes))
+    others, nodes, _ = look(others, now, indices, last, is_small, seen)
+    if not nodes:
+        return None
+    found = _interpolated(np.concatenate([indices, others.indices]), now, last, nodes)
+    return found if is_small or not count else found._replace(moved=_last_move(now, last, nodes))
 
 
 def _evidences(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
@@ -194,7 +228,9 @@ class _Round(NamedTuple):
         return _moved(self.now, change, self.points, self.nodes), change.size
 
 
-def _approached(others: Others, now: Scales, indices: np.ndarray, is_small: bool) -> Scales | None:
+def _approached(
+    others: Others, now: Scales, indices: np.ndarray, is_small: bool
+) -> tuple[Others, Scales] | None:
     """The distribution of scales after rounds by modes that came near to it.
 
     A round that went too far, to a lower evidence, is taken back. Of a small model gradients of the
@@ -202,7 +238,7 @@ def _approached(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     """
     points, last, most = design(len(indices), AT_FIRST), None, MOST_CHANGE
     for _ in range(ROUNDS):
-        nodes, _ = look(others, now, indices, points, by_modes=True)
+        others, nodes, _ = look(others, now, indices, points, by_modes=True)
         if not nodes or (last and nodes[0].evidence < last.nodes[0].evidence - WORSE):
             most /= 2
             if last is None:
@@ -216,8 +252,8 @@ def _approached(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         last = _Round(now, points, nodes, gradients)
         now, size = last.changed(most)
         if size < NEAR:
-            return now
-    return None if is_small or last is None else now
+            return others, now
+    return None if is_small or last is None else (others, now)
 
 
 def _gradients(
@@ -230,6 +266,18 @@ def _gradients(
         at[indices], at[others.indices] = now.gaussian.push(point), node.mean
         found.append(evidence_slopes(others, at, node)[indices] @ now.gaussian.factor)
     return np.stack(found)
+
+
+def _mean_scores(
+    now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
+) -> np.ndarray:
+    """Gradients (n, k) of the evidence at points of scales, by the mean scores of best densities.
+
+    They are those of the bound, which is highest at the best density (Danskin's theorem).
+    """
+    scores = np.stack([node.scores[indices] for node in nodes if node.scores is not None])
+    slopes, bends = slopes_at(points, now.slopes)
+    return slopes * (scores @ now.gaussian.factor) + bends
 
 
 def design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()) -> np.ndarray:
@@ -245,6 +293,19 @@ def design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ())
         for y in sides
     ]
     return np.concatenate(points)
+
+
+def between(count: int) -> np.ndarray:
+    """Points of scales that lie between the axes, (n, count).
+
+    Four scales are looked at in pairs, and more at corners of a cube, a part of them that tells all
+    pairs apart (a fraction of resolution V; Box and Hunter 1961).
+    """
+    if count < min(CORNERS):
+        return design(count, (), IN_PAIRS)[1:]
+    words = CORNERS[count]
+    whole = np.array(list(product((1.0, -1.0), repeat=count - len(words))))
+    return np.column_stack([whole, *(whole[:, list(word)].prod(axis=1) for word in words)])
 
 
 def _moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Given]) -> Scales:

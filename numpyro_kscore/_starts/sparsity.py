@@ -2,9 +2,8 @@
 
 The zeros are found once, from whole columns at two points: a number that the model does not depend
 on is exactly zero there. Latents are then divided into a core, dense, and leaves, which depend on
-each other only through the core (see ``_transports.arrow``). Columns without a row in common need
-one product of the Hessian together (Curtis, Powell and Reid 1974); rows of the core come from its
-columns, since a Hessian is symmetric (Coleman and Moré 1984).
+each other only through the core (see ``_transports.arrow``). Few products of the Hessian give its
+numbers then (``recovery``).
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._starts.recovery import Recovery, coordinates, find_recovery
+
 # Products of the Hessian at a point (d,) with vectors (m, d); points (n, d) stand for the mean of
 # their Hessians.
 Products = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 # A number of a Hessian in units of curvatures that is rounding, and columns taken at a time.
 ROUNDING, COLUMNS = 1e-9, 256
-# Products that are equal but for rounding.
-CLOSE = 1e-6
+# Products that are equal but for rounding, and columns that are looked at for further numbers.
+CLOSE, LOOKED_AT = 1e-6, 8
 # Most numbers of a leaf that are tried, and how many floating-point operations a product of the
 # Hessian costs, of which there are no more than core and leaf have latents, and a number kept.
 LEAF_SIZES, COST_OF_PRODUCT, COST_OF_NUMBER = (1, 4, 16, 48, 128), 1e5, 50.0
@@ -30,27 +31,35 @@ MOST_THRESHOLDS = 16
 
 
 class Structure(NamedTuple):
-    """Where a Hessian of r latents has its numbers, and vectors whose products give them all.
+    """Where a Hessian of r latents has its numbers, and how products give them.
 
     Attributes:
         leaves: latents of every leaf, (B, b), -1 for empty places.
         core: latents of the core, (c,).
-        seeds: vectors of products, (m, r).
-        of_leaves: for numbers within leaves: product, row, and places (3) in the blocks.
-        of_core: for columns of the core: product, row and place in the core, (3, n).
+        pattern: where there are numbers, a sparse matrix (r, r).
+        recovery: which products give these.
+        of_leaves: for numbers within leaves, which of the pattern's they are, and places (3) in the
+            blocks, (4, n).
+        of_core: for columns of the core, which they are, row and place in the core, (3, n).
     """
 
     leaves: np.ndarray
     core: np.ndarray
-    seeds: np.ndarray
+    pattern: Any
+    recovery: Recovery
     of_leaves: np.ndarray
     of_core: np.ndarray
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """Vectors whose products give all numbers, (m, r)."""
+        return self.recovery.seeds
 
     @property
     def places(self) -> tuple[int, ...]:
         """Places of the r latents among those of leaves, then core."""
         every = np.concatenate([self.leaves.ravel(), self.core])
-        found = np.empty(self.seeds.shape[1], int)
+        found = np.empty(self.pattern.shape[0], int)
         found[every[every >= 0]] = np.flatnonzero(every >= 0)
         return tuple(found.tolist())
 
@@ -109,6 +118,19 @@ def is_right(
     return np.allclose(known, whole, rtol=CLOSE, atol=CLOSE * np.max(np.abs(whole)))
 
 
+def misses(structure: Structure, products: Products, point: np.ndarray, others: np.ndarray) -> bool:
+    """Whether some columns of the Hessian at a point (d,) have numbers where it has none."""
+    size = len(others)
+    if structure.pattern.nnz == size**2:
+        return False
+    columns = np.random.default_rng(size).choice(size, min(LOOKED_AT, size), replace=False)
+    seeds = np.zeros((len(columns), len(point)))
+    seeds[np.arange(len(columns)), others[columns]] = 1.0
+    found = np.abs(products(point[None], seeds)[:, others])
+    is_new = found > CLOSE * found.max(axis=1, keepdims=True)
+    return bool(np.any(is_new & ~structure.pattern[columns].toarray()))
+
+
 def blocks_at(
     structure: Structure, products: Products, points: np.ndarray, others: np.ndarray
 ) -> Blocks:
@@ -118,18 +140,18 @@ def blocks_at(
     """
     seeds = np.zeros((len(structure.seeds), points.shape[1]))
     seeds[:, others] = structure.seeds
-    found = products(points, seeds)[:, others]
+    numbers = structure.recovery.read(products(points, seeds)[:, others])
     count, size = structure.leaves.shape
     width = len(structure.core)
     leaves = np.zeros((count, size, size))
     of_leaves, of_core = structure.of_leaves, structure.of_core
-    leaves[of_leaves[2], of_leaves[3], of_leaves[4]] = found[of_leaves[0], of_leaves[1]]
+    leaves[of_leaves[1], of_leaves[2], of_leaves[3]] = numbers[of_leaves[0]]
     leaves = 0.5 * (leaves + leaves.swapaxes(1, 2))
     leaves[structure.leaves < 0] = 0
     leaf, place = np.nonzero(structure.leaves < 0)
     leaves[leaf, place, place] = 1.0
     columns = np.zeros((len(others), width))
-    columns[of_core[1], of_core[2]] = found[of_core[0], of_core[1]]
+    columns[of_core[1], of_core[2]] = numbers[of_core[0]]
     borders = np.zeros((count, size, width))
     borders[structure.leaves >= 0] = columns[structure.leaves[structure.leaves >= 0]]
     core = columns[structure.core]
@@ -160,8 +182,9 @@ def _pattern(products: Products, points: np.ndarray, others: np.ndarray) -> Any:
         kept = value > ROUNDING * units[row] * units[column]
         shape = (np.ones(kept.sum(), bool), (row[kept], column[kept]))
         found = found + sparse.csr_matrix(shape, (size, size))
-    whole = found + found.T + sparse.eye(size, dtype=bool, format="csr")
-    return whole.astype(bool).tocsr()
+    whole = (found + found.T + sparse.eye(size, dtype=bool, format="csr")).astype(bool).tocsr()
+    whole.sort_indices()
+    return whole
 
 
 def _divide(pattern: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -241,38 +264,16 @@ def _parted(inside: Any, most: int) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def _structure(pattern: Any, leaves: np.ndarray, core: np.ndarray) -> Structure:
-    """Colors of the columns, and where the numbers of products belong."""
+    """Where the numbers of the pattern belong."""
     size = pattern.shape[0]
     leaf_of, place_of = np.full(size, -1), np.full(size, -1)
     leaf, place = np.nonzero(leaves >= 0)
     leaf_of[leaves[leaf, place]], place_of[leaves[leaf, place]] = leaf, place
     place_of[core] = np.arange(len(core))
-    coordinates = pattern.tocoo()
-    row, column = coordinates.row, coordinates.col
-    in_leaf = np.flatnonzero(leaf_of >= 0)
-    colors = np.zeros(size, int)
-    colors[core] = _colored(pattern[:, core])
-    if len(in_leaf):
-        colors[in_leaf] = _colored(pattern[in_leaf][:, in_leaf])
-        # A product gives columns of the core or of leaves.
-        colors[in_leaf] += colors[core].max() + 1 if len(core) else 0
-    seeds = np.zeros((colors.max() + 1, size))
-    seeds[colors, np.arange(size)] = 1.0
-    within = (leaf_of[row] == leaf_of[column]) & (leaf_of[row] >= 0)
+    row, column = coordinates(pattern)
+    within = np.flatnonzero((leaf_of[row] == leaf_of[column]) & (leaf_of[row] >= 0))
     i, j = row[within], column[within]
-    of_leaves = np.stack([colors[j], i, leaf_of[i], place_of[i], place_of[j]])
-    i, j = row[leaf_of[column] < 0], column[leaf_of[column] < 0]
-    return Structure(leaves, core, seeds, of_leaves, np.stack([colors[j], i, place_of[j]]))
-
-
-def _colored(pattern: Any) -> np.ndarray:
-    """Colors of columns such that no two of a color have a row in common, greedily."""
-    conflicts = (pattern.astype(np.int32).T @ pattern.astype(np.int32)).tocsr()
-    colors = np.full(conflicts.shape[0], -1)
-    for column in np.argsort(-np.diff(conflicts.indptr), kind="stable"):
-        near = conflicts.indices[conflicts.indptr[column] : conflicts.indptr[column + 1]]
-        taken = np.zeros(len(near) + 1, bool)
-        used = colors[near]
-        taken[used[(used >= 0) & (used <= len(near))]] = True
-        colors[column] = int(np.argmin(taken))
-    return colors
+    of_leaves = np.stack([within, leaf_of[i], place_of[i], place_of[j]])
+    in_core = np.flatnonzero(leaf_of[column] < 0)
+    of_core = np.stack([in_core, row[in_core], place_of[column[in_core]]])
+    return Structure(leaves, core, pattern, find_recovery(pattern, core), of_leaves, of_core)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kscore._util.linalg import solve_lower_transposed
+from numpyro_kscore._util.linalg import solve_lower, solve_lower_transposed
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
 
@@ -82,7 +82,7 @@ class Arrow:
     def solve(self, vectors: Any) -> Any:
         """The vectors whose product is given, (..., r); on the host."""
         leaves, core = self._split(vectors)
-        core = np.linalg.solve(self.core, core[..., None])[..., 0] if core.size else core
+        core = solve_lower(self.core, core)
         if leaves.size:
             rest = leaves - self._by_core(core)
             leaves = np.linalg.solve(self.leaves, rest[..., None])[..., 0]
@@ -96,7 +96,7 @@ class Arrow:
 
     def divided(self, other: Arrow) -> Arrow:
         """The triangle whose product with this one is another, on the host."""
-        core = np.linalg.solve(self.core, other.core)
+        core = solve_lower(self.core, other.core.T).T
         moved = self._flat @ core
         borders = np.linalg.solve(self.leaves, other.borders - moved.reshape(self.borders.shape))
         return Arrow(np.linalg.solve(self.leaves, other.leaves), borders, core, self.places)

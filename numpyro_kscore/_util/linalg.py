@@ -265,5 +265,28 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
 def solve_lower_transposed(triangle: Any, vectors: Any) -> Any:
     """``x`` with ``triangleᵀ x = vector``, for triangles (..., d, d) and vectors (..., d)."""
     if namespace(triangle, vectors) is np:
+        if np.ndim(triangle) == 2:
+            return solve_lower(triangle, vectors, transposed=True)
         return np.linalg.solve(np.swapaxes(triangle, -1, -2), vectors[..., None])[..., 0]
     return jnp.vectorize(solve_transposed, signature="(d,d),(d)->(d)")(triangle, vectors)
+
+
+def solve_lower(triangle: np.ndarray, vectors: np.ndarray, transposed: bool = False) -> np.ndarray:
+    """``x`` with ``triangle x = vector`` for vectors (..., d), or by the transpose, on the host."""
+    from scipy.linalg import solve_triangular as solve
+
+    if not vectors.size:
+        return vectors
+    columns = np.reshape(vectors, (-1, len(triangle))).T
+    found = solve(triangle, columns, trans=int(transposed), lower=True, check_finite=False)
+    return found.T.reshape(vectors.shape)
+
+
+def inverse_of_lower(triangles: np.ndarray) -> np.ndarray:
+    """Inverses of lower triangles (..., d, d) on the host; d³/3 operations for a single one."""
+    from scipy.linalg.lapack import dtrtri
+
+    if triangles.ndim > 2 or not triangles.size or triangles.dtype != np.float64:
+        return np.linalg.inv(triangles)
+    inverse, _ = dtrtri(triangles, lower=1)
+    return np.tril(inverse)

@@ -66,10 +66,11 @@ def others():
         return np.concatenate([vectors[:, 1:] @ across[:, None], vectors[:, 1:] * curvatures], 1)
 
     indices = np.arange(1, GROUPS + 1)
-    structure = find_structure(products, np.zeros((2, GROUPS + 1)), indices)
+    points = np.zeros((2, GROUPS + 1))
+    structure = find_structure(products, points, indices)
     noise = balanced(antithetic(np.random.default_rng(2), 64, GROUPS))
     spread = spread_out(np.random.default_rng(3), 64, GROUPS)
-    return Others(evaluate, products, structure, indices, noise, spread)
+    return Others(evaluate, products, structure, indices, points, noise, spread)
 
 
 def moments(given):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._starts.laplace import triangle_at, triangle_of
+from numpyro_kscore._starts.recovery import Recovery
 from numpyro_kscore._starts.sparsity import Structure, blocks_at, find_structure, is_right
 
 RNG = np.random.default_rng(0)
@@ -24,6 +25,13 @@ def crossed():
     persons, questions = np.arange(90), np.arange(90, 100)
     pairs = [(p, q) for p in persons for q in questions]
     return of_pairs(101, pairs + [(k, 100) for k in range(100)])
+
+
+def ratings():
+    """Four hundred persons who rate eight of 120 films, and a mean of all."""
+    rng = np.random.default_rng(5)
+    pairs = [(p, 400 + f) for p in range(400) for f in rng.choice(120, 8, replace=False)]
+    return of_pairs(521, pairs + [(k, 520) for k in range(520)])
 
 
 def nested():
@@ -58,6 +66,7 @@ def dense():
 # A matrix, the most products that give all of it, and the most numbers of its factor.
 MATRICES = {
     "crossed": (crossed, 12, 2_000),
+    "ratings": (ratings, 30, 70_000),
     "nested": (nested, 12, 1_200),
     "band": (band, 20, 8_000),
     "grid": (grid, 60, 25_000),
@@ -159,9 +168,10 @@ def test_a_triangle_of_a_saddle_has_absolute_curvatures():
     structure = Structure(
         np.array([[0]]),
         np.array([1, 2]),
-        np.eye(3),
-        np.array([[0], [0], [0], [0], [0]]),
-        np.array([[1, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 1, 1]]),
+        SimpleNamespace(shape=(3, 3)),
+        Recovery(np.eye(3), np.ravel),
+        np.array([[0], [0], [0], [0]]),
+        np.array([[3, 4, 5, 6, 7, 8], [0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 1, 1]]),
     )
     others = SimpleNamespace(
         structure=structure, products=lambda points, vectors: vectors @ matrix, indices=np.arange(3)
