@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.fit_shapes import reshaped, unshaped
-from numpyro_kscore._starts.laplace import Given, Others, pushed_at, triangle_at
-from numpyro_kscore._starts.noise import balanced
+from numpyro_kscore._starts.laplace import Given, Others, pushed_at, some, triangle_at
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.skewed import pushed, slopes_of
 
@@ -108,7 +107,7 @@ def best_given(
 
 def _averaging(others: Others, at: np.ndarray, mode: Given) -> Arrow:
     """The triangle that follows the factor at a mode to average the Hessian, where that pays."""
-    points = pushed_at(others, at, mode.mean, mode.triangle, _some(others, AVERAGED))
+    points = pushed_at(others, at, mode.mean, mode.triangle, some(others, AVERAGED))
     averaged = triangle_at(others, points) or mode.triangle
     plain = mode.triangle.divided(mode.triangle)
     bounds = []
@@ -121,7 +120,7 @@ def _averaging(others: Others, at: np.ndarray, mode: Given) -> Arrow:
 
 def _centered(others: Others, at: np.ndarray, mean: np.ndarray, triangle: Arrow) -> Given | None:
     """The Gaussian at whose mean the gradient vanishes on average; None if it is not finite."""
-    noise = _some(others, MEAN_DRAWS)
+    noise = some(others, MEAN_DRAWS)
     lowest, best = np.inf, None
     for _ in range(MEAN_STEPS):
         energies, gradients = others.evaluate(pushed_at(others, at, mean, triangle, noise))
@@ -134,11 +133,6 @@ def _centered(others: Others, at: np.ndarray, mean: np.ndarray, triangle: Arrow)
         if float(slopes @ slopes) < SETTLED * len(slopes):
             break
     return None if best is None else Given(best, triangle, 0.0)
-
-
-def _some(others: Others, count: int) -> np.ndarray:
-    """A part of the noise, (count, r)."""
-    return balanced(np.concatenate([half[: count // 2] for half in np.split(others.noise, 2)]))
 
 
 def _shaped(

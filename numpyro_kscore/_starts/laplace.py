@@ -20,8 +20,9 @@ from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.linalg import inverse_of_lower
 
-# Draws over which the Gaussian of the others is fitted, and points that show what it depends on.
-NUM_DRAWS, NUM_POINTS = 64, 2
+# Draws over which the Gaussian of the others is fitted, points that show what it depends on, and
+# draws that are enough for third derivatives of leaves.
+NUM_DRAWS, NUM_POINTS, FEW = 64, 2, 8
 # Steps by the curvature at another mode, of which each has to reach a part of the decrement before,
 # and by the one here.
 CHORDS, FALL, MOST_STEPS = 12, 0.5, 30
@@ -250,9 +251,11 @@ def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
     half the logarithm of the determinant of its Hessian, both at a mode that moves with the scales.
     The mean of third derivatives over the Gaussian gives the derivative of the latter.
 
-    Cost: a gradient for each draw of the noise, and a product of the Hessian.
+    Cost: a gradient for each draw of the noise, some if latents are leaves alone, and a product of
+    the Hessian.
     """
-    noise = SMALL * others.noise
+    # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
+    noise = SMALL * (others.noise if len(others.structure.core) else some(others, FEW))
     center = pushed_at(others, at, given.mean, given.triangle, np.zeros_like(noise[:1]))
     points = pushed_at(others, at, given.mean, given.triangle, noise)
     gradient = others.evaluate(center)[1][0]
@@ -261,6 +264,11 @@ def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
     inside = given.triangle.transposed(bends[others.indices])
     moves[others.indices] = given.triangle.times(inside)
     return others.products(center, moves[None])[0] - bends - gradient
+
+
+def some(others: Others, count: int) -> np.ndarray:
+    """A part of the noise, (count, r)."""
+    return balanced(np.concatenate([half[: count // 2] for half in np.split(others.noise, 2)]))
 
 
 def pushed_at(

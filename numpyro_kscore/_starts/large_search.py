@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from numpyro_kscore._starts.best_given import MOST_LEFT, best_given
 from numpyro_kscore._starts.bfgs import Path
 from numpyro_kscore._starts.laplace import (
     NUM_POINTS,
@@ -36,7 +37,10 @@ from numpyro_kscore._transports.stretch import unstretched
 FIRST_WIDTH, SPREAD = 0.3, 0.1
 # Least and largest width of a scale after that.
 WIDTHS = (0.003, 0.5)
-# Most values of the scales on the way up, and what a step must promise to go on, in nats.
+# Latents of a core that may be held like scales.
+MOST_IN_CORE = 100
+# Most values of the scales on the way up, or three for each, and what a step must promise to go on,
+# in nats.
 CLIMB, NEAR_TOP = 60, 0.1
 # Products by which time is told, Hessians of a search, and the longest that they may take.
 TIMED, HESSIANS, MOST_SECONDS = 16, 100, 900.0
@@ -66,7 +70,7 @@ def find_large(
     others = make_others(evaluate, hessian, points, rest, rng)
     if _takes_too_long(seconds * HESSIANS * len(others.structure.seeds), dim):
         return None
-    found = _from_quantiles(others, latents, scales)
+    found = _from_quantiles(others, latents, scales, rng)
     if found is None:
         return None
     transport = found.transport
@@ -74,8 +78,8 @@ def find_large(
     if not np.all(np.isfinite(draws.gaps)):
         return None
     # Scores of the scales are those of their own density, with the evidence beyond the bound.
-    beyond = found.slopes_beyond(draws.points[:, : len(scales)])
-    draws.scores[:, : len(scales)] += beyond
+    count = len(found.conditional.slopes)
+    draws.scores[:, :count] += found.slopes_beyond(draws.points[:, :count])
     return GaussianStart(
         transport,
         plain,
@@ -124,7 +128,9 @@ def higher(large: GaussianStart | None, other: GaussianStart) -> GaussianStart:
     return other if large is None or other.elbo >= large.elbo else large
 
 
-def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Found | None:
+def _from_quantiles(
+    others: Others, latents: Latents, scales: np.ndarray, rng: np.random.Generator
+) -> Found | None:
     """The distribution of scales from where, of some quantiles of the prior, evidence is highest.
 
     None is returned where no mode is found.
@@ -154,7 +160,43 @@ def _from_quantiles(others: Others, latents: Latents, scales: np.ndarray) -> Fou
     )
     if count:
         now = _climbed(others, at, now, scales)
+    at[scales], at[others.indices] = now.gaussian.mean, now.mode
+    if _depends_on_core(others, at, now):
+        others, now, scales = _with_core(others, at, now, scales, rng)
+        now = _climbed(others, at, now, scales)
     return find_scales(others, now, scales, is_small=False)
+
+
+def _depends_on_core(others: Others, at: np.ndarray, now: Scales) -> bool:
+    """Whether the others are far from Gaussian, and most are leaves of a small core."""
+    core, size = others.structure.core, len(others.indices)
+    if not 0 < len(core) <= min(MOST_IN_CORE, size / 4):
+        return False
+    mode = mode_at(others, at, now.triangle)
+    found = None if mode is None else best_given(others, at, mode, None)
+    return found is None or found[0].variance > MOST_LEFT * size / 2
+
+
+def _with_core(
+    others: Others, at: np.ndarray, now: Scales, scales: np.ndarray, rng: np.random.Generator
+) -> tuple[Others, Scales, np.ndarray]:
+    """The leaves alone as the others, and the core among the scales.
+
+    Discriminations of items times abilities of persons are no Gaussian, but abilities are, given
+    all items.
+    """
+    core = others.structure.core
+    given = np.concatenate([scales, others.indices[core]])
+    rest = np.setdiff1d(np.arange(len(at)), given)
+    points = np.concatenate([at[None], others.seen])
+    leaves = make_others(others.evaluate, others.products, points, rest, rng)
+    triangle = np.zeros((len(core), len(core))) if now.triangle is None else now.triangle.core
+    widths = np.concatenate(
+        [np.sqrt(np.sum(factor**2, axis=1)) for factor in (now.gaussian.factor, triangle)]
+    )
+    gaussian = Affine(at[given], np.diag(np.clip(widths, *WIDTHS)))
+    count, mode = len(given), at[rest]
+    return leaves, Scales(gaussian, unstretched(count), mode, np.zeros((count, len(rest)))), given
 
 
 def _checked(others: Others, at: np.ndarray, mode: Given) -> tuple[Others, Given | None]:
@@ -167,8 +209,8 @@ def _checked(others: Others, at: np.ndarray, mode: Given) -> tuple[Others, Given
 
 def _climbed(others: Others, at: np.ndarray, now: Scales, scales: np.ndarray) -> Scales:
     """The distribution of the scales where their evidence is highest, by a quasi-Newton path."""
-    path = Path(at[scales], np.full(len(scales), FIRST_WIDTH))
-    for _ in range(CLIMB):
+    path = Path(at[scales], np.diag(now.gaussian.factor))
+    for _ in range(max(CLIMB, 3 * len(scales))):
         if path.is_done or (path.count > len(scales) and _decrement(path) < NEAR_TOP):
             break
         trial = at.copy()

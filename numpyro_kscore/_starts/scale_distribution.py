@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._transports.affine import Affine, factor
+from numpyro_kscore._transports.features import MANY
 from numpyro_kscore._transports.stretch import stretched, unstretched
 
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
@@ -61,7 +62,7 @@ def change_at_first(
     curvatures, axes = np.linalg.eigh(curvature)
     curvatures = np.clip(curvatures, MOST_CHANGE**-2, MOST_CHANGE**2)
     covariance = (axes / curvatures) @ axes.T
-    move = _limited(covariance @ slopes, most)
+    move = limited(covariance @ slopes, most)
     size = max(float(np.linalg.norm(move)), float(np.max(np.abs(np.log(curvatures)))) / 2)
     return Change(move, factor(covariance), unstretched(len(move)), size)
 
@@ -93,7 +94,7 @@ def change_nearby(
     np.fill_diagonal(correlated, 1.0)
     values, axes = np.linalg.eigh(correlated)
     covariance = (axes / np.maximum(values, MOST_CHANGE**-2)) @ axes.T
-    move = _limited(widths * (covariance @ (middle / widths)))
+    move = limited(widths * (covariance @ (middle / widths)))
     triangle = factor(covariance * np.outer(widths, widths))
     inside = np.repeat(ENDS[INSIDE, None], count, axis=1)
     changes = (
@@ -138,6 +139,8 @@ def _quadratic(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Slope (k,) and negative curvature (k, k) of the evidence; what is far counts less."""
     count = points.shape[1]
+    if gradients is not None and count > MANY:
+        return _quadratic_by_differences(points, gradients)
     one, other = np.triu_indices(count)
     squares = points[:, one] * points[:, other]
     columns = np.concatenate([np.ones((len(points), 1)), points, squares], axis=1)
@@ -155,6 +158,21 @@ def _quadratic(
     half = np.zeros((count, count))
     half[one, other] = -second
     return first, half + half.T
+
+
+def _quadratic_by_differences(
+    points: np.ndarray, gradients: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean slope and negative curvature over a standard normal distribution of many scales.
+
+    Gradients are those at the center and both ends of all axes, the upper ones first. Their second
+    differences add up to half the Laplacian of the slope.
+    """
+    step = points[1, 0]
+    ahead, behind = np.split(gradients[1:], 2)
+    half = (behind - ahead) / (2 * step)
+    bends = (ahead + behind - 2 * gradients[0]) / step**2
+    return gradients[0] + 0.5 * bends.sum(axis=0), 0.5 * (half + half.T)
 
 
 def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
@@ -183,7 +201,7 @@ def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
     return np.where(ENDS < 0, left, right)
 
 
-def _limited(move: np.ndarray, most: float = MOST_CHANGE) -> np.ndarray:
+def limited(move: np.ndarray, most: float = MOST_CHANGE) -> np.ndarray:
     """A move that is not too long at once."""
     length = max(float(np.linalg.norm(move)), np.finfo(float).tiny)
     return move * min(1.0, most / length)

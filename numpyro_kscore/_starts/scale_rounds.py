@@ -9,6 +9,7 @@ interpolated (``_transports.conditional``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -22,18 +23,19 @@ from numpyro_kscore._starts.scale_distribution import (
     Change,
     change_at_first,
     change_nearby,
+    limited,
     moments_by,
 )
 from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
-from numpyro_kscore._transports.features import features
+from numpyro_kscore._transports.features import MANY, features, through_features
 from numpyro_kscore._transports.skewed import Skewed
 from numpyro_kscore._transports.stretch import slopes_at, stretched
 from numpyro_kscore._transports.transport import Chain
 
 # Most numbers of scales.
-MOST_SCALES = 8
+MOST_SCALES = MANY
 # Where scales are looked at while their own distribution is still far, and when it is near: on
 # axes, and in pairs. One alone and two have more in the end, since there is time for it.
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
@@ -94,7 +96,8 @@ class Found(NamedTuple):
     def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
         """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
         moved = points if self.moved is None else self.moved.affine.push(points)
-        slopes = np.einsum("p,npk->nk", self.beyond, features(moved)[1])
+        every = np.broadcast_to(self.beyond, (len(points), len(self.beyond)))
+        slopes = through_features(moved, every)
         return slopes if self.moved is None else self.moved.affine.pull(points, slopes)
 
 
@@ -152,7 +155,7 @@ def _expected(points: np.ndarray, known: Sequence[Given]) -> np.ndarray | None:
     """Means of the others at points (n, k) by those at the first of them, the center first."""
     if not known:
         return None
-    values, _ = features(points)
+    values = features(points)
     means = np.stack([node.mean - known[0].mean for node in known])
     return known[0].mean + values @ (_weights(values[: len(known)]) @ means)
 
@@ -182,6 +185,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         if near is None:
             return None
         others, now = near
+    if count > MOST_SCALES:
+        return _find_many(others, now, indices)
     first = design(count, ON_AXES, IN_PAIRS if is_small else ())
     is_denser = is_small and count in LAST
     last = design(count, *LAST[count]) if is_denser else first
@@ -194,7 +199,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
             return None
         others, nodes = seen.others, seen.nodes
         gradients = None if is_small else _mean_scores(now, indices, first, nodes)
-        change = change_nearby(first, _evidences(now, first, nodes), now.slopes, gradients)
+        evidences = _evidences(now, first, nodes)
+        change = change_nearby(first, evidences, now.slopes, gradients)
         is_there = change.size < THERE
         if is_denser or not is_there:
             now, seen = _moved(now, change, first, nodes), seen._replace(nodes=[])
@@ -205,6 +211,60 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         return None
     found = _interpolated(np.concatenate([indices, others.indices]), now, last, nodes)
     return found if is_small or not count else found._replace(moved=_last_move(now, last, nodes))
+
+
+def _find_many(others: Others, now: Scales, indices: np.ndarray) -> Found | None:
+    """The same for more scales than have shapes of their own: these are taken for normal.
+
+    Gradients at the ends of all axes tell means and correlations.
+    """
+    points = design(len(indices), IN_PAIRS)
+    seen = look(others, now, indices, points[:1], by_modes=False)
+    now = _centered(others, now, indices, seen.nodes)
+    for number in range(ROUNDS):
+        # All have steps to their shapes from the same: a center that differs would bend all axes.
+        seen = look(others, now, indices, points, False, seen._replace(nodes=[]))
+        others, nodes = seen.others, seen.nodes
+        if not nodes:
+            return None
+        scores = _mean_scores(now, indices, points, nodes)
+        change = change_at_first(points, _evidences(now, points, nodes), scores)
+        if change.size < NEAR or number == ROUNDS - 1:
+            break
+        now = _moved(now, change, points, nodes)
+    found = _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
+    means = found.conditional.means.copy()
+    means[len(indices) :] += _products_of_two(others, now, indices, points, nodes)
+    conditional = replace(found.conditional, means=means)
+    return found._replace(
+        moved=OfFirst(Affine(change.mean, change.factor)), conditional=conditional
+    )
+
+
+def _products_of_two(
+    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
+) -> np.ndarray:
+    """Coefficients of means in the products of two different scales, and 0 for squares.
+
+    By derivatives of modes at the ends of axes: the Hessian between scales and others, through the
+    inverse of that of the others.
+    """
+    count, base = len(indices), nodes[0].triangle
+    vectors = np.zeros((count, count + len(others.indices)))
+    vectors[:, indices] = now.gaussian.factor.T
+    slopes = []
+    for point, node in zip(points[1:], nodes[1:], strict=True):
+        at = np.zeros(vectors.shape[1])
+        at[indices], at[others.indices] = now.gaussian.push(point), node.mean
+        across = others.products(at[None], vectors)[:, others.indices]
+        slopes.append(-base.solve(node.triangle.times(node.triangle.transposed(across))))
+    ahead, behind = np.split(np.stack(slopes), 2)
+    reach = features(points[1])[count] ** 0.5
+    both = (ahead - behind) / (2 * reach)
+    one, other = np.triu_indices(count)
+    found = 0.5 * (both + both.swapaxes(0, 1))[one, other]
+    found[one == other] = 0
+    return found
 
 
 def _evidences(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
@@ -236,7 +296,8 @@ def _approached(
     A round that went too far, to a lower evidence, is taken back. Of a small model gradients of the
     evidence would take longer than all else, and None is returned unless rounds come near.
     """
-    points, last, most = design(len(indices), AT_FIRST), None, MOST_CHANGE
+    points, last = design(len(indices), AT_FIRST), None
+    most = MOST_CHANGE * np.sqrt(max(1, len(indices) / MOST_SCALES))
     for _ in range(ROUNDS):
         others, nodes, _ = look(others, now, indices, points, by_modes=True)
         if not nodes or (last and nodes[0].evidence < last.nodes[0].evidence - WORSE):
@@ -254,6 +315,18 @@ def _approached(
         if size < NEAR:
             return others, now
     return None if is_small or last is None else (others, now)
+
+
+def _centered(others: Others, now: Scales, indices: np.ndarray, best: Sequence[Given]) -> Scales:
+    """The distribution of many scales, moved by what best densities change in the slope at once."""
+    center = np.zeros((1, len(indices)))
+    modes = look(others, now, indices, center, by_modes=True).nodes
+    if not (modes and best):
+        return now
+    by_modes = _gradients(others, now, indices, center, modes)[0]
+    move = limited(_mean_scores(now, indices, center, best)[0] - by_modes)
+    gaussian = Affine(now.gaussian.push(move[None])[0], now.gaussian.factor)
+    return now._replace(gaussian=gaussian, mode=best[0].mean + move @ now.moves)
 
 
 def _gradients(
@@ -322,7 +395,7 @@ def _interpolated(
     order: np.ndarray, now: Scales, points: np.ndarray, nodes: Sequence[Given]
 ) -> Found:
     """The Gaussian at all values of the scales from that at some of them, the center first."""
-    values, _ = features(points)
+    values = features(points)
     mean, base = nodes[0].mean, nodes[0].triangle
     means = base.solve(np.stack([node.mean - mean for node in nodes]))
     triangles = [base.divided(node.triangle) for node in nodes]
@@ -353,11 +426,11 @@ def _weights(values: np.ndarray) -> np.ndarray:
 
 def _last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
     """The move of standard normal scales to the moments of the evidence at points, interpolated."""
-    values, _ = features(points)
+    values = features(points)
     rest = _evidences(now, points, nodes) + 0.5 * np.sum(points**2, axis=1)
     coefficients = _weights(values) @ (rest - rest[0])
     draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
-    affine = moments_by(features(draws)[0] @ coefficients, draws)
+    affine = moments_by(features(draws) @ coefficients, draws)
     return None if affine is None else OfFirst(affine)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.arrow import Arrow
-from numpyro_kscore._transports.features import features
+from numpyro_kscore._transports.features import features, through_features
 from numpyro_kscore._transports.stretch import slopes_at, stretched
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
@@ -58,7 +58,7 @@ class Conditional:
     def push(self, x: Any) -> Any:
         xp = namespace(x)
         u, v = self._split(x)
-        values, _ = features(u)
+        values = features(u)
         inner = values @ self.means + xp.exp(values @ self.logs) * v
         inner = sum((weight * rest.times(v) for weight, rest in self._rests(values)), inner)
         found = [self.scales.push(stretched(u, self.slopes)), self.mean + self.base.times(inner)]
@@ -67,7 +67,7 @@ class Conditional:
     def log_volume(self, x: Any) -> Any:
         xp = namespace(x)
         u, _ = self._split(x)
-        values, _ = features(u)
+        values = features(u)
         fixed = self.scales.log_det + xp.sum(xp.log(self.base.diagonal))
         stretches = xp.log(slopes_at(u, self.slopes)[0])
         return fixed + (values @ self.logs).sum(-1) + stretches.sum(-1)
@@ -78,7 +78,7 @@ class Conditional:
         of_scales, of_others = self._split(gradients[..., np.array(self.order)])
         inner = self.base.transposed(of_others)
         by_scales = self.scales.pull(u, of_scales) * slopes_at(u, self.slopes)[0]
-        values, _ = features(u)
+        values = features(u)
         by_points = inner * xp.exp(values @ self.logs)
         by_points = sum((w * rest.transposed(inner) for w, rest in self._rests(values)), by_points)
         moved = by_scales + self._through_scales(u, v, inner)
@@ -88,7 +88,7 @@ class Conditional:
         xp = namespace(x, score)
         u, v = self._split(x)
         of_scales, of_others = self._split(score)
-        values, _ = features(u)
+        values = features(u)
         triangle = self.rests.combined(values @ self.sums)
         triangle = triangle.with_diagonal(xp.exp(values @ self.logs))
         # The derivative is a block triangle: what others move with the scales is subtracted when
@@ -105,13 +105,13 @@ class Conditional:
         ``inner`` is the gradient of the energy in ``m(u) + T(u) v``, (..., r).
         """
         xp = namespace(u)
-        values, slopes = features(u)
+        values = features(u)
         scaled = inner * xp.exp(values @ self.logs)
         by_values = inner @ self.means.T + (scaled * v - 1) @ self.logs.T
         for k in range(self.sums.shape[1]):
             by_sum = xp.sum(inner * self.rests[k].times(v), axis=-1)
             by_values = by_values + by_sum[..., None] * self.sums[:, k]
-        return xp.einsum("...p,...pk->...k", by_values, slopes) - slopes_at(u, self.slopes)[1]
+        return through_features(u, by_values) - slopes_at(u, self.slopes)[1]
 
     def _rests(self, values: Any) -> Iterator[tuple[Any, Arrow]]:
         """Every triangle of the rest with its weights (..., 1) at values of the features."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_kscore._transports.features import features
+from numpyro_kscore._transports.features import features, through_features
 from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree, static
 
@@ -44,32 +44,32 @@ class Skewed:
 
     def push(self, x: Any) -> Any:
         u, v = self._split(x)
-        return namespace(x).concatenate([u, pushed(v, self._shapes(u)[0])], axis=-1)
+        return namespace(x).concatenate([u, pushed(v, self._shapes(u))], axis=-1)
 
     def log_volume(self, x: Any) -> Any:
         u, v = self._split(x)
-        slopes, _ = slopes_of(v, self._shapes(u)[0])
+        slopes, _ = slopes_of(v, self._shapes(u))
         return namespace(x).log(slopes).sum(-1)
 
     def pull(self, x: Any, gradients: Any) -> Any:
         u, v = self._split(x)
         of_scales, of_others = self._split(gradients)
-        shapes, by_scales = self._shapes(u)
+        shapes = self._shapes(u)
         slopes, bends = slopes_of(v, shapes)
-        moved = of_scales + self._through(v, shapes, slopes, of_others, by_scales)
+        moved = of_scales + self._through(u, v, shapes, slopes, of_others)
         return namespace(x).concatenate([moved, of_others * slopes - bends], axis=-1)
 
     def push_score(self, x: Any, score: Any) -> Any:
         u, v = self._split(x)
         of_scales, of_others = self._split(score)
-        shapes, by_scales = self._shapes(u)
+        shapes = self._shapes(u)
         slopes, bends = slopes_of(v, shapes)
         moved = (of_others - bends) / slopes
         # The points of a coordinate that is held move against its shape.
-        rest = of_scales + self._through(v, shapes, slopes, -moved, by_scales)
+        rest = of_scales + self._through(u, v, shapes, slopes, -moved)
         return namespace(x, score).concatenate([rest, moved], axis=-1)
 
-    def _through(self, v: Any, shapes: Any, slopes: Any, of_others: Any, by_scales: Any) -> Any:
+    def _through(self, u: Any, v: Any, shapes: Any, slopes: Any, of_others: Any) -> Any:
         """The gradient in the scales of an energy, and of minus the log volume, (..., k).
 
         ``of_others`` is the gradient of the energy in the others, (..., r).
@@ -80,14 +80,12 @@ class Skewed:
         of_slopes = sizes * (rises * of_others[..., None, :] - gates / slopes[..., None, :])
         of_shapes = xp.concatenate([of_others[..., None, :], of_slopes], axis=-2)
         by_sums = xp.einsum("...sr,qsr->...q", of_shapes, self.changes)
-        return xp.einsum("...q,...qk->...k", by_sums, by_scales)
+        return through_features(u, by_sums @ self.sums.T)
 
-    def _shapes(self, u: Any) -> tuple[Any, Any]:
-        """Shapes (..., 5, r), and the derivatives of the sums of features, (..., q, k)."""
+    def _shapes(self, u: Any) -> Any:
+        """Shapes (..., 5, r)."""
         xp = namespace(u, self.base)
-        values, slopes = features(u)
-        shapes = self.base + xp.tensordot(values @ self.sums, self.changes, axes=1)
-        return shapes, xp.einsum("pq,...pk->...qk", self.sums, slopes)
+        return self.base + xp.tensordot(features(u) @ self.sums, self.changes, axes=1)
 
     def _split(self, points: Any) -> tuple[Any, Any]:
         return points[..., : self.count], points[..., self.count :]
