@@ -25,6 +25,7 @@ from numpyro_kscore._model.call_checks import check_batch, check_call, check_dat
 from numpyro_kscore._model.supports import check_within_supports
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.checks import is_concrete
+from numpyro_kscore._util.deadline import due_in
 from numpyro_kscore._util.keys import check_key
 
 
@@ -34,6 +35,7 @@ def fit(
     *args: Any,
     loader: Any = None,
     max_steps: int = 5_000,
+    max_seconds: float | None = None,
     tol: float = 0.1,
     patience: int = 3,
     chunk_size: int = 80,
@@ -88,6 +90,9 @@ def fit(
             model scales its likelihood from a batch to all data. A function with an argument that
             is called ``epoch`` or has no default is given the number of the epoch.
         max_steps: upper limit of the number of steps; whole chunks are taken.
+        max_seconds: time after which no further chunk is begun; None sets no limit. It counts from
+            the call, with the start of the guide and compilation. A search with many latents ends
+            with what it has then; other parts are not cut short, and one chunk is always taken.
         tol: tolerance, in standard deviations of the posterior: changes of the guide smaller than
             a shift of every mean by ``tol`` do not prolong the search.
         patience: number of successive looks without improvement that ends the search.
@@ -135,7 +140,7 @@ def fit(
     begin = time.perf_counter()
     path = None if checkpoint is None else Path(checkpoint)
     settings = FitOptions(
-        max_steps, tol, patience, chunk_size, criterion, path, progress_bar, callback
+        max_steps, max_seconds, tol, patience, chunk_size, criterion, path, progress_bar, callback
     )
     if criterion == "stein" and getattr(svi.loss, "aggregate", None) is not None:
         raise ValueError(
@@ -145,7 +150,7 @@ def fit(
     batches = None if loader is None else Batches(loader, args, kwargs)
     given = (args, kwargs) if batches is None else batches.arguments(batches.first)
     explained = contextlib.nullcontext() if batches is None else batches.explained()
-    with explained, Bar(settings) as bar:
+    with explained, due_in(max_seconds), Bar(settings) as bar:
         _check_given(svi, *given, is_batch=batches is not None)
         inference = open_svi(svi, rng_key, given, batches, criterion, init_state, init_params)
         warn_of_schedule(svi, svi.optim.get_params(inference.state.optim_state), max_steps)

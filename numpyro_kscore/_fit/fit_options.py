@@ -19,6 +19,7 @@ class FitOptions:
     """The checked settings of :func:`~numpyro_kscore.fit`, whose docstring explains them."""
 
     max_steps: int
+    max_seconds: float | None
     tol: float
     patience: int
     chunk_size: int
@@ -30,6 +31,8 @@ class FitOptions:
     def __post_init__(self) -> None:
         """Check every field."""
         check_count("max_steps", self.max_steps, minimum=LOSS_BLOCKS)
+        if self.max_seconds is not None:
+            check_positive("max_seconds", self.max_seconds)
         check_count("patience", self.patience)
         check_count("chunk_size", self.chunk_size, minimum=LOSS_BLOCKS)
         check_positive("tol", self.tol)

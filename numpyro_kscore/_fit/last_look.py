@@ -21,7 +21,7 @@ from numpyro_kscore._model.weights import (
 from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
-from numpyro_kscore.diagnostics._weighing import Weighing, weigh
+from numpyro_kscore.diagnostics._weighing import Weighing, evidence_of, weigh
 
 # The seconds that weights may take without compilation: a share of those of the fit, and so many.
 SHARE, LEAST = 0.25, 5.0
@@ -45,8 +45,10 @@ def last_look(
     try:
         key = key_apart(rng_key, FitKey.WEIGHTS)
         if exact is not None and not progress.looks:
-            # Weights of very many latents say nothing of any of them.
-            return None if exact.is_final else _weigh_exact(inference, exact, run.best, key)
+            # Few weights of very many latents tell whether some are far off, but not which.
+            if exact.is_final and not evidence_of(exact.gaps).is_poor:
+                return None
+            return _weigh_exact(inference, exact, run.best, key)
         return _weigh(inference, run.best, key, max(LEAST, SHARE * seconds))
     except Exception as error:  # whatever a model does: the fit is done
         warnings.warn(

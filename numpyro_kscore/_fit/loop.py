@@ -28,6 +28,7 @@ from numpyro_kscore._fit.progress import (
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
 from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
+from numpyro_kscore._util.deadline import seconds_left
 from numpyro_kscore._util.keys import FitKey, as_numbers, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
 
@@ -50,7 +51,7 @@ def run_chunks(
     ``first_looks`` are taken at the start, where bounds are known, until one of them shows that no
     step is needed. ``state`` and ``rng_key`` are those of the start: the state of a checkpoint that
     exists takes the place of the first, and its key must be the second. With the run comes
-    ``"interrupted"``, from the keyboard, or ``"callback"``, if one of them ended it.
+    ``"interrupted"``, from the keyboard, ``"callback"`` or ``"time"``, if one of them ended it.
     """
     path, begin = settings.checkpoint, time.perf_counter()
     recorded = {
@@ -89,12 +90,13 @@ def run_chunks(
             if path is not None:
                 _save(path, run, recorded)
             bar.show(run.progress, rule)
-            if settings.callback is None or len(run.progress.looks) == count:
-                continue
-            more = {"step_size": float(sizes[-1]), "seconds": time.perf_counter() - begin}
-            is_ended = _call_back(settings.callback, run, chunk.averaged, rule, more)
-            if is_ended and run.progress.phase != "done":
-                return run, "callback"
+            stopped: Cause = "time" if seconds_left() <= 0 else ""
+            if settings.callback is not None and len(run.progress.looks) > count:
+                more = {"step_size": float(sizes[-1]), "seconds": time.perf_counter() - begin}
+                if _call_back(settings.callback, run, chunk.averaged, rule, more):
+                    stopped = "callback"
+            if stopped and run.progress.phase != "done":
+                return run, stopped
     except KeyboardInterrupt:
         return run, "interrupted"
     finally:

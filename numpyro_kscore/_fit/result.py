@@ -25,7 +25,7 @@ class FitInfo(NamedTuple):
         converged: whether it stopped because nothing improved any more, or because the discrepancy
             was below ``tol``.
         cause: why it stopped: ``"plateau"``, ``"tol"``, ``"budget"``, ``"runaway"``, ``"nan"``,
-            ``"interrupted"`` or ``"callback"``; the first two are convergence.
+            ``"interrupted"``, ``"callback"`` or ``"time"``; the first two are convergence.
         doubt: what is wrong with a fit that converged: ``"far"`` from the model, ``"moments"``
             that are off, too few draws in a ``"tail"``, too ``"noisy"`` to tell, many steps
             ``"skipped"``, ``"recovered"`` from numbers that were not finite; empty if nothing is.

@@ -16,8 +16,9 @@ from numpyro_kscore._starts.candidates import (
     lower_bound,
 )
 from numpyro_kscore._starts.climb import climb_near
+from numpyro_kscore._starts.interpolation import Found, Scales
 from numpyro_kscore._starts.laplace import NUM_POINTS, make_others
-from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
+from numpyro_kscore._starts.scale_rounds import MOST_SCALES, find_scales
 from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine, factor, standard
 from numpyro_kscore._transports.stretch import unstretched

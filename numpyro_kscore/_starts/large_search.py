@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_kscore._starts.best_given import MOST_LEFT, best_given
 from numpyro_kscore._starts.bfgs import Path
+from numpyro_kscore._starts.interpolation import Found, Scales
 from numpyro_kscore._starts.laplace import (
     NUM_POINTS,
     Given,
@@ -23,14 +24,16 @@ from numpyro_kscore._starts.laplace import (
     make_others,
     mode_at,
 )
+from numpyro_kscore._starts.many_scales import find_many
 from numpyro_kscore._starts.pathfinder import QUANTILES
-from numpyro_kscore._starts.scale_rounds import MOST_SCALES, Found, Scales, find_scales
+from numpyro_kscore._starts.scale_rounds import MOST_SCALES, find_scales
 from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
 from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._starts.start import FAR_FOR_EACH, GaussianStart, draws_at
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.stretch import unstretched
+from numpyro_kscore._util.deadline import seconds_left
 
 # The first step of a scale, and the width of points that show what depends on what, in those of the
 # prior.
@@ -102,7 +105,7 @@ def _seconds_of_product(products: Products, points: np.ndarray) -> float:
 
 def _takes_too_long(seconds: float, dim: int) -> bool:
     """Whether a search is not worth so many seconds, with a warning."""
-    if seconds < MOST_SECONDS:
+    if seconds < min(MOST_SECONDS, seconds_left()):
         return False
     warnings.warn(
         f"numpyro_kscore: the structure of this model of {dim} latents is not used, "
@@ -162,8 +165,9 @@ def _from_quantiles(
         now = _climbed(others, at, now, scales)
     at[scales], at[others.indices] = now.gaussian.mean, now.mode
     if _depends_on_core(others, at, now):
-        others, now, scales = _with_core(others, at, now, scales, rng)
-        now = _climbed(others, at, now, scales)
+        others, now, given = _with_core(others, at, now, scales, rng)
+        now = _climbed(others, at, now, given)
+        return find_many(others, now, given, count)
     return find_scales(others, now, scales, is_small=False)
 
 
@@ -211,7 +215,8 @@ def _climbed(others: Others, at: np.ndarray, now: Scales, scales: np.ndarray) ->
     """The distribution of the scales where their evidence is highest, by a quasi-Newton path."""
     path = Path(at[scales], np.diag(now.gaussian.factor))
     for _ in range(max(CLIMB, 3 * len(scales))):
-        if path.is_done or (path.count > len(scales) and _decrement(path) < NEAR_TOP):
+        is_near = path.count > len(scales) and _decrement(path) < NEAR_TOP
+        if path.is_done or is_near or seconds_left() <= 0:
             break
         trial = at.copy()
         trial[scales], trial[others.indices] = path.trial, now.mode

@@ -80,15 +80,7 @@ def change_nearby(
     points in pairs, or the gradients (n, k).
     """
     count = points.shape[1]
-    places = np.empty((len(ENDS), count))
-    for k in range(count):
-        is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
-        places[:, k] = _quantiles(points[is_on, k], evidences[is_on])
-    places = stretched(places, slopes)
-    low, middle, high = places[SIDES]
-    widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
-    found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
-    found = _continued(np.maximum(found, 1 / MOST_STRETCH))
+    middle, widths, found = along_axes(points, evidences, slopes)
     correlated = np.outer(widths, widths) * _quadratic(points, evidences, gradients)[1]
     correlated = np.clip(correlated, -MOST_CORRELATION, MOST_CORRELATION)
     np.fill_diagonal(correlated, 1.0)
@@ -103,6 +95,22 @@ def change_nearby(
         np.max(np.abs(stretched(inside, found) - stretched(inside, slopes))),
     )
     return Change(move, triangle, found, float(max(changes)))
+
+
+def along_axes(
+    points: np.ndarray, evidences: np.ndarray, slopes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Medians, widths (k,) and slopes (k, 10) of scales by the evidence on the axis of each."""
+    count = points.shape[1]
+    places = np.empty((len(ENDS), count))
+    for k in range(count):
+        is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
+        places[:, k] = _quantiles(points[is_on, k], evidences[is_on])
+    places = stretched(places, slopes)
+    low, middle, high = places[SIDES]
+    widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
+    found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
+    return middle, widths, _continued(np.maximum(found, 1 / MOST_STRETCH))
 
 
 def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:

@@ -9,30 +9,31 @@ interpolated (``_transports.conditional``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
 from numpyro_kscore._starts.best_given import Shared, best_given
-from numpyro_kscore._starts.fit_shapes import unshaped
+from numpyro_kscore._starts.interpolation import (
+    Found,
+    Scales,
+    evidences_at,
+    interpolated,
+    last_move,
+    to_features,
+)
 from numpyro_kscore._starts.laplace import Given, Others, evidence_slopes, mode_at
 from numpyro_kscore._starts.scale_distribution import (
     MOST_CHANGE,
     Change,
     change_at_first,
     change_nearby,
-    limited,
-    moments_by,
 )
-from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic
-from numpyro_kscore._transports.arrow import Arrow
-from numpyro_kscore._transports.conditional import Conditional
-from numpyro_kscore._transports.features import MANY, features, through_features
-from numpyro_kscore._transports.skewed import Skewed
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.features import MANY, features
 from numpyro_kscore._transports.stretch import slopes_at, stretched
-from numpyro_kscore._transports.transport import Chain
+from numpyro_kscore._util.deadline import seconds_left
 
 # Most numbers of scales.
 MOST_SCALES = MANY
@@ -45,60 +46,8 @@ CORNERS = {5: ((0, 1, 2, 3),), 6: ((0, 1, 2, 3, 4),), 7: ((0, 1, 2, 3, 4, 5),)}
 CORNERS[8] = ((0, 1, 2, 3), (0, 1, 4, 5))
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.15, 10
-# Draws of the scales for their moments in the end.
-MOMENT_DRAWS = 4096
 # Nats by which a round may lower the evidence before it is taken back.
 WORSE = 1.0
-# Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
-RIDGE, LOSS = 1e-3, 5e-3
-
-
-class Scales(NamedTuple):
-    """The distribution of the scales, and where the others are expected at their values.
-
-    Attributes:
-        gaussian: the Gaussian of the scales, before each is stretched.
-        slopes: see :class:`~numpyro_kscore._transports.conditional.Conditional`, (k, 10).
-        mode: the mode of the others at the mean, (r,).
-        moves: how that moves with the scales in units of the Gaussian, (k, r).
-        triangle: the factor of the covariance of the others at the mean, if it is known.
-    """
-
-    gaussian: Affine
-    slopes: np.ndarray
-    mode: np.ndarray
-    moves: np.ndarray
-    triangle: Arrow | None = None
-
-
-class Found(NamedTuple):
-    """A Gaussian that changes with scales, and what it leaves of their evidence.
-
-    Attributes:
-        moved: a last move of the scales; None if it is not known.
-        skewed: the shapes of its coordinates; None if they are normal.
-        conditional: the Gaussian.
-        beyond: coefficients of the evidence beyond the bound by it, in the features of the scales,
-            (p,).
-    """
-
-    moved: OfFirst | None
-    skewed: Skewed | None
-    conditional: Conditional
-    beyond: np.ndarray
-
-    @property
-    def transport(self) -> Chain:
-        """All of it, one after the other."""
-        steps = (self.moved, self.skewed, self.conditional)
-        return Chain(tuple(step for step in steps if step is not None))
-
-    def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
-        """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
-        moved = points if self.moved is None else self.moved.affine.push(points)
-        every = np.broadcast_to(self.beyond, (len(points), len(self.beyond)))
-        slopes = through_features(moved, every)
-        return slopes if self.moved is None else self.moved.affine.pull(points, slopes)
 
 
 class Looks(NamedTuple):
@@ -157,7 +106,7 @@ def _expected(points: np.ndarray, known: Sequence[Given]) -> np.ndarray | None:
         return None
     values = features(points)
     means = np.stack([node.mean - known[0].mean for node in known])
-    return known[0].mean + values @ (_weights(values[: len(known)]) @ means)
+    return known[0].mean + values @ (to_features(values[: len(known)]) @ means)
 
 
 def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.ndarray:
@@ -181,12 +130,10 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     """
     count = len(indices)
     if count:
-        near = _approached(others, now, indices, is_small)
+        near = approached(others, now, indices, is_small)
         if near is None:
             return None
         others, now = near
-    if count > MOST_SCALES:
-        return _find_many(others, now, indices)
     first = design(count, ON_AXES, IN_PAIRS if is_small else ())
     is_denser = is_small and count in LAST
     last = design(count, *LAST[count]) if is_denser else first
@@ -198,79 +145,19 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         if not seen.nodes:
             return None
         others, nodes = seen.others, seen.nodes
-        gradients = None if is_small else _mean_scores(now, indices, first, nodes)
-        evidences = _evidences(now, first, nodes)
+        gradients = None if is_small else mean_scores_at(now, indices, first, nodes)
+        evidences = evidences_at(now, first, nodes)
         change = change_nearby(first, evidences, now.slopes, gradients)
         is_there = change.size < THERE
         if is_denser or not is_there:
-            now, seen = _moved(now, change, first, nodes), seen._replace(nodes=[])
-        if is_there:
+            now, seen = moved(now, change, first, nodes), seen._replace(nodes=[])
+        if is_there or seconds_left() <= 0:
             break
     others, nodes, _ = look(others, now, indices, last, is_small, seen)
     if not nodes:
         return None
-    found = _interpolated(np.concatenate([indices, others.indices]), now, last, nodes)
-    return found if is_small or not count else found._replace(moved=_last_move(now, last, nodes))
-
-
-def _find_many(others: Others, now: Scales, indices: np.ndarray) -> Found | None:
-    """The same for more scales than have shapes of their own: these are taken for normal.
-
-    Gradients at the ends of all axes tell means and correlations.
-    """
-    points = design(len(indices), IN_PAIRS)
-    seen = look(others, now, indices, points[:1], by_modes=False)
-    now = _centered(others, now, indices, seen.nodes)
-    for number in range(ROUNDS):
-        # All have steps to their shapes from the same: a center that differs would bend all axes.
-        seen = look(others, now, indices, points, False, seen._replace(nodes=[]))
-        others, nodes = seen.others, seen.nodes
-        if not nodes:
-            return None
-        scores = _mean_scores(now, indices, points, nodes)
-        change = change_at_first(points, _evidences(now, points, nodes), scores)
-        if change.size < NEAR or number == ROUNDS - 1:
-            break
-        now = _moved(now, change, points, nodes)
-    found = _interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
-    means = found.conditional.means.copy()
-    means[len(indices) :] += _products_of_two(others, now, indices, points, nodes)
-    conditional = replace(found.conditional, means=means)
-    return found._replace(
-        moved=OfFirst(Affine(change.mean, change.factor)), conditional=conditional
-    )
-
-
-def _products_of_two(
-    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
-) -> np.ndarray:
-    """Coefficients of means in the products of two different scales, and 0 for squares.
-
-    By derivatives of modes at the ends of axes: the Hessian between scales and others, through the
-    inverse of that of the others.
-    """
-    count, base = len(indices), nodes[0].triangle
-    vectors = np.zeros((count, count + len(others.indices)))
-    vectors[:, indices] = now.gaussian.factor.T
-    slopes = []
-    for point, node in zip(points[1:], nodes[1:], strict=True):
-        at = np.zeros(vectors.shape[1])
-        at[indices], at[others.indices] = now.gaussian.push(point), node.mean
-        across = others.products(at[None], vectors)[:, others.indices]
-        slopes.append(-base.solve(node.triangle.times(node.triangle.transposed(across))))
-    ahead, behind = np.split(np.stack(slopes), 2)
-    reach = features(points[1])[count] ** 0.5
-    both = (ahead - behind) / (2 * reach)
-    one, other = np.triu_indices(count)
-    found = 0.5 * (both + both.swapaxes(0, 1))[one, other]
-    found[one == other] = 0
-    return found
-
-
-def _evidences(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
-    """The evidence at points (n, k) in their coordinates, (n,)."""
-    evidences = np.array([node.evidence for node in nodes])
-    return evidences + np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
+    found = interpolated(np.concatenate([indices, others.indices]), now, last, nodes)
+    return found if is_small or not count else found._replace(moved=last_move(now, last, nodes))
 
 
 class _Round(NamedTuple):
@@ -283,12 +170,12 @@ class _Round(NamedTuple):
 
     def changed(self, most: float) -> tuple[Scales, float]:
         """The distribution after a change of it, by so many standard deviations, and its size."""
-        evidences = _evidences(self.now, self.points, self.nodes)
+        evidences = evidences_at(self.now, self.points, self.nodes)
         change = change_at_first(self.points, evidences, self.gradients, most)
-        return _moved(self.now, change, self.points, self.nodes), change.size
+        return moved(self.now, change, self.points, self.nodes), change.size
 
 
-def _approached(
+def approached(
     others: Others, now: Scales, indices: np.ndarray, is_small: bool
 ) -> tuple[Others, Scales] | None:
     """The distribution of scales after rounds by modes that came near to it.
@@ -309,27 +196,15 @@ def _approached(
             else:
                 now, _ = last.changed(most)
             continue
-        gradients = None if is_small else _gradients(others, now, indices, points, nodes)
+        gradients = None if is_small else gradients_at(others, now, indices, points, nodes)
         last = _Round(now, points, nodes, gradients)
         now, size = last.changed(most)
-        if size < NEAR:
+        if size < NEAR or seconds_left() <= 0:
             return others, now
     return None if is_small or last is None else (others, now)
 
 
-def _centered(others: Others, now: Scales, indices: np.ndarray, best: Sequence[Given]) -> Scales:
-    """The distribution of many scales, moved by what best densities change in the slope at once."""
-    center = np.zeros((1, len(indices)))
-    modes = look(others, now, indices, center, by_modes=True).nodes
-    if not (modes and best):
-        return now
-    by_modes = _gradients(others, now, indices, center, modes)[0]
-    move = limited(_mean_scores(now, indices, center, best)[0] - by_modes)
-    gaussian = Affine(now.gaussian.push(move[None])[0], now.gaussian.factor)
-    return now._replace(gaussian=gaussian, mode=best[0].mean + move @ now.moves)
-
-
-def _gradients(
+def gradients_at(
     others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
 ) -> np.ndarray:
     """Gradients of the evidence at points (n, k) of scales that are not stretched."""
@@ -341,7 +216,7 @@ def _gradients(
     return np.stack(found)
 
 
-def _mean_scores(
+def mean_scores_at(
     now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
 ) -> np.ndarray:
     """Gradients (n, k) of the evidence at points of scales, by the mean scores of best densities.
@@ -381,7 +256,7 @@ def between(count: int) -> np.ndarray:
     return np.column_stack([whole, *(whole[:, list(word)].prod(axis=1) for word in words)])
 
 
-def _moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Given]) -> Scales:
+def moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Given]) -> Scales:
     """The distribution of the scales after a change of it."""
     # A product of lower triangles is one.
     gaussian = Affine(now.gaussian.push(change.mean[None])[0], now.gaussian.factor @ change.factor)
@@ -389,85 +264,3 @@ def _moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Give
     moves = np.linalg.lstsq(stretched(points, now.slopes), modes, rcond=None)[0]
     mode = nodes[0].mean + change.mean @ moves
     return Scales(gaussian, change.slopes, mode, change.factor.T @ moves, nodes[0].triangle)
-
-
-def _interpolated(
-    order: np.ndarray, now: Scales, points: np.ndarray, nodes: Sequence[Given]
-) -> Found:
-    """The Gaussian at all values of the scales from that at some of them, the center first."""
-    values = features(points)
-    mean, base = nodes[0].mean, nodes[0].triangle
-    means = base.solve(np.stack([node.mean - mean for node in nodes]))
-    triangles = [base.divided(node.triangle) for node in nodes]
-    weights = _weights(values)
-    diagonals = np.stack([triangle.diagonal for triangle in triangles])
-    rests = [triangle.below_diagonal() for triangle in triangles]
-    sums, kept = _main_sums(weights, rests)
-    beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
-    conditional = Conditional(
-        now.gaussian,
-        now.slopes,
-        mean,
-        base,
-        weights @ means,
-        weights @ np.log(diagonals),
-        sums,
-        kept,
-        tuple(order.tolist()),
-    )
-    return Found(None, _skewed(weights, nodes, len(now.slopes)), conditional, beyond)
-
-
-def _weights(values: np.ndarray) -> np.ndarray:
-    """The map from numbers at n nodes to coefficients of features with these values, (p, n)."""
-    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
-    return np.linalg.solve(gram, values.T)
-
-
-def _last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
-    """The move of standard normal scales to the moments of the evidence at points, interpolated."""
-    values = features(points)
-    rest = _evidences(now, points, nodes) + 0.5 * np.sum(points**2, axis=1)
-    coefficients = _weights(values) @ (rest - rest[0])
-    draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
-    affine = moments_by(features(draws) @ coefficients, draws)
-    return None if affine is None else OfFirst(affine)
-
-
-def _skewed(weights: np.ndarray, nodes: Sequence[Given], count: int) -> Skewed | None:
-    """The shapes at all values of the scales, from those at nodes; None if all are normal."""
-    if all(node.shapes is None for node in nodes):
-        return None
-    normal = unshaped(len(nodes[0].mean))
-    shapes = [normal if node.shapes is None else node.shapes for node in nodes]
-    changes = np.stack([here - shapes[0] for here in shapes])
-    flat = changes.reshape(len(nodes), -1)
-    axes = _main_axes(weights, flat @ flat.T)
-    mixed = np.tensordot(axes.T @ weights, changes, axes=1)
-    return Skewed(shapes[0], axes, mixed, count)
-
-
-def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray, Arrow]:
-    """The few sums of features by which triangles change, (p, q), and the q triangles.
-
-    ``weights`` (p, n) make coefficients from the triangles at n nodes. The half squared length of
-    what is left out, with features of size 1, is the loss in nats.
-    """
-    gram = np.zeros((len(rests), len(rests)))
-    for part in zip(*((rest.leaves, rest.borders, rest.core) for rest in rests), strict=True):
-        flat = np.stack([a.ravel() for a in part])
-        gram += flat @ flat.T
-    axes = _main_axes(weights, gram)
-    mixed = axes.T @ weights
-    leaves, borders, core = (
-        np.tensordot(mixed, np.stack([getattr(rest, name) for rest in rests]), axes=1)
-        for name in ("leaves", "borders", "core")
-    )
-    return axes, Arrow(leaves, borders, core, rests[0].places)
-
-
-def _main_axes(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """The directions of features that matter, (p, q), from products of what changes at n nodes."""
-    sizes, axes = np.linalg.eigh(weights @ gram @ weights.T)
-    lost = np.cumsum(np.maximum(sizes, 0)) / 2
-    return axes[:, lost > LOSS]

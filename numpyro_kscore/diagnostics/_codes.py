@@ -39,7 +39,7 @@ Code = Literal[
 # Why a k̂ cannot be trusted; empty where it can.
 KhatDoubt = Literal["", "interval", "few draws", "flat draws", "large error"]
 # Why a fit stopped.
-Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback"]
+Cause = Literal["", "plateau", "tol", "budget", "runaway", "nan", "interrupted", "callback", "time"]
 # The fault of a fit that converged; empty if there is none.
 Doubt = Literal["", "far", "moments", "tail", "noisy", "skipped", "recovered"]
 

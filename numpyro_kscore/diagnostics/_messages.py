@@ -140,6 +140,10 @@ KHAT_DOUBTS: dict[KhatDoubt, str] = {
 CAUSES: dict[Cause, tuple[str, str]] = {
     "interrupted": ("interrupted after {steps} steps", ""),
     "callback": ("ended by its callback after {steps} steps", ""),
+    "time": (
+        "not converged: out of time after {steps} steps",
+        "Try a larger max_seconds, or a checkpoint to go on from (docs/resume)",
+    ),
     "nan": (
         "after {steps} steps numbers were not finite, however often it was tried again",
         "Try double precision (docs/float64), a smaller step size, or priors that keep off such "

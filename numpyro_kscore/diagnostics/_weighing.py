@@ -54,6 +54,11 @@ class Evidence(NamedTuple):
         """Whether weights can be averaged, since k̂ is below 0.7 or they are nearly equal."""
         return are_reliable(self.khat, self.num_effective, self.num_draws)
 
+    @property
+    def is_poor(self) -> bool:
+        """Whether weights are not to be trusted, and few of the draws have most of them."""
+        return not self.is_reliable and 2 * self.num_effective < self.num_draws
+
     def __str__(self) -> str:
         trust = "" if self.is_reliable else ": not to be trusted"
         return (
@@ -114,8 +119,7 @@ class Weighing(NamedTuple):
     @property
     def is_poor(self) -> bool:
         """Whether weights are not to be trusted, and few of the draws have most of them."""
-        evidence = self.evidence
-        return not evidence.is_reliable and 2 * evidence.num_effective < evidence.num_draws
+        return self.evidence.is_poor
 
     @property
     def lacks_draws(self) -> bool:

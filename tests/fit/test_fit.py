@@ -159,6 +159,17 @@ def test_an_interrupted_fit_goes_on_to_the_last_bit(monkeypatch, tmp_path, whole
         assert json.loads(kept["header"].tobytes())["record"]["progress"]["phase"] == "done"
 
 
+def test_a_fit_that_is_out_of_time_goes_on_from_its_checkpoint(tmp_path, whole):
+    """One chunk is taken in any case."""
+    path = tmp_path / "fit.npz"
+    with pytest.warns(UserWarning, match="out of time after 20 steps"):
+        short = fit(make_svi(), KEY, DATA, max_seconds=1e-6, checkpoint=path, **QUICK)
+    assert (short.info.steps, short.info.cause, short.info.converged) == (20, "time", False)
+    same(fit(make_svi(), KEY, DATA, max_seconds=1e6, checkpoint=path, **QUICK), whole)
+    with pytest.raises(ValueError, match="max_seconds: expected"):
+        fit(make_svi(), KEY, DATA, max_seconds=0, **QUICK)
+
+
 @pytest.mark.thorough
 def test_minibatches_go_on_to_the_last_bit(monkeypatch, tmp_path):
     """The fit stops after its third chunk, whose expansion was made after the second."""
@@ -288,7 +299,7 @@ def test_the_progress_bar_shows_loss_and_discrepancy(capsys):
 def test_the_bar_of_a_resumed_fit_starts_where_it_was(capsys):
     rule = Rule(chunk_size=20, num_chunks=30, tol=0.1, patience=3, dim=2)
     look = Look(0.1, 0.1, 1.0, 0.1, -1.0, 0.1, 0.0, 0)
-    with Bar(FitOptions(605, 0.1, 3, 20, "stein", None, True, None)) as bar:
+    with Bar(FitOptions(605, None, 0.1, 3, 20, "stein", None, True, None)) as bar:
         bar.begin(Progress(looks=(look,) * 6), rule)
     assert "120/600" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ import pytest
 from scipy.special import ndtr
 
 from numpyro_kscore._starts.scale_distribution import change_at_first, change_nearby, moments_by
+from numpyro_kscore._starts.scale_rounds import CORNERS, MOST_SCALES, between, design
 from numpyro_kscore._transports.stretch import KNOTS, slopes_at, stretched, unstretched
 
 NODES = np.array([0.0, 1, -1, 2, -2, 3, -3])[:, None]
@@ -98,3 +99,42 @@ def test_slopes_are_derivatives():
     ahead, behind = (np.log(slopes_at(points + sign * step, slopes)[0]) for sign in (1, -1))
     np.testing.assert_allclose(of_logs, (ahead - behind) / (2 * step), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(stretched(np.zeros(2), slopes), 0, atol=1e-15)
+
+
+@pytest.mark.parametrize("count", CORNERS)
+def test_corners_tell_scales_and_pairs_apart(count):
+    """All of them are orthogonal: a fraction of resolution V."""
+    corners = between(count)
+    pairs = [corners[:, a] * corners[:, b] for a in range(count) for b in range(a)]
+    columns = np.column_stack([corners, *pairs])
+    np.testing.assert_array_equal(columns.T @ columns, len(corners) * np.eye(columns.shape[1]))
+    assert len(corners) < 4 * len(pairs)
+
+
+def test_gradients_center_many_scales():
+    """A density with cubic terms: the best Gaussian has no mean slope, and the mean curvature."""
+    count = MOST_SCALES + 4
+    rng = np.random.default_rng(0)
+    factor = np.eye(count) + 0.1 * rng.normal(size=(count, count))
+    curvature, center = factor @ factor.T, 0.3 * rng.normal(size=count)
+    cubic = 0.01 * rng.normal(size=(count, count))
+
+    def gradients(x):
+        moved = x - center
+        # Of the sum over pairs of cubic[a, b] x[a]² x[b].
+        return -moved @ curvature - 2 * x * (x @ cubic.T) - x**2 @ cubic
+
+    points = design(count, (1.2,))
+    mean, root = np.zeros(count), np.eye(count)
+    for _ in range(30):
+        at = mean + points @ root.T
+        change = change_at_first(points, np.zeros(len(points)), gradients(at) @ root)
+        mean, root = mean + root @ change.mean, root @ change.factor
+    assert change.size < 1e-6
+    draws = rng.normal(size=(200_000, count))
+    draws = np.concatenate([draws, -draws])
+    slopes = gradients(mean + draws @ root.T) @ root
+    # Slopes have a standard deviation of about 1 at these draws, of which linear parts cancel.
+    assert np.max(np.abs(slopes.mean(axis=0))) < 0.005
+    hessian = -slopes.T @ draws / len(draws)
+    np.testing.assert_allclose(hessian, np.eye(count), atol=0.02)

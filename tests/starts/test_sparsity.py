@@ -7,7 +7,7 @@ import pytest
 
 from numpyro_kscore._starts.laplace import triangle_at, triangle_of
 from numpyro_kscore._starts.recovery import Recovery
-from numpyro_kscore._starts.sparsity import Structure, blocks_at, find_structure, is_right
+from numpyro_kscore._starts.sparsity import Structure, blocks_at, find_structure, is_right, misses
 
 RNG = np.random.default_rng(0)
 
@@ -200,3 +200,19 @@ def test_a_structure_is_wrong_where_another_number_is_not_zero():
     structure = find_structure(products, np.zeros((1, 2)), np.arange(2))
     assert is_right(structure, products, np.zeros(2), np.arange(2))
     assert not is_right(structure, products, np.ones(2), np.arange(2))
+
+
+def test_numbers_that_are_zero_at_first_are_missed():
+    """Those between distant times of a series, where it forgets little."""
+    lags = np.abs(np.subtract.outer(np.arange(60), np.arange(60)))
+
+    def products(points, vectors):
+        return vectors @ (np.eye(60) + points[0, 0] ** lags)
+
+    near, far = np.full((1, 60), 0.02), np.full((1, 60), 0.6)
+    structure = find_structure(products, near, np.arange(60))
+    assert structure.pattern.nnz < 60 * 13
+    assert not misses(structure, products, near[0], np.arange(60))
+    assert misses(structure, products, far[0], np.arange(60))
+    both = find_structure(products, np.concatenate([far, near]), np.arange(60))
+    assert not misses(both, products, far[0], np.arange(60))

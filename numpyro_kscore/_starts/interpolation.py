@@ -1,0 +1,160 @@
+"""The Gaussian of the others at all values of the scales, from those at some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_kscore._starts.fit_shapes import unshaped
+from numpyro_kscore._starts.laplace import Given
+from numpyro_kscore._starts.scale_distribution import moments_by
+from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic
+from numpyro_kscore._transports.arrow import Arrow
+from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.features import features, through_features
+from numpyro_kscore._transports.skewed import Skewed
+from numpyro_kscore._transports.stretch import slopes_at
+from numpyro_kscore._transports.transport import Chain
+
+# Draws of the scales for their moments in the end.
+MOMENT_DRAWS = 4096
+# Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
+RIDGE, LOSS = 1e-3, 5e-3
+
+
+class Scales(NamedTuple):
+    """The distribution of the scales, and where the others are expected at their values.
+
+    Attributes:
+        gaussian: the Gaussian of the scales, before each is stretched.
+        slopes: see :class:`~numpyro_kscore._transports.conditional.Conditional`, (k, 10).
+        mode: the mode of the others at the mean, (r,).
+        moves: how that moves with the scales in units of the Gaussian, (k, r).
+        triangle: the factor of the covariance of the others at the mean, if it is known.
+    """
+
+    gaussian: Affine
+    slopes: np.ndarray
+    mode: np.ndarray
+    moves: np.ndarray
+    triangle: Arrow | None = None
+
+
+class Found(NamedTuple):
+    """A Gaussian that changes with scales, and what it leaves of their evidence.
+
+    Attributes:
+        moved: a last move of the scales; None if it is not known.
+        skewed: the shapes of its coordinates; None if they are normal.
+        conditional: the Gaussian.
+        beyond: coefficients of the evidence beyond the bound by it, in the features of the scales,
+            (p,).
+    """
+
+    moved: OfFirst | None
+    skewed: Skewed | None
+    conditional: Conditional
+    beyond: np.ndarray
+
+    @property
+    def transport(self) -> Chain:
+        """All of it, one after the other."""
+        steps = (self.moved, self.skewed, self.conditional)
+        return Chain(tuple(step for step in steps if step is not None))
+
+    def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
+        """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
+        moved = points if self.moved is None else self.moved.affine.push(points)
+        every = np.broadcast_to(self.beyond, (len(points), len(self.beyond)))
+        slopes = through_features(moved, every)
+        return slopes if self.moved is None else self.moved.affine.pull(points, slopes)
+
+
+def evidences_at(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
+    """The evidence at points (n, k) in their coordinates, (n,)."""
+    evidences = np.array([node.evidence for node in nodes])
+    return evidences + np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
+
+
+def interpolated(
+    order: np.ndarray, now: Scales, points: np.ndarray, nodes: Sequence[Given]
+) -> Found:
+    """The Gaussian at all values of the scales from that at some of them, the center first."""
+    values = features(points)
+    mean, base = nodes[0].mean, nodes[0].triangle
+    means = base.solve(np.stack([node.mean - mean for node in nodes]))
+    triangles = [base.divided(node.triangle) for node in nodes]
+    weights = to_features(values)
+    diagonals = np.stack([triangle.diagonal for triangle in triangles])
+    rests = [triangle.below_diagonal() for triangle in triangles]
+    sums, kept = _main_sums(weights, rests)
+    beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
+    conditional = Conditional(
+        now.gaussian,
+        now.slopes,
+        mean,
+        base,
+        weights @ means,
+        weights @ np.log(diagonals),
+        sums,
+        kept,
+        tuple(order.tolist()),
+    )
+    return Found(None, _skewed(weights, nodes, len(now.slopes)), conditional, beyond)
+
+
+def to_features(values: np.ndarray) -> np.ndarray:
+    """The map from numbers at n nodes to coefficients of features with these values, (p, n)."""
+    gram = values.T @ values + RIDGE * np.eye(values.shape[1])
+    return np.linalg.solve(gram, values.T)
+
+
+def last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
+    """The move of standard normal scales to the moments of the evidence at points, interpolated."""
+    values = features(points)
+    rest = evidences_at(now, points, nodes) + 0.5 * np.sum(points**2, axis=1)
+    coefficients = to_features(values) @ (rest - rest[0])
+    draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
+    affine = moments_by(features(draws) @ coefficients, draws)
+    return None if affine is None else OfFirst(affine)
+
+
+def _skewed(weights: np.ndarray, nodes: Sequence[Given], count: int) -> Skewed | None:
+    """The shapes at all values of the scales, from those at nodes; None if all are normal."""
+    if all(node.shapes is None for node in nodes):
+        return None
+    normal = unshaped(len(nodes[0].mean))
+    shapes = [normal if node.shapes is None else node.shapes for node in nodes]
+    changes = np.stack([here - shapes[0] for here in shapes])
+    flat = changes.reshape(len(nodes), -1)
+    axes = _main_axes(weights, flat @ flat.T)
+    mixed = np.tensordot(axes.T @ weights, changes, axes=1)
+    return Skewed(shapes[0], axes, mixed, count)
+
+
+def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray, Arrow]:
+    """The few sums of features by which triangles change, (p, q), and the q triangles.
+
+    ``weights`` (p, n) make coefficients from the triangles at n nodes. The half squared length of
+    what is left out, with features of size 1, is the loss in nats.
+    """
+    gram = np.zeros((len(rests), len(rests)))
+    for part in zip(*((rest.leaves, rest.borders, rest.core) for rest in rests), strict=True):
+        flat = np.stack([a.ravel() for a in part])
+        gram += flat @ flat.T
+    axes = _main_axes(weights, gram)
+    mixed = axes.T @ weights
+    leaves, borders, core = (
+        np.tensordot(mixed, np.stack([getattr(rest, name) for rest in rests]), axes=1)
+        for name in ("leaves", "borders", "core")
+    )
+    return axes, Arrow(leaves, borders, core, rests[0].places)
+
+
+def _main_axes(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:
+    """The directions of features that matter, (p, q), from products of what changes at n nodes."""
+    sizes, axes = np.linalg.eigh(weights @ gram @ weights.T)
+    lost = np.cumsum(np.maximum(sizes, 0)) / 2
+    return axes[:, lost > LOSS]
