@@ -68,7 +68,7 @@ def data_of(model):
         effects = 2 + 0.6 * rng.standard_t(4, GROUPS)
         return (effects[GROUP] + rng.normal(size=len(GROUP)),)
     if model is factors:
-        loadings = np.array([1.5, -1.0, 0.7, 0.5, 0.3, -0.2])
+        loadings = np.array([1.2, -1.0, 0.9, 0.7, 0.5, -0.4])
         return (rng.normal(size=(GROUPS, 1)) * loadings + 0.5 * rng.normal(size=(GROUPS, 6)),)
     x = np.concatenate([np.ones((len(GROUP), 1)), rng.normal(size=(len(GROUP), 2))], axis=1)
     slopes = rng.normal(size=(GROUPS, 3)) * [0.8, 0.5, 0.3]
@@ -125,10 +125,8 @@ def test_weights_hold_for_it(model):
             # With 1000 effective draws of NUTS means have an error of .035 sd, and sds of .025.
             error = (plain[name].mean(0) - exact.mean(0)) / exact.std(0)
             assert np.max(np.abs(error)) < 0.15
-            # The noise of the column with the largest loading has a tail towards zero, .89 of the
-            # width of which are in the guide. Weights know it.
-            np.testing.assert_allclose(plain[name].std(0) / exact.std(0), 1, atol=0.15)
-            np.testing.assert_allclose(weighted[name].std(0) / exact.std(0), 1, atol=0.08)
+            for draws in (plain, weighted):
+                np.testing.assert_allclose(draws[name].std(0) / exact.std(0), 1, atol=0.1)
 
 
 def _signs_of(guide, result):
