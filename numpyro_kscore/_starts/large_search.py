@@ -165,9 +165,10 @@ def _from_quantiles(
         now = _climbed(others, at, now, scales)
     at[scales], at[others.indices] = now.gaussian.mean, now.mode
     if _depends_on_core(others, at, now):
-        others, now, given = _with_core(others, at, now, scales, rng)
-        now = _climbed(others, at, now, given)
-        return find_many(others, now, given, count)
+        others, now, scales = _with_core(others, at, now, scales, rng)
+        now = _climbed(others, at, now, scales)
+    if len(scales) > MOST_SCALES:
+        return find_many(others, now, scales, count)
     return find_scales(others, now, scales, is_small=False)
 
 

@@ -42,8 +42,12 @@ MOST_SCALES = MANY
 AT_FIRST, ON_AXES, IN_PAIRS = (1.5,), (1.0, 2.0, 3.0), (1.2,)
 LAST = {1: ((0.8, 1.6, 2.4, 3.2), ()), 2: ((0.8, 1.6, 2.4, 3.2), (0.8, 1.6, 2.4))}
 # Scales from the fifth on whose signs at the corners of a cube are products of those before.
-CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {5: ((0, 1, 2, 3),), 6: ((0, 1, 2, 3, 4),), 7: ((0, 1, 2, 3, 4, 5),)}
-CORNERS[8] = ((0, 1, 2, 3), (0, 1, 4, 5))
+CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {
+    5: ((0, 1, 2, 3),),
+    6: ((0, 1, 2, 3, 4),),
+    7: ((0, 1, 2, 3, 4, 5),),
+    8: ((0, 1, 2, 3), (0, 1, 4, 5)),
+}
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.15, 10
 # Nats by which a round may lower the evidence before it is taken back.
