@@ -16,6 +16,7 @@ from numpyro_kscore._model.coordinates import (
     moved_coordinates,
     priors_of,
     ravel,
+    unravel,
 )
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.search import AtPoints, Density, ProductsInForms
@@ -78,6 +79,20 @@ class TargetInForms(NamedTuple):
             )
         return -value, jnp.stack([moved, values, locs, log_scales])
 
+    def energy_given(
+        self, held: tuple[str, ...], free: jax.Array, point: jax.Array, centering: Centering
+    ) -> jax.Array:
+        """Minus log density at a point (d,) whose latents but for some have other values, (f,).
+
+        What is computed from the held ones alone has no derivative in the free ones, as JAX sees.
+        """
+        shapes = self.target.shapes
+        own = LatentCoordinates(centering, shapes=shapes, hierarchical=self.hierarchical)
+        of_point = unravel(point, shapes)
+        of_free = unravel(free, tuple((name, shape) for name, shape in shapes if name not in held))
+        values = {name: of_free.get(name, of_point[name]) for name, _ in shapes}
+        return -self.target._replace(coordinates=(own,)).evaluate(values)[0]
+
 
 def batched_density(
     energy: Callable[..., tuple[jax.Array, jax.Array]],
@@ -125,11 +140,16 @@ def batched_density(
 
 
 def batched_products(
-    energy: Callable[..., tuple[jax.Array, jax.Array]], forward_mode: bool
+    energy: Callable[[jax.Array, jax.Array, Centering], jax.Array],
+    forward_mode: bool,
+    free: np.ndarray,
 ) -> ProductsInForms:
     """Products of a model's mean Hessian with vectors, compiled once for any number of them.
 
-    ``energy`` is as in :func:`batched_density`.
+    ``energy`` takes values of the free latents (f,), a point (d,) that has all others, and a
+    centering, to the energy there; ``free`` are the places of the former. Rows and columns of all
+    others count as 0: a covariance that changes with scales alone is not factorized anew with
+    every vector.
     """
 
     def run(
@@ -143,12 +163,12 @@ def batched_products(
         derivative = _differences if by_differences else _linearized
 
         def at_point(k: jax.Array, total: jax.Array) -> jax.Array:
-            gradient = differentiated(lambda x: energy(x, centering, centering)[0])
-            product = derivative(gradient, points[k])
+            gradient = differentiated(lambda x: energy(x, points[k], centering))
+            product = derivative(gradient, points[k, free])
 
             # One by one: sums over the rows of groups take five times as long for many at once.
             def add(j: jax.Array, total: jax.Array) -> jax.Array:
-                return total.at[j].add(product(vectors[j]))
+                return total.at[j, free].add(product(vectors[j, free]))
 
             return lax.fori_loop(0, sizes[1], add, total)
 

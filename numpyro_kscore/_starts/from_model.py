@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +26,7 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density, batched_products
 from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.large_search import find_large, higher, is_close
+from numpyro_kscore._starts.scale_rounds import MOST_SCALES
 from numpyro_kscore._starts.search import Density, Latents, ProductsInForms
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
@@ -150,7 +153,7 @@ def _find_start(
                 some, every = of_batches(in_forms, batches, forward_mode)
             elif few is None:
                 density = batched_density(in_forms.energy, forward_mode)
-                products = batched_products(in_forms.energy, forward_mode)
+                products = _products(in_forms, known.scales[:MOST_SCALES], forward_mode)
                 return _find_at_once(density, products, known, rng, plain)
             else:
                 of_given = in_forms.of_model(model)
@@ -200,6 +203,20 @@ def _unseen() -> Iterator[None]:
         # Latents that stand for missing values are put into data of single precision.
         warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
         yield
+
+
+def _products(in_forms: TargetInForms, scales: np.ndarray, forward_mode: bool) -> ProductsInForms:
+    """Products of Hessians, where latents all of whose coordinates are scales are held."""
+    names, free, start = [], [], 0
+    for name, shape in in_forms.target.shapes:
+        places = np.arange(start, start + math.prod(shape))
+        start += len(places)
+        if np.all(np.isin(places, scales)):
+            names.append(name)
+        else:
+            free.append(places)
+    given = partial(in_forms.energy_given, tuple(names))
+    return batched_products(given, forward_mode, np.concatenate([np.empty(0, int), *free]))
 
 
 def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:

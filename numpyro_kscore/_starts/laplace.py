@@ -34,6 +34,8 @@ NEAR = 0.3
 DECREASE, HALVINGS = 1e-4, 8
 # The least curvature that a step goes by, in units of the diagonal.
 FLAT = 1e-3
+# Half the span of differences of gradients.
+APART = 1e-5
 # Part of a standard deviation over which third derivatives are differences.
 SMALL = 0.1
 
@@ -43,7 +45,7 @@ class Others(NamedTuple):
 
     Attributes:
         evaluate: energies and gradients of all d latents.
-        products: of their Hessians.
+        products: of their Hessians, the scales held.
         structure: that of the Hessian of the others.
         indices: which of the latents they are, (r,).
         seen: the points at which the structure was found, (n, d).
@@ -251,8 +253,7 @@ def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
     half the logarithm of the determinant of its Hessian, both at a mode that moves with the scales.
     The mean of third derivatives over the Gaussian gives the derivative of the latter.
 
-    Cost: a gradient for each draw of the noise, some if latents are leaves alone, and a product of
-    the Hessian.
+    Cost: a gradient for each draw of the noise, some if latents are leaves alone, and two more.
     """
     # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
     noise = SMALL * (others.noise if len(others.structure.core) else some(others, FEW))
@@ -263,7 +264,18 @@ def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
     moves = np.zeros_like(bends)
     inside = given.triangle.transposed(bends[others.indices])
     moves[others.indices] = given.triangle.times(inside)
-    return others.products(center, moves[None])[0] - bends - gradient
+    return slopes_along(others, center[0], moves[None])[0] - bends - gradient
+
+
+def slopes_along(others: Others, at: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """How the gradient changes along vectors (m, d) of any latents at a point (d,), (m, d).
+
+    Products of Hessians hold the scales, so that differences of gradients take their place.
+    """
+    longest = np.maximum(np.max(np.abs(vectors), axis=1, keepdims=True), np.finfo(float).tiny)
+    steps = vectors * (APART / longest)
+    ahead, behind = (others.evaluate(points)[1] for points in (at + steps, at - steps))
+    return (ahead - behind) * (longest / (2 * APART))
 
 
 def some(others: Others, count: int) -> np.ndarray:

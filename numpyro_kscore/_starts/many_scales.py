@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from numpyro_kscore._starts.interpolation import Found, Scales, evidences_at, interpolated
-from numpyro_kscore._starts.laplace import Given, Others
+from numpyro_kscore._starts.laplace import Given, Others, slopes_along
 from numpyro_kscore._starts.scale_distribution import (
     Change,
     along_axes,
@@ -44,8 +44,8 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     The first ``num_shaped`` get shapes of their own in the end, by modes on their axes; all others
     are taken for normal.
 
-    Cost: for k latents the best densities at 2 k + 1 values of them, in two rounds or three, and k
-    products of the Hessian at each.
+    Cost: for k latents the best densities at 2 k + 1 values of them, in two rounds or three, and
+    2 k gradients at each.
     """
     near = approached(others, now, indices, is_small=False)
     if near is None:
@@ -114,7 +114,7 @@ def _products_of_two(
         at[indices] = now.gaussian.push(stretched(point, now.slopes))
         at[others.indices] = node.mean
         widened = vectors * slopes_at(point, now.slopes)[0][:, None]
-        across = others.products(at[None], widened)[:, others.indices]
+        across = slopes_along(others, at, widened)[:, others.indices]
         slopes.append(-base.solve(node.triangle.times(node.triangle.transposed(across))))
     ahead, behind = np.split(np.stack(slopes), 2)
     reach = features(points[1])[count] ** 0.5

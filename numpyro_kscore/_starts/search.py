@@ -43,7 +43,7 @@ class AtPoints(NamedTuple):
 # of another one.
 Density = Callable[[np.ndarray, Centering, Centering], AtPoints]
 # The mean of the energy's Hessians at points (n, d) times vectors (m, d), in the coordinates of a
-# centering.
+# centering. Scales are held: their rows and columns count as 0.
 ProductsInForms = Callable[[np.ndarray, np.ndarray, Centering], np.ndarray]
 
 

@@ -35,9 +35,22 @@ def decay_in_closed_form(x):
 )  # fmt: skip
 def test_products_are_of_the_mean_hessian(energy, same, forward, error):
     with jax.enable_x64(True):
-        products = batched_products(lambda x, *forms: (energy(x), x), forward)
+        products = batched_products(lambda x, *rest: energy(x), forward, np.arange(3))
         points, vectors = 0.5 * RNG.normal(size=(3, 3)), RNG.normal(size=(70, 3))
         found = products(points, vectors, of_degrees(np.ones(3)))
         hessian = np.mean([jax.hessian(same)(point) for point in points], axis=0)
     # Differences of gradients, and the solver's own tolerance, leave most of the error.
     np.testing.assert_allclose(found, vectors @ hessian, atol=error * np.abs(hessian).max())
+
+
+def test_what_is_held_has_no_products():
+    def energy(free, point, centering):
+        return smooth(jnp.array([free[0], point[1], free[1]]))
+
+    with jax.enable_x64(True):
+        products = batched_products(energy, False, np.array([0, 2]))
+        point, vectors = 0.5 * RNG.normal(size=(1, 3)), RNG.normal(size=(5, 3))
+        found = products(point, vectors, of_degrees(np.ones(3)))
+        hessian = np.array(jax.hessian(smooth)(point[0]))
+    hessian[1] = hessian[:, 1] = 0
+    np.testing.assert_allclose(found, vectors @ hessian, atol=1e-12 * np.abs(hessian).max())
