@@ -30,6 +30,7 @@ __all__ = [
     "nuts_pieces",
     "path_of",
     "widened",
+    "write_whole",
 ]
 
 _CACHE_VERSION = 2  # raise it when a model or a sampler changes
@@ -121,12 +122,16 @@ def kept(path: Path | None, compute: Callable[[], Mapping[str, Any]]) -> Mapping
             return {name: file[name] for name in file.files}
     values = compute()
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Written under another name and renamed, so that no half-written file is left.
-        partial = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, **values)
-        partial.replace(path)
+        write_whole(path, lambda partial: np.savez(partial, **values))
     return values
+
+
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file under another name and rename it, so that no half-written one is left."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}{path.suffix}")
+    write(partial)
+    partial.replace(path)
 
 
 def _draw_exactly(posterior: Posterior, sizes: Sizes) -> Reference:

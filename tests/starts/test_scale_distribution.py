@@ -121,7 +121,7 @@ def test_gradients_center_many_scales():
 
     def gradients(x):
         moved = x - center
-        # Of the sum over pairs of cubic[a, b] x[a]² x[b].
+        # The log density has minus the sum over pairs of cubic[a, b] x[a]² x[b].
         return -moved @ curvature - 2 * x * (x @ cubic.T) - x**2 @ cubic
 
     points = design(count, (1.2,))

@@ -203,7 +203,7 @@ def test_a_structure_is_wrong_where_another_number_is_not_zero():
 
 
 def test_numbers_that_are_zero_at_first_are_missed():
-    """Those between distant times of a series, where it forgets little."""
+    """Distant times of a series depend on each other where it forgets little."""
     lags = np.abs(np.subtract.outer(np.arange(60), np.arange(60)))
 
     def products(points, vectors):

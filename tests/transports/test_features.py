@@ -29,7 +29,7 @@ def test_many_scales_have_themselves_and_products_of_two():
     products = points[:, one] * points[:, other]
     np.testing.assert_allclose(features(points)[:, :count], points)
     np.testing.assert_allclose(features(points)[:, count:], products, rtol=1e-5)
-    # What is linear has no end: with fifty scales some are beyond three standard deviations.
+    # A linear part has no end: with fifty scales some are beyond three standard deviations.
     far = np.zeros((1, count))
     far[0, 0] = 10.0
     assert features(far)[0, 0] == 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from benchmarks.accuracy.large.compared import LargePosterior
-from benchmarks.accuracy.references import Piece, nuts_pieces, path_of
+from benchmarks.accuracy.references import Piece, nuts_pieces, path_of, write_whole
 from benchmarks.accuracy.targets import Draws
 
 __all__ = ["LONG", "QUICK", "Lengths", "LongRun", "draw_reference", "draw_rival"]
@@ -154,11 +153,8 @@ def _load(
         return None
     run = compute()
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Written under another name and renamed, so that no half-written file is left.
-        partial = path.with_suffix(f".{os.getpid()}.json")
-        partial.write_text(json.dumps({name: _written(x) for name, x in vars(run).items()}))
-        partial.replace(path)
+        text = json.dumps({name: _written(x) for name, x in vars(run).items()})
+        write_whole(path, lambda partial: partial.write_text(text))
     return run
 
 
