@@ -25,8 +25,9 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
-# Chunks of the first round where the bound is known.
-FIRST_ROUND = 4
+# Chunks of the first round where the bound is known, and the rounds in a row after which it ends
+# if they brought nothing.
+FIRST_ROUND, MOST_CALM = 4, 2
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -115,11 +116,16 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         cause = progress.cause
     else:
         look = progress.looks[-1]
-        is_near = _is_near(look, NEAR_AT_END * rule.least_loss, rule)
+        nats = NEAR_AT_END * rule.least_loss
+        is_near = _is_near(look, nats, rule)
         is_done = is_near and rule.can_be_exact
-        pays = not is_done and _bound_gain(progress).is_real(rule.least_loss, errors=2)
+        gained = _bound_gain(progress).is_real(rule.least_loss, errors=2)
+        # Tails fill late: where much is left, one round may bring nothing.
+        progress = progress._replace(calm=0 if gained else progress.calm + 1)
+        may_gain = look.divergence > nats and progress.calm < MOST_CALM
+        pays = not is_done and (gained or may_gain)
         cause = "tol" if is_near else "plateau"
-        if pays and not rest:
+        if gained and not is_done and not rest:
             cause = "budget"
     if not pays or 2 * rest < length:
         return progress._replace(phase="done", cause=cause)

@@ -318,8 +318,8 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         scores = {} if local is None else unravel(local.score, self._shapes)
         coordinates = self._coordinates()
         coordinates.announce(f"_{self.prefix}_coordinates")
-        trace = {}
-        if self._is_dynamic or coordinates.transformed:
+        trace, (latents, _) = {}, coordinates.latents(unravel(flat, self._shapes))
+        if self._is_dynamic or coordinates.hierarchical:
             # Supports and priors that depend on other sites are known to the model only.
             with handlers.block(hide_fn=lambda site: site["type"] != "param"):
                 model = self._amortized().outer if self.amortize else self.model
@@ -327,7 +327,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         out: dict[str, jax.Array] = {}
         for name, x in unravel(flat, self._shapes).items():
             site = self.prototype_trace[name]
-            value = trace[name]["value"] if trace else support_transform(site)(x)
+            value = trace[name]["value"] if trace else support_transform(site)(latents[name])
             fn = Implicit(
                 value,
                 site["fn"].event_dim,
@@ -350,7 +350,12 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         sizes = None if start.sizes is None else self._frozen("sizes", start.sizes)
         vary = np.zeros(self.latent_dim, bool) if start.sizes is None else start.sizes.vary
         sized = tuple(name for name, which in unravel(vary, self._shapes).items() if which.any())
-        return LatentCoordinates(centering, sizes, self._shapes, hierarchical, sized)
+        marginals, shaped = start.marginals, ()
+        if marginals is not None:
+            shaped = tuple(n for n, v in unravel(marginals.vary, self._shapes).items() if v.any())
+            marginals = self._frozen("marginals", marginals)
+        given = centering, sizes, self._shapes, hierarchical, sized
+        return LatentCoordinates(*given, marginals, shaped)
 
     def _frozen(self, name: str, tree: Any) -> Any:
         """Arrays as parameters that are not fitted: a result needs no guide with the start."""

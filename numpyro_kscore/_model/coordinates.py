@@ -9,7 +9,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
-from numpyro.distributions import biject_to, transforms
+from numpyro.distributions import biject_to, constraints, transforms
 from numpyro.distributions.util import sum_rightmost
 
 from numpyro_kscore._model.dependencies import KEY, abstract, is_drawn, layers, seeded, sources_of
 from numpyro_kscore._model.handlers import Hidden, announce, announced
 from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._transports.centering import Centering, LocationScale, centered
+from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._util.pytree import pytree, static
 
@@ -41,6 +43,8 @@ LOCATION_SCALE = (
     dist.Gumbel,
     dist.SoftLaplace,
 )
+# Supports of vectors whose unconstrained values are broken off a stick one after the other.
+IN_STICKS = (constraints.simplex, constraints.corr_cholesky, constraints.corr_matrix)
 # Distributions of a transformed value.
 TRANSFORMED = (dist.TransformedDistribution, dist.LogNormal)
 
@@ -55,6 +59,9 @@ class LatentCoordinates:
         shapes: names of the latents and shapes of their coordinates, d numbers in this order.
         hierarchical: names of the latents whose degrees count.
         sized: names of the latents whose sizes vary.
+        marginals: functions that turn coordinates of normal latents into others; None if there are
+            none. They come after the sizes.
+        shaped: names of the latents whose functions count.
     """
 
     centering: Centering | None = None
@@ -62,18 +69,39 @@ class LatentCoordinates:
     shapes: Shapes = static(default=())
     hierarchical: tuple[str, ...] = static(default=())
     sized: tuple[str, ...] = static(default=())
+    marginals: Marginals | None = None
+    shaped: tuple[str, ...] = static(default=())
 
     @property
     def transformed(self) -> tuple[str, ...]:
         """Names of the latents whose coordinates are not their unconstrained values."""
-        return tuple(n for n, _ in self.shapes if n in self.hierarchical or n in self.sized)
+        every = {*self.hierarchical, *self.sized, *self.shaped}
+        return tuple(name for name, _ in self.shapes if name in every)
 
     def latents(self, given: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-        """The coordinates without sizes from those with them, by name, and the log volume."""
-        if self.sizes is None:
-            return given, 0.0
-        flat = ravel(given, self.shapes)
-        return {**given, **unravel(self.sizes.push(flat), self.shapes)}, self.sizes.log_volume(flat)
+        """The coordinates but for centering from all of them, by name, and the log volume."""
+        out, volume = dict(given), jnp.zeros(())
+        if self.sizes is not None:
+            flat = ravel(given, self.shapes)
+            out.update(unravel(self.sizes.push(flat), self.shapes))
+            volume = volume + self.sizes.log_volume(flat)
+        for name, one in self._functions():
+            flat = jnp.ravel(out[name])
+            out[name] = one.push(flat).reshape(jnp.shape(out[name]))
+            volume = volume + one.log_volume(flat)
+        return out, volume
+
+    def _functions(self) -> Iterator[tuple[str, Marginals]]:
+        """The functions of every latent that has some: what one is, no other changes."""
+        start = 0
+        for name, shape in self.shapes:
+            end = start + math.prod(shape)
+            if self.marginals is not None and name in self.shaped:
+                yield (
+                    name,
+                    Marginals(self.marginals.shift[start:end], self.marginals.slopes[start:end]),
+                )
+            start = end
 
     def centerings(self) -> dict[str, Centering]:
         """Degrees of centering by the names of latents."""
@@ -93,10 +121,10 @@ def announced_coordinates(trace: dict[str, Any]) -> tuple[LatentCoordinates, ...
     found = []
     for prefix, coordinates in announced(KIND, trace):
         shapes = tuple((prefix + one, shape) for one, shape in coordinates.shapes)
-        named = (coordinates.hierarchical, coordinates.sized)
-        hierarchical, sized = (tuple(prefix + one for one in names) for names in named)
-        given = coordinates.centering, coordinates.sizes
-        found.append(LatentCoordinates(*given, shapes, hierarchical, sized))
+        named = (coordinates.hierarchical, coordinates.sized, coordinates.shaped)
+        hierarchical, sized, shaped = (tuple(prefix + one for one in names) for names in named)
+        given = coordinates.centering, coordinates.sizes, shapes, hierarchical, sized
+        found.append(LatentCoordinates(*given, coordinates.marginals, shaped))
     return tuple(found)
 
 
@@ -304,16 +332,55 @@ def hierarchical_sites(
     matter.
     """
 
+    def of_site(site: dict[str, Any]) -> Any:
+        prior = location_and_scale(site["fn"]) if is_drawn(site) else None
+        return None if prior is None else (prior.loc, prior.scale)
+
+    sources = _sources_of_priors(model, args, kwargs, latents, of_site)
+    chosen = {name for name, s in sources.items() if s - {name} and KEY not in s}
+    return tuple(name for name in latents if name in chosen)
+
+
+def independent_sites(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: dict[str, Any],
+) -> tuple[str, ...]:
+    """Names of the bounded latents whose numbers have a prior each that depends on no other.
+
+    These are single numbers, and vectors of shares or correlations, whose unconstrained values are
+    independent of each other, or nearly. Only shapes of ``latents`` matter.
+    """
+
+    def of_site(site: dict[str, Any]) -> Any:
+        support = site["fn"].support
+        while hasattr(support, "base_constraint"):
+            support = support.base_constraint
+        is_alone = support is not constraints.real and support.event_dim == 0
+        is_known = is_drawn(site) and site["scale"] is None
+        if not is_known or not (is_alone or support in IN_STICKS):
+            return None
+        return [a for a in jax.tree.leaves(site["fn"]) if hasattr(a, "dtype")]
+
+    sources = _sources_of_priors(model, args, kwargs, latents, of_site)
+    return tuple(name for name in latents if name in sources and not sources[name])
+
+
+def _sources_of_priors(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: dict[str, Any],
+    of_site: Callable[[dict[str, Any]], Any],
+) -> dict[str, frozenset[str]]:
+    """The latents that something of each prior is computed from, where there is something."""
+
     def priors(given: dict[str, Any]) -> dict[str, Any]:
         key = given.pop(KEY, None)
         run = handlers.substitute(model, data=given) if key is None else seeded(model, key, given)
         trace = handlers.trace(run).get_trace(*args, **kwargs)
-        found = {}
-        for name in latents:
-            site = trace[name]
-            prior = location_and_scale(site["fn"]) if is_drawn(site) else None
-            found[name] = None if prior is None else (prior.loc, prior.scale)
-        return found
+        return {name: of_site(trace[name]) for name in latents}
 
     shapes = abstract(latents)
     with Hidden():
@@ -323,6 +390,4 @@ def hierarchical_sites(
             # The model needs a key, for draws of its own. Inside control flow everything then
             # depends on the key, so it is left out where it can be.
             sources = sources_of(priors, {KEY: jax.random.key(0), **shapes})
-    found = {name: frozenset().union(*s) for name, s in sources.items() if s is not None}
-    chosen = {name for name, s in found.items() if s - {name} and KEY not in s}
-    return tuple(name for name in latents if name in chosen)
+    return {name: frozenset().union(*s) for name, s in sources.items() if s is not None}

@@ -21,6 +21,7 @@ from numpyro_kscore._model.coordinates import (
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.search import AtPoints, Density, ProductsInForms
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._util.compiling import quick_jit
 
 # Rows of a compiled batch, and how many of them are evaluated at once. Few rows at once keep the
@@ -36,10 +37,14 @@ class TargetInForms(NamedTuple):
     Attributes:
         target: the model.
         hierarchical: names of the latents that have degrees of centering.
+        marginals: functions of coordinates that are normal under the prior, if there are some.
+        shaped: names of the latents that have them.
     """
 
     target: Target
     hierarchical: tuple[str, ...]
+    marginals: Marginals | None = None
+    shaped: tuple[str, ...] = ()
 
     def of_model(self, model: Callable[..., Any]) -> TargetInForms:
         """The same with another model of these latents."""
@@ -54,17 +59,17 @@ class TargetInForms(NamedTuple):
     ) -> tuple[jax.Array, jax.Array]:
         """Minus log density at a point (d,), and the rest of :class:`AtPoints` there, (4, d)."""
         shapes = self.target.shapes
-        own, others = (
-            LatentCoordinates(form, shapes=shapes, hierarchical=self.hierarchical)
-            for form in (centering, other)
-        )
+        own, others = (self._coordinates(form) for form in (centering, other))
         value, trace = self.target._replace(coordinates=(own,)).evaluate(point)
         moved = values = point
         locs = log_scales = jnp.zeros_like(point)
         if self.hierarchical:
             names = [name for name, _ in shapes]
+            # Functions of coordinates are the same in every form.
+            same = {n: x for n, x in unravel(point, shapes).items() if n in self.shaped}
             moved, values = (
-                ravel(moved_coordinates(trace, names, c), shapes) for c in (others.centerings(), {})
+                ravel({**moved_coordinates(trace, names, c), **same}, shapes)
+                for c in (others.centerings(), {})
             )
             priors = priors_of(trace, self.hierarchical)
             locs, log_scales = (
@@ -86,12 +91,31 @@ class TargetInForms(NamedTuple):
 
         What is computed from the held ones alone has no derivative in the free ones, as JAX sees.
         """
-        shapes = self.target.shapes
-        own = LatentCoordinates(centering, shapes=shapes, hierarchical=self.hierarchical)
+        shapes, own = self.target.shapes, self._coordinates(centering)
         of_point = unravel(point, shapes)
         of_free = unravel(free, tuple((name, shape) for name, shape in shapes if name not in held))
         values = {name: of_free.get(name, of_point[name]) for name, _ in shapes}
         return -self.target._replace(coordinates=(own,)).evaluate(values)[0]
+
+    def _coordinates(self, centering: Centering) -> LatentCoordinates:
+        return LatentCoordinates(
+            centering,
+            shapes=self.target.shapes,
+            hierarchical=self.hierarchical,
+            marginals=self.marginals,
+            shaped=self.shaped,
+        )
+
+
+def in_all_forms(
+    target: Target, hierarchical: tuple[str, ...], marginals: Marginals | None = None
+) -> TargetInForms:
+    """A model whose coordinates may have degrees of centering, and functions of normal numbers."""
+    shaped: tuple[str, ...] = ()
+    if marginals is not None:
+        vary = unravel(marginals.vary, target.shapes)
+        shaped = tuple(name for name, which in vary.items() if which.any())
+    return TargetInForms(target, hierarchical, marginals, shaped)
 
 
 def batched_density(

@@ -20,16 +20,22 @@ from numpyro_kscore._starts.interpolation import Found, Scales
 from numpyro_kscore._starts.laplace import NUM_POINTS, make_others
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, find_scales
 from numpyro_kscore._starts.search import Search
+from numpyro_kscore._starts.start import draws_at
 from numpyro_kscore._transports.affine import Affine, factor, standard
 from numpyro_kscore._transports.stretch import unstretched
-from numpyro_kscore._transports.transport import pulled_back
+from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Most rounds of batch and match.
 MATCHES = 6
+# Most that may be left to the model, in nats, or for each latent.
+MOST_LEFT, LEFT_FOR_EACH = 0.25, 0.02
 
 
 def fit_conditional(search: Search, known: Candidate) -> Candidate:
-    """A Gaussian that changes with the model's scales; the known one if its bound is no higher.
+    """A Gaussian that changes with the model's scales, if it is close to the model.
+
+    The known one is returned if its bound is no lower, and where much is left: steps take longer to
+    mend polynomials of scales than to find all from a plain start.
 
     Cost: for k scales and r others some gradients and up to r products of Hessians at each of
     2 k² + 4 k + 1 nodes, in two or three rounds; rounds of batch and match as long as they pay;
@@ -49,7 +55,15 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     if lower_bound(best) < lower_bound(first) + EQUAL_BOUNDS:
         # Matching narrows tails, which the bound hardly sees.
         best = first
-    return known if best is known else best._replace(conditional=given)
+    if best is known or not _is_close(inside, best, search.noise):
+        return known
+    return best._replace(conditional=given)
+
+
+def _is_close(inside: Evaluate, best: Candidate, noise: np.ndarray) -> bool:
+    """Whether little is left to the model by the spread of the gaps between log densities."""
+    gaps = draws_at(inside, Chain((best.gaussian,)), noise).gaps
+    return 0.5 * float(np.var(gaps)) < max(MOST_LEFT, LEFT_FOR_EACH * noise.shape[1])
 
 
 def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:

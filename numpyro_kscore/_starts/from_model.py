@@ -13,36 +13,42 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
-from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from jax import Array
+from numpyro.distributions import constraints
 from numpyro.distributions.distribution import validation_enabled
 
-from numpyro_kscore._model.coordinates import hierarchical_sites
-from numpyro_kscore._model.dependencies import seeded
+from numpyro_kscore._model.coordinates import hierarchical_sites, independent_sites
 from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.subsampling import few_rows, whole_plates
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.compiled_density import TargetInForms, batched_density, batched_products
+from numpyro_kscore._starts.compiled_density import (
+    TargetInForms,
+    batched_density,
+    batched_products,
+    in_all_forms,
+)
+from numpyro_kscore._starts.fit_marginals import fit_marginals
 from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.large_search import find_large, higher, is_close
+from numpyro_kscore._starts.prior_draws import PriorDraws, draw_prior
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES
-from numpyro_kscore._starts.search import Density, Latents, ProductsInForms
+from numpyro_kscore._starts.search import Latents, ProductsInForms
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
     MOST_ROWS,
+    AllData,
+    DataSubset,
     of_batches,
     of_rows,
     sample_density,
 )
 from numpyro_kscore._starts.subset_search import moved_to_all_data
 from numpyro_kscore._transports.centering import of_degrees
+from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._util.batches import Batches
-from numpyro_kscore._util.compiling import quick_jit, runs_in_double
+from numpyro_kscore._util.compiling import runs_in_double
 
-# Draws of the prior: paths start from some of them, and all tell how wide it is.
-PRIOR_DRAWS = 64
 # Most latents whose whole covariance is looked at, rather than that given the scales: first of all,
 # and at all. Its matrices take O(d³) on the host.
 LARGEST_DENSE, LARGEST_START = 150, 1_000
@@ -133,38 +139,43 @@ def _find_start(
     target = Target(seen, args, kwargs, shapes)
     values, scales, between = _values(target, latents)
     hierarchical = () if plain else hierarchical_sites(seen, args, kwargs, values)
-    in_forms = TargetInForms(target, hierarchical)
+    independent = () if plain else independent_sites(seen, args, kwargs, values)
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
-    def search() -> GaussianStart | None:
-        known = Latents(
-            first,
-            _prior_draws_if_any(seen, args, kwargs, latents),
+    def known(drawn: PriorDraws, marginals: Marginals | None) -> Latents:
+        begin, from_prior = first, drawn.few
+        if marginals is not None:
+            begin, from_prior = marginals.invert(first[None])[0], marginals.invert(from_prior)
+        return Latents(
+            begin,
+            from_prior,
             is_hierarchical=_are_among(hierarchical, latents),
             is_scale=_are_among(scales, latents),
             is_between=_are_among(between, latents),
             sizes=tuple(int(np.size(value)) for value in latents.values()),
         )
+
+    def search() -> GaussianStart | None:
+        drawn = _draws_if_any(seen, args, kwargs, latents, independent)
+        marginals = fit_marginals(drawn.many, drawn.columns, len(first))
+        in_forms = in_all_forms(target, hierarchical, marginals)
+        given = in_forms, known(drawn, marginals), rng, forward_mode, plain
         try:
-            if batches is not None and batches.count is None:
-                some_batches = sample_density(in_forms, batches, forward_mode)
-                return find_gaussian(some_batches, known, rng, with_forms=not plain)
             if batches is not None:
-                some, every = of_batches(in_forms, batches, forward_mode)
+                found = _find_by_batches(*given, batches)
             elif few is None:
-                density = batched_density(in_forms.energy, forward_mode)
-                products = _products(in_forms, known.scales[:MOST_SCALES], forward_mode)
-                return _find_at_once(density, products, known, rng, plain)
+                found = _find_at_once(*given)
             else:
                 of_given = in_forms.of_model(model)
                 some, every = of_rows(of_given, whole, few, forward_mode, in_blocks)
-            found = find_gaussian(some.once, known, rng, with_forms=False)
-            return moved_to_all_data(found, some, every, known, rng, with_sizes=not plain)
+                found = _find_by_parts(some, every, *given[1:3], plain)
         except FloatingPointError:
             return None
+        return None if found is None else found._replace(marginals=marginals)
 
     def once(point: Array) -> tuple[Array, Array]:
-        return in_forms.energy(point, *[of_degrees(np.ones_like(first))] * 2)
+        degrees = of_degrees(np.ones_like(first))
+        return in_all_forms(target, hierarchical).energy(point, degrees, degrees)
 
     # Sums over many rows need double precision: a bound of 1e6 nats has errors of 1 without it.
     with _unseen():
@@ -174,14 +185,40 @@ def _find_start(
             return search()
 
 
-def _find_at_once(
-    density: Density,
-    products: ProductsInForms,
+def _find_by_batches(
+    in_forms: TargetInForms,
     latents: Latents,
     rng: np.random.Generator,
+    forward_mode: bool,
+    plain: bool,
+    batches: Batches,
+) -> GaussianStart:
+    """The start by the mean density of all batches, or of some where nobody knows how many."""
+    if batches.count is None:
+        some_batches = sample_density(in_forms, batches, forward_mode)
+        return find_gaussian(some_batches, latents, rng, with_forms=not plain)
+    some, every = of_batches(in_forms, batches, forward_mode)
+    return _find_by_parts(some, every, latents, rng, plain)
+
+
+def _find_by_parts(
+    some: DataSubset, every: AllData, latents: Latents, rng: np.random.Generator, plain: bool
+) -> GaussianStart:
+    """The start by some of the data, moved on by all."""
+    found = find_gaussian(some.once, latents, rng, with_forms=False)
+    return moved_to_all_data(found, some, every, latents, rng, with_sizes=not plain)
+
+
+def _find_at_once(
+    in_forms: TargetInForms,
+    latents: Latents,
+    rng: np.random.Generator,
+    forward_mode: bool,
     plain: bool,
 ) -> GaussianStart | None:
     """The start by the density of all data; that of a large model is found by its structure."""
+    density = batched_density(in_forms.energy, forward_mode)
+    products = _products(in_forms, latents.scales[:MOST_SCALES], forward_mode)
     dim = len(latents.first)
     if plain or dim <= LARGEST_DENSE:
         return find_gaussian(density, latents, rng, products, with_forms=not plain)
@@ -224,52 +261,20 @@ def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
     return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
 
 
-def _prior_draws_if_any(
-    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
-) -> np.ndarray:
-    """Draws of the prior, (m, d); none where the model cannot be drawn from."""
+def _draws_if_any(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    latents: dict[str, Array],
+    independent: Collection[str],
+) -> PriorDraws:
+    """Draws of the prior; none where the model cannot be drawn from."""
     try:
-        return _prior_draws(model, args, kwargs, latents)
+        return draw_prior(model, args, kwargs, latents, independent)
     except Exception as error:  # whatever a model does: other paths start elsewhere
         warn_of_loss(error, "no path starts at draws of the prior")
-    return np.zeros((0, sum(int(np.size(value)) for value in latents.values())))
-
-
-def _prior_draws(
-    model: Callable[..., Any], args: Any, kwargs: Any, latents: dict[str, Array]
-) -> np.ndarray:
-    """Unconstrained values drawn from the prior, (m, d)."""
-
-    def given(site: dict[str, Any]) -> Any:
-        # Improper priors have no draws.
-        if site["type"] != "sample" or site["name"] not in latents or _has_draws(site["fn"]):
-            return None
-        # In the precision of the search, as are all that have draws.
-        unconstrained = jnp.asarray(latents[site["name"]], jnp.result_type(float))
-        return biject_to(site["fn"].support)(unconstrained)
-
-    def draw(key: Array) -> Array:
-        placed = handlers.substitute(seeded(model, key, {}), substitute_fn=given)
-        trace = handlers.trace(placed).get_trace(*args, **kwargs)
-        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in latents]
-        return jnp.concatenate([jnp.ravel(part) for part in parts])
-
-    # With the keys in the same program, which would take one of its own. The seed is an argument:
-    # the draws of a constant would be computed while it compiles.
-    def every(seed: Array) -> Array:
-        return jax.vmap(draw)(random.split(random.key(seed), PRIOR_DRAWS))
-
-    draws = quick_jit(every, runs_once=True)(jnp.asarray(np.uint32(1)))
-    found = np.asarray(draws, float)
-    return found[np.all(np.isfinite(found), axis=1)]
-
-
-def _has_draws(fn: Any) -> bool:
-    try:
-        fn.sample(random.key(0))
-    except Exception:  # no sampler, or one that needs a package that is not installed
-        return False
-    return True
+    dim = sum(int(np.size(value)) for value in latents.values())
+    return PriorDraws(np.zeros((0, dim)), np.zeros((0, 0)), np.zeros(0, int))
 
 
 def _values(target: Target, latents: dict[str, Array]) -> tuple[dict[str, Any], set[str], set[str]]:

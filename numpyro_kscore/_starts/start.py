@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
@@ -45,7 +46,7 @@ class GaussianStart(NamedTuple):
     """A Gaussian near the posterior, and how it was found.
 
     Standard normal points go through ``transports`` to the coordinates of the guide, from these
-    through ``sizes`` to others, which have the degrees of ``centering``.
+    through ``sizes`` and ``marginals`` to others, which have the degrees of ``centering``.
 
     Attributes:
         transports: an affine map, one that changes with scales, or both.
@@ -58,6 +59,7 @@ class GaussianStart(NamedTuple):
             empty.
         sizes: how the sizes of latents vary with others; None if they do not.
         exact_draws: draws of the start, if it is close to the model.
+        marginals: functions of coordinates that are normal under the prior; None if there are none.
     """
 
     transports: Chain
@@ -69,6 +71,7 @@ class GaussianStart(NamedTuple):
     parts: tuple[Affine, ...] = ()
     sizes: Sizes | None = None
     exact_draws: ExactDraws | None = None
+    marginals: Marginals | None = None
 
     @property
     def gaussian(self) -> Affine:

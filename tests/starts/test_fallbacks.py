@@ -16,6 +16,7 @@ from numpyro_kscore import AutoImplicit, ImplicitELBO, initial_gaussian
 from numpyro_kscore._guides.autoguide import COLD
 from numpyro_kscore._model.control_variate import taylor
 from numpyro_kscore._starts import from_model
+from numpyro_kscore._starts.prior_draws import PRIOR_DRAWS, draw_prior
 
 KEY = random.key(0)
 Y = np.array([0.3, 0.5, 0.1, 3.9, 4.4, 4.1, 0.2, 0.4], np.float32)
@@ -39,8 +40,8 @@ def states(y=Y):
 def test_draws_of_improper_latents_have_the_precision_of_the_search():
     latents = {"stay": jnp.zeros(()), "means": jnp.zeros(2)}
     with jax.enable_x64(True):
-        draws = from_model._prior_draws(states, (), {}, latents)
-    assert draws.shape == (from_model.PRIOR_DRAWS, 3)
+        draws = draw_prior(states, (), {}, latents, ()).few
+    assert draws.shape == (PRIOR_DRAWS, 3)
     # An improper latent stays where it is, and those of others vary.
     assert np.all(draws[:, 1:] == 0)
     assert np.std(draws[:, 0]) > 0.5

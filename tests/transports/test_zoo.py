@@ -18,6 +18,7 @@ from numpyro_kscore._transports.arrow import Arrow, dense
 from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.features import exponents
+from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.skewed import NUM_SHAPES, Skewed
@@ -64,6 +65,11 @@ def conditional(count, arrow=None):
         rests,
         tuple(rng.permutation(count + rest).tolist()),
     )
+
+
+def marginals(dim=4):
+    rng = np.random.default_rng(4)
+    return Marginals(rng.normal(size=dim), np.exp(rng.normal(size=(dim, len(KNOTS) + 1))))
 
 
 def skewed(count):
@@ -119,6 +125,7 @@ ZOO = {
     "scales of groups": lambda: (conditional(2, arrows()), 9, True),
     "the first": lambda: (OfFirst(affine(2)), 5, True),
     "shapes": lambda: (skewed(2), 5, True),
+    "one by one": lambda: (marginals(), 4, True),
     "shapes without scales": lambda: (skewed(0), 3, True),
     "centering": lambda: (recentered(False), 4, False),
     "centering of a vector": lambda: (recentered(True), 4, False),

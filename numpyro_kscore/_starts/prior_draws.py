@@ -1,0 +1,90 @@
+"""Draws of a model's prior in unconstrained values: paths start there, and they tell its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, random
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from numpyro_kscore._model.dependencies import seeded
+from numpyro_kscore._util.compiling import quick_jit
+
+# Draws of the whole prior: paths start from some of them, and all tell how wide it is. And draws of
+# latents that depend on no others, of which tails are to be seen; they are fewer where so many
+# numbers would be more, and none where these are few.
+PRIOR_DRAWS, MANY_DRAWS, MOST_NUMBERS, LEAST_DRAWS = 64, 16_384, 2_000_000, 4_096
+
+
+class PriorDraws(NamedTuple):
+    """Unconstrained values drawn from a prior.
+
+    Attributes:
+        few: of all latents, (m, d); none where it cannot be drawn from.
+        many: of some columns of these, (n, c).
+        columns: which those are, (c,).
+    """
+
+    few: np.ndarray
+    many: np.ndarray
+    columns: np.ndarray
+
+
+def draw_prior(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    latents: dict[str, Array],
+    independent: Collection[str],
+) -> PriorDraws:
+    """Draw the prior, and many times those of its latents that depend on no others."""
+
+    def given(site: dict[str, Any]) -> Any:
+        # Improper priors have no draws.
+        if site["type"] != "sample" or site["name"] not in latents or _has_draws(site["fn"]):
+            return None
+        # In the precision of the search, as are all that have draws.
+        unconstrained = jnp.asarray(latents[site["name"]], jnp.result_type(float))
+        return biject_to(site["fn"].support)(unconstrained)
+
+    def draw(key: Array, names: Collection[str]) -> Array:
+        placed = handlers.substitute(seeded(model, key, {}), substitute_fn=given)
+        trace = handlers.trace(placed).get_trace(*args, **kwargs)
+        parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in names]
+        return jnp.concatenate([jnp.ravel(part) for part in parts])
+
+    sizes = {name: int(np.size(value)) for name, value in latents.items()}
+    chosen = [name for name in latents if name in independent]
+    is_chosen = np.concatenate([np.full(size, name in independent) for name, size in sizes.items()])
+    columns = np.flatnonzero(is_chosen)
+    count = min(MANY_DRAWS, MOST_NUMBERS // max(1, len(columns)))
+    if not chosen or count < LEAST_DRAWS:
+        chosen, columns = [], columns[:0]
+
+    # With the keys in the same program, which would take one of its own. The seed is an argument:
+    # the draws of a constant would be computed while it compiles. What is not asked for is not
+    # drawn: XLA leaves it out.
+    def every(seed: Array) -> tuple[Array, Array]:
+        key = random.key(seed)
+        few = jax.vmap(lambda key: draw(key, latents))(random.split(key, PRIOR_DRAWS))
+        if not chosen:
+            return few, few[:, :0]
+        keys = random.split(random.fold_in(key, 1), count)
+        return few, jax.vmap(lambda key: draw(key, chosen))(keys)
+
+    found = quick_jit(every, runs_once=True)(jnp.asarray(np.uint32(1)))
+    few, many = (np.asarray(a, float) for a in found)
+    return PriorDraws(few[np.all(np.isfinite(few), axis=1)], many, columns)
+
+
+def _has_draws(fn: Any) -> bool:
+    try:
+        fn.sample(random.key(0))
+    except Exception:  # no sampler, or one that needs a package that is not installed
+        return False
+    return True
