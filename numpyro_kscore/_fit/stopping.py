@@ -27,7 +27,7 @@ SHORTEST_WINDOW = 2
 SEARCH_FRACTION = 0.4
 # Chunks of the first round where the bound is known, and the rounds in a row after which it ends
 # if they brought nothing.
-FIRST_ROUND, MOST_CALM = 4, 2
+FIRST_ROUND, MOST_CALM = 4, 3
 # Chunks in a row that must show a run-away, each beyond three errors, and the growth of the
 # guide's log standard deviation.
 RUNAWAY_CHUNKS = 3
@@ -120,7 +120,7 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         is_near = _is_near(look, nats, rule)
         is_done = is_near and rule.can_be_exact
         gained = _bound_gain(progress).is_real(rule.least_loss, errors=2)
-        # Tails fill late: where much is left, one round may bring nothing.
+        # Tails fill late: where much is left, a round or two may bring nothing.
         progress = progress._replace(calm=0 if gained else progress.calm + 1)
         may_gain = look.divergence > nats and progress.calm < MOST_CALM
         pays = not is_done and (gained or may_gain)

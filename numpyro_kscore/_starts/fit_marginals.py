@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._starts.scale_distribution import BELOW, ENDS, SIDES, continued
 from numpyro_kscore._transports.marginals import Marginals, unchanged
-from numpyro_kscore._transports.stretch import stretched
+from numpyro_kscore._transports.stretch import KNOTS, stretched
 
-# Distance of a quantile from that of a normal distribution, in standard deviations, that counts.
-# Of 16384 draws the outermost quantiles have errors of a third of it.
-SKEWED = 0.3
-# Beyond this spread a prior is meant to say nothing, and its quantiles are rounding errors.
+# Standard deviations at which quantiles are taken, and those that tell a width.
+PLACES, INNER = 0.2 * np.arange(-17, 18), [12, 22]
+# Distance of a quantile from that of a normal distribution, in widths, that counts, and where; of
+# 16384 draws the outermost one there has an error of a fifth of it.
+SKEWED, SEEN = 0.2, np.abs(PLACES) <= 2.6
+# Beyond this width a prior is meant to say nothing, and its quantiles are rounding errors.
 WIDEST = 20.0
+# Errors of quantiles besides those of draws, second differences of slopes that cost as much as one
+# error, and least slopes, in widths.
+ERROR, ROUGH, LEAST_SLOPE = 0.01, 0.1, 0.02
 
 
 def fit_marginals(draws: np.ndarray, columns: np.ndarray, dim: int) -> Marginals | None:
@@ -29,18 +33,30 @@ def fit_marginals(draws: np.ndarray, columns: np.ndarray, dim: int) -> Marginals
 
 
 def _function(draws: np.ndarray) -> tuple[float, np.ndarray] | None:
-    """The image of 0 and the slopes for one latent; None if it is normal, or not known."""
+    """The image of 0 and the slopes for one latent; None if it is normal, or not known.
+
+    Quantiles are linear in both; they count by their errors, and slopes are smooth.
+    """
+    from scipy.special import ndtr
+
     if not np.all(np.isfinite(draws)):
         return None
-    places = np.quantile(draws, BELOW)
-    low, middle, high = places[SIDES]
-    width = (high - low) / 4
-    if not np.all(np.diff(places) > 0) or not width < WIDEST:
+    below = ndtr(PLACES)
+    quantiles = np.quantile(draws, below)
+    low, high = quantiles[INNER]
+    width = (high - low) / 2
+    if not np.all(np.diff(quantiles) > 0) or not width < WIDEST:
         return None
-    shape = (places - middle) / width
-    if np.max(np.abs(shape - ENDS)) < SKEWED:
+    shape = (quantiles - np.median(draws)) / width
+    if np.max(np.abs(shape - PLACES)[SEEN]) < SKEWED:
         return None
-    slopes = continued((np.diff(shape) / np.diff(ENDS))[None])
-    # Steps of slopes are smooth, so that the median moves a little.
-    moved = np.median(draws) - width * stretched(np.zeros(1), slopes)[0]
-    return float(moved), width * slopes[0]
+    density = np.exp(-0.5 * PLACES**2) / np.sqrt(2 * np.pi) / np.gradient(shape, PLACES)
+    errors = np.hypot(np.sqrt(below * (1 - below) / len(draws)) / density, ERROR)
+    count = len(KNOTS) + 1
+    columns = np.column_stack([np.ones_like(PLACES), stretched(PLACES[:, None], np.eye(count))])
+    rough = np.diff(np.eye(count + 1)[1:], 2, axis=0) / ROUGH
+    left = np.concatenate([columns / errors[:, None], rough])
+    right = np.concatenate([shape / errors, np.zeros(len(rough))])
+    shift, *slopes = np.linalg.lstsq(left, right, rcond=None)[0]
+    slopes = width * np.maximum(slopes, LEAST_SLOPE)
+    return float(np.median(draws) + width * shift), slopes

@@ -17,6 +17,7 @@ from numpyro_kscore._starts.climb import climb_in_forms, match_mode
 from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
 from numpyro_kscore._starts.modes import find_modes, may_be_more
+from numpyro_kscore._starts.noise import balanced
 from numpyro_kscore._starts.pathfinder import (
     COLD_SCALE,
     all_paths,
@@ -58,7 +59,7 @@ def find_gaussian(
     """
     model, dim = CountedDensity(density, products), len(latents.first)
     latents = latents.with_spread(rng)
-    search = Search(model, latents, rng, antithetic(rng, LAST_DRAWS, dim))
+    search = Search(model, latents, rng, balanced(antithetic(rng, LAST_DRAWS, dim)))
     forms = [of_degrees(np.ones(dim))]
     if np.any(latents.is_hierarchical):
         forms.append(of_degrees(np.where(latents.is_hierarchical, 0.0, 1.0)))

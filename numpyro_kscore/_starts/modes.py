@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_kscore._starts.candidates import Candidate
+from numpyro_kscore._starts.noise import balanced
 from numpyro_kscore._starts.pathfinder import PathEnd
 from numpyro_kscore._starts.search import Search
 from numpyro_kscore._starts.start import GaussianStart
@@ -51,7 +52,7 @@ def find_modes(
         found = [end._replace(best=refine_mode(search, end.best)) for end in found]
     if len(found) > 1:
         dim = len(best.gaussian.mean)
-        many = search._replace(noise=antithetic(search.rng, MASS_DRAWS, dim))
+        many = search._replace(noise=balanced(antithetic(search.rng, MASS_DRAWS, dim)))
         masses, misfits = zip(*(_fit_of(many, end.best) for end in found), strict=True)
         # A mode that does not count has no say in how well the others are fitted.
         kept, weights = counting(list(zip(found, misfits, strict=True)), np.array(masses))

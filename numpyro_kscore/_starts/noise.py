@@ -11,7 +11,11 @@ WIDER = 0.03
 
 
 def balanced(noise: np.ndarray) -> np.ndarray:
-    """Noise (n, r) with a mean square of 1: by it a skewed density would move the mean."""
+    """Noise (n, r) with a mean square of 1 in each coordinate.
+
+    By it a skewed density would move the mean, and of many Gaussians the one that is as wide as the
+    noise is narrow would have the highest bound.
+    """
     return noise / np.sqrt(np.mean(noise**2, axis=0))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._starts.candidates import Candidate, highest, in_form, lower_bound
 from numpyro_kscore._starts.newton import newton
+from numpyro_kscore._starts.noise import balanced
 from numpyro_kscore._starts.search import RADIUS, Search
 from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
@@ -103,7 +104,7 @@ def given_scales(search: Search, form: Centering) -> list[Candidate]:
     starts = model.at(starts, of_degrees(np.ones_like(first)), form).moved
     has_width = ~is_scale & (form.degrees == 1)
     widths = np.where(has_width, latents.prior_widths, 1.0)
-    few = search._replace(noise=antithetic(search.rng, PATH_DRAWS, len(first)))
+    few = search._replace(noise=balanced(antithetic(search.rng, PATH_DRAWS, len(first))))
     found = []
     for start in starts:
         end = newton(evaluate, start, ~is_scale, widths)
@@ -143,7 +144,7 @@ def _paths(
         metrics = np.concatenate([metrics, np.ones((1, dim))])
     budget = PATH_GRADIENTS // NUM_PATHS
     paths = quasi_newton_paths(search.model.in_form(form), starts, budget, metrics)
-    few = search._replace(noise=antithetic(search.rng, PATH_DRAWS, dim))
+    few = search._replace(noise=balanced(antithetic(search.rng, PATH_DRAWS, dim)))
     return [
         PathEnd(_best_of_path(few, path.iterates, form), path.iterates[-1], path.has_arrived)
         for path in paths

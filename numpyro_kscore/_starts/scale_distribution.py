@@ -110,7 +110,7 @@ def along_axes(
     low, middle, high = places[SIDES]
     widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
     found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
-    return middle, widths, continued(np.maximum(found, 1 / MOST_STRETCH))
+    return middle, widths, _continued(np.maximum(found, 1 / MOST_STRETCH))
 
 
 def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
@@ -128,7 +128,7 @@ def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
     return Affine(mean, factor((rest * weights[:, None]).T @ rest))
 
 
-def continued(slopes: np.ndarray) -> np.ndarray:
+def _continued(slopes: np.ndarray) -> np.ndarray:
     """Slopes (k, 10) from those between quantiles (k, 6): they grow on as they do there.
 
     A density beyond the last evidence known is a line, and slopes by its quantiles would grow with

@@ -29,6 +29,7 @@ from numpyro_kscore._starts.climb import climb, climb_near
 from numpyro_kscore._starts.fit_centering import recentered
 from numpyro_kscore._starts.fit_sizes import fit_sizes
 from numpyro_kscore._starts.modes import counting, distinct
+from numpyro_kscore._starts.noise import balanced
 from numpyro_kscore._starts.search import CountedDensity, Latents, Search
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import AllData, DataSubset, corrected
@@ -135,7 +136,7 @@ class _Mover:
     ) -> None:
         self.of_subset, self.count = CountedDensity(subset.density), 0
         self._subset, self._every, self._rng = subset, every, rng
-        self._noise = antithetic(rng, BOUND_DRAWS, len(latents.first))
+        self._noise = balanced(antithetic(rng, BOUND_DRAWS, len(latents.first)))
         self._search = Search(self.of_subset, latents, rng, self._noise)
 
     def by_surrogate(self, first: Affine, centering: Centering, may_change: bool) -> _Moved:
