@@ -350,7 +350,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         sizes = None if start.sizes is None else self._frozen("sizes", start.sizes)
         vary = np.zeros(self.latent_dim, bool) if start.sizes is None else start.sizes.vary
         sized = tuple(name for name, which in unravel(vary, self._shapes).items() if which.any())
-        marginals, shaped = start.marginals, ()
+        marginals, shaped = start.marginals, tuple[str, ...]()
         if marginals is not None:
             shaped = tuple(n for n, v in unravel(marginals.vary, self._shapes).items() if v.any())
             marginals = self._frozen("marginals", marginals)

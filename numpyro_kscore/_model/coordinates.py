@@ -27,8 +27,8 @@ from numpyro_kscore._model.dependencies import KEY, abstract, is_drawn, layers, 
 from numpyro_kscore._model.handlers import Hidden, announce, announced
 from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._transports.centering import Centering, LocationScale, centered
-from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._util.pytree import pytree, static
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]

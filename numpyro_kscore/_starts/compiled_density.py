@@ -21,7 +21,7 @@ from numpyro_kscore._model.coordinates import (
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.search import AtPoints, Density, ProductsInForms
 from numpyro_kscore._transports.centering import Centering
-from numpyro_kscore._transports.marginals import Marginals
+from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._util.compiling import quick_jit
 
 # Rows of a compiled batch, and how many of them are evaluated at once. Few rows at once keep the

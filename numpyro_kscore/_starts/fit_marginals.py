@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from numpyro_kscore._transports.marginals import Marginals, unchanged
-from numpyro_kscore._transports.stretch import KNOTS, stretched
+from numpyro_kscore._transports.stretch import KNOTS, Marginals, stretched, unchanged
 
 # Standard deviations at which quantiles are taken, and those that tell a width.
 PLACES, INNER = 0.2 * np.arange(-17, 18), [12, 22]

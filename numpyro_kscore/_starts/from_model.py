@@ -45,7 +45,7 @@ from numpyro_kscore._starts.subset_density import (
 )
 from numpyro_kscore._starts.subset_search import moved_to_all_data
 from numpyro_kscore._transports.centering import of_degrees
-from numpyro_kscore._transports.marginals import Marginals
+from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import runs_in_double
 
@@ -142,24 +142,21 @@ def _find_start(
     independent = () if plain else independent_sites(seen, args, kwargs, values)
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
-    def known(drawn: PriorDraws, marginals: Marginals | None) -> Latents:
-        begin, from_prior = first, drawn.few
-        if marginals is not None:
-            begin, from_prior = marginals.invert(first[None])[0], marginals.invert(from_prior)
-        return Latents(
-            begin,
-            from_prior,
-            is_hierarchical=_are_among(hierarchical, latents),
-            is_scale=_are_among(scales, latents),
-            is_between=_are_among(between, latents),
-            sizes=tuple(int(np.size(value)) for value in latents.values()),
-        )
+    known = Latents(
+        first,
+        np.zeros((0, len(first))),
+        is_hierarchical=_are_among(hierarchical, latents),
+        is_scale=_are_among(scales, latents),
+        is_between=_are_among(between, latents),
+        sizes=tuple(int(np.size(value)) for value in latents.values()),
+    )
 
     def search() -> GaussianStart | None:
+        found: GaussianStart | None
         drawn = _draws_if_any(seen, args, kwargs, latents, independent)
         marginals = fit_marginals(drawn.many, drawn.columns, len(first))
         in_forms = in_all_forms(target, hierarchical, marginals)
-        given = in_forms, known(drawn, marginals), rng, forward_mode, plain
+        given = in_forms, _seen_by(marginals, known, drawn), rng, forward_mode, plain
         try:
             if batches is not None:
                 found = _find_by_batches(*given, batches)
@@ -173,16 +170,27 @@ def _find_start(
             return None
         return None if found is None else found._replace(marginals=marginals)
 
-    def once(point: Array) -> tuple[Array, Array]:
-        degrees = of_degrees(np.ones_like(first))
-        return in_all_forms(target, hierarchical).energy(point, degrees, degrees)
-
     # Sums over many rows need double precision: a bound of 1e6 nats has errors of 1 without it.
     with _unseen():
-        if not in_double or not runs_in_double(once, np.ones_like(first)):
+        if not in_double or not _runs_in_double(in_all_forms(target, hierarchical), len(first)):
             return search()
         with jax.enable_x64(True):
             return search()
+
+
+def _runs_in_double(in_forms: TargetInForms, dim: int) -> bool:
+    """Whether the model does; see :func:`~numpyro_kscore._util.compiling.runs_in_double`."""
+    ones = np.ones(dim)
+    degrees = of_degrees(ones)
+    return runs_in_double(lambda point: in_forms.energy(point, degrees, degrees), ones)
+
+
+def _seen_by(marginals: Marginals | None, latents: Latents, drawn: PriorDraws) -> Latents:
+    """Latents with draws of their prior, in coordinates that are normal under it."""
+    if marginals is None:
+        return latents._replace(from_prior=drawn.few)
+    first, from_prior = (marginals.invert(u) for u in (latents.first[None], drawn.few))
+    return latents._replace(first=first[0], from_prior=from_prior)
 
 
 def _find_by_batches(

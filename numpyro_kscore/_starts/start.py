@@ -8,8 +8,8 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
-from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Draws that are kept, and those that tell whether they are worth it.

@@ -13,8 +13,8 @@ from numpyro_kscore._model.coordinates import (
     independent_sites,
 )
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.sizes import Sizes
+from numpyro_kscore._transports.stretch import Marginals
 from support.compiling import quick_jit
 
 

@@ -18,11 +18,10 @@ from numpyro_kscore._transports.arrow import Arrow, dense
 from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.features import exponents
-from numpyro_kscore._transports.marginals import Marginals
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.skewed import NUM_SHAPES, Skewed
-from numpyro_kscore._transports.stretch import KNOTS
+from numpyro_kscore._transports.stretch import KNOTS, Marginals
 from numpyro_kscore._transports.transport import Chain, pulled_back
 from support.compiling import quick_jit
 
