@@ -135,7 +135,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         model: Callable[..., Any],
         *,
         amortize: str | Sequence[str] | None = None,
-        hidden_dims: Sequence[int] = (64, 64),
+        hidden_dims: Sequence[int] = (128, 128),
         noise_dim: int | None = None,
         network: Callable[[jax.Array], jax.Array] | Any = None,
         warm_start: bool = True,
