@@ -23,6 +23,7 @@ from numpyro_kscore._guides.guide_checks import (
     check_latents,
     check_names,
     check_noise,
+    check_placed,
     check_plates,
     check_settings,
     has_dynamic_support,
@@ -174,6 +175,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
             numpyro.prng_key(), self._global_model(), args, kwargs, self.init_loc_fn, forward
         )
         check_coordinates(found.latents)
+        check_placed(Target(self._global_model(), args, kwargs), found.latents, asker)
         check_plates(found.trace, asker)
         if self.amortize:
             self._amortized().check(found.trace, args, kwargs)

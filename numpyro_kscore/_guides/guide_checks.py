@@ -13,8 +13,15 @@ from jax import random
 
 from numpyro_kscore._guides.row_blocks import find_row_blocks, plate_of
 from numpyro_kscore._model.call_checks import check_arguments, check_call, evaluate_observed
-from numpyro_kscore._model.dependencies import is_drawn, is_enumerated, is_latent
+from numpyro_kscore._model.dependencies import (
+    abstract,
+    is_drawn,
+    is_enumerated,
+    is_latent,
+    sources_of,
+)
 from numpyro_kscore._model.enumeration import check_enumerable
+from numpyro_kscore._model.handlers import Hidden
 from numpyro_kscore._model.layout import num_rows, support_transform
 from numpyro_kscore._model.subsampling import subsampled_plates
 from numpyro_kscore._model.supports import check_parameters
@@ -51,6 +58,28 @@ def check_latents(target: Target, init_loc_fn: Callable[..., Any], asker: str) -
             key = random.key(0)
             check_parameters(lambda: target._replace(key=key).trace_by(init_loc_fn), error)
         raise
+
+
+def check_placed(target: Target, latents: dict[str, Any], asker: str) -> None:
+    """Raise for latents whose values a model draws anew, whatever they are given.
+
+    NumPyro's scan does not find values of the latents inside of it where a handler around it
+    changes their names: its own densities, too, are then those of random draws.
+    """
+
+    def values(given: dict[str, Any]) -> dict[str, Any]:
+        trace = target._replace(key=random.key(0)).trace(given)
+        return {name: trace[name]["value"] for name in latents}
+
+    with Hidden():
+        sources = sources_of(values, abstract(latents))
+    lost = [name for name in latents if name not in sources[name]]
+    if lost:
+        raise ValueError(
+            f"{asker}: expected a model that takes the values of its latents; it draws {lost} "
+            "anew. NumPyro's scan does so under a scope: apply the scope inside of the scan's "
+            "step, or give its sites other names there"
+        )
 
 
 def check_plates(trace: dict[str, Any], asker: str) -> None:

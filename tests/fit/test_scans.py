@@ -8,6 +8,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import MCMC, NUTS, SVI
 from scipy import stats
@@ -92,3 +93,22 @@ def test_moments_are_those_of_nuts():
         shift = (found.mean(0) - exact.mean(0)) / exact.std(0)
         np.testing.assert_allclose(shift, 0.0, atol=0.2)
         np.testing.assert_allclose(found.std(0) / exact.std(0), 1.0, atol=0.13)
+
+
+def test_latents_that_a_model_draws_anew_are_refused():
+    """In a scan under a scope, NumPyro's own density does not depend on them either."""
+
+    def scoped(y):
+        def step(last, y):
+            with handlers.scope(prefix="inner"):
+                level = numpyro.sample("level", dist.Normal(last, 1.0))
+            numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+            return level, None
+
+        scan(step, 0.0, y)
+
+    # Inside of the step a scope does no harm.
+    AutoImplicit(scoped, warm_start=False).set_up(random.key(0), Y)
+    outer = handlers.scope(of_one_scale, "outer")
+    with pytest.raises(ValueError, match=r"it draws \['outer/z'\] anew.*scope inside of the scan"):
+        AutoImplicit(outer, warm_start=False).set_up(random.key(0), Y)
