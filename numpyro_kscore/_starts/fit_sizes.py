@@ -47,19 +47,28 @@ def fit_sizes(evaluate: Evaluate, search: Search, known: Candidate) -> Candidate
     draws, scores = draws[finite], -gradients[finite]
     if len(draws) < 3 * dim + 1:
         return known
+    # Sizes are powers of scales, and not of the numbers that these are functions of.
+    causes = search.latents.marginals
+    values, mean = draws, gaussian.mean
+    if causes is not None:
+        values, scores, mean = (
+            causes.push(draws),
+            causes.push_score(draws, scores),
+            causes.push(mean),
+        )
     # Positive numbers may be scales. A mean of effects that bend seems to change their sizes, and
     # what others' sizes vary with has no size that varies itself, as a mean has: so anything else
     # counts only where the bound says so.
     tried = [is_scale]
-    if np.any(rates_by_regression(draws, scores, ~is_scale)):
+    if np.any(rates_by_regression(values, scores, ~is_scale)):
         tried.append(np.ones(dim, bool))
     searches = search, search.with_own_draws()
     best = known
     for may_drive, own in zip(tried, searches, strict=False):
-        rates = rates_by_regression(draws, scores, may_drive)
+        rates = rates_by_regression(values, scores, may_drive)
         if not np.any(rates):
             continue
-        varying = Sizes(rates, gaussian.mean)
+        varying = Sizes(rates, mean, causes)
         start = fitted(draws * np.exp(-varying.log_sizes(draws)))
         inside = pulled_back(evaluate, varying)
         found = climb_near(inside, start, known, own, ROUNDS, ROUNDS)

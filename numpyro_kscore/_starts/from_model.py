@@ -190,7 +190,7 @@ def _seen_by(marginals: Marginals | None, latents: Latents, drawn: PriorDraws) -
     if marginals is None:
         return latents._replace(from_prior=drawn.few)
     first, from_prior = (marginals.invert(u) for u in (latents.first[None], drawn.few))
-    return latents._replace(first=first[0], from_prior=from_prior)
+    return latents._replace(first=first[0], from_prior=from_prior, marginals=marginals)
 
 
 def _find_by_batches(

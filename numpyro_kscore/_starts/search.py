@@ -9,6 +9,7 @@ import numpy as np
 
 from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._transports.transport import Evaluate
 
 # Most numbers of a site whose latents may be scales of all others.
@@ -91,7 +92,7 @@ class CountedDensity:
 
 
 class Latents(NamedTuple):
-    """A model's latents before a search, in unconstrained coordinates.
+    """A model's latents before a search, in its coordinates.
 
     Attributes:
         first: values at which the density is finite, (d,); the first path starts there.
@@ -101,6 +102,7 @@ class Latents(NamedTuple):
         is_scale: which may be scales of others: those of positive numbers, (d,).
         is_between: which others have values between two bounds, such as correlations, (d,).
         sizes: numbers of coordinates of the latents, in their order.
+        marginals: the functions that unconstrained values are of coordinates, if there are some.
     """
 
     first: np.ndarray
@@ -109,6 +111,7 @@ class Latents(NamedTuple):
     is_scale: np.ndarray
     is_between: np.ndarray
     sizes: tuple[int, ...]
+    marginals: Marginals | None = None
 
     @property
     def scales(self) -> np.ndarray:

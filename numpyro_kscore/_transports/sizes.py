@@ -32,10 +32,14 @@ class Sizes:
         rates: the rate of coordinate i with coordinate j is ``rates[i, j]``, (d, d). Coordinates
             that others vary with have no rates themselves.
         center: shape (d,).
+        causes: the :class:`~numpyro_kscore._transports.stretch.Marginals` that others' values are
+            of their coordinates; None if they are equal. Rates are with the values. What varies
+            itself has no such function.
     """
 
     rates: Any
     center: Any
+    causes: Any = None
 
     def push(self, x: Any) -> Any:
         return x * namespace(x).exp(self.log_sizes(x))
@@ -47,13 +51,14 @@ class Sizes:
         sizes = namespace(x).exp(self.log_sizes(x))
         # Latents with rates vary with the others' coordinates, and so does their volume.
         through = (gradients * x * sizes - 1) * self.slopes(x)
-        return gradients * sizes - through @ self.rates
+        return gradients * sizes - through @ self.rates * self._steepness(x)
 
     def push_score(self, x: Any, score: Any) -> Any:
         xp = namespace(x, score)
         # Coordinates with rates change no others, so that their own gradients come first.
         through = (-score * x - 1) * self.slopes(x)
-        return (score - through @ self.rates) * xp.exp(-self.log_sizes(x))
+        moved = through @ self.rates * self._steepness(x)
+        return (score - moved) * xp.exp(-self.log_sizes(x))
 
     @property
     def vary(self) -> Any:
@@ -79,4 +84,8 @@ class Sizes:
         return 1 / (share * (1 + xp.exp(xp.minimum(rest, 80.0))))
 
     def _moves(self, x: Any) -> Any:
-        return 2 * (x - self.center) @ self.rates.T / self.shares
+        values = x if self.causes is None else self.causes.push(x)
+        return 2 * (values - self.center) @ self.rates.T / self.shares
+
+    def _steepness(self, x: Any) -> Any:
+        return 1.0 if self.causes is None else self.causes.steepness(x)

@@ -19,7 +19,7 @@ from numpyro_kscore._util.namespace import namespace
 from numpyro_kscore._util.pytree import pytree
 
 # Slopes change at these standard deviations, over this width.
-KNOTS = np.arange(-4.0, 5.0)
+KNOTS = tuple(range(-4, 5))
 WIDTH = 0.3
 # Points between which functions are inverted by lines first, and steps of Newton's method then.
 GRID, STEPS = np.linspace(2 * KNOTS[0], 2 * KNOTS[-1], 401), 4
@@ -28,9 +28,11 @@ GRID, STEPS = np.linspace(2 * KNOTS[0], 2 * KNOTS[-1], 401), 4
 def stretched(points: Any, slopes: Any) -> Any:
     """Images of points (..., k) by functions with slopes (k, 10); that of 0 is 0."""
     xp = namespace(points, slopes)
+    # Made anew: JAX 0.10 to 0.12 keep an array of NumPy in the precision of the first program.
+    knots = np.array(KNOTS, float)
     # The integral of a logistic function.
     rises = WIDTH * (
-        xp.logaddexp(0.0, (points[..., None] - KNOTS) / WIDTH) - np.logaddexp(0.0, -KNOTS / WIDTH)
+        xp.logaddexp(0.0, (points[..., None] - knots) / WIDTH) - np.logaddexp(0.0, -knots / WIDTH)
     )
     return slopes[..., 0] * points + xp.sum(rises * _steps(slopes), axis=-1)
 
@@ -38,7 +40,8 @@ def stretched(points: Any, slopes: Any) -> Any:
 def slopes_at(points: Any, slopes: Any) -> tuple[Any, Any]:
     """The slopes at points (..., k), and the derivatives of their logarithms."""
     xp = namespace(points, slopes)
-    gates = 0.5 * (1 + xp.tanh((points[..., None] - KNOTS) / (2 * WIDTH)))
+    knots = np.array(KNOTS, float)
+    gates = 0.5 * (1 + xp.tanh((points[..., None] - knots) / (2 * WIDTH)))
     steps = _steps(slopes)
     found = slopes[..., 0] + xp.sum(gates * steps, axis=-1)
     changes = xp.sum(gates * (1 - gates) * steps, axis=-1) / WIDTH
@@ -76,6 +79,10 @@ class Marginals:
     def push_score(self, x: Any, score: Any) -> Any:
         found, bends = slopes_at(x, self.slopes)
         return (score - bends) / found
+
+    def steepness(self, x: Any) -> Any:
+        """Slopes of the functions at points (..., d)."""
+        return slopes_at(x, self.slopes)[0]
 
     @property
     def vary(self) -> Any:

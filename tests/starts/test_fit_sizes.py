@@ -168,10 +168,15 @@ def test_draws_are_those_of_the_latents(guide):
     params = {f"auto_{name}": jnp.asarray(value, jnp.float32) for name, value in (
         ("start_mean", guide.start.gaussian.mean), ("start_factor", guide.start.gaussian.factor),
         ("sizes_rates", guide.start.sizes.rates), ("sizes_center", guide.start.sizes.center),
+        ("sizes_causes_shift", guide.start.marginals.shift),
+        ("sizes_causes_slopes", guide.start.marginals.slopes),
+        ("marginals_shift", guide.start.marginals.shift),
+        ("marginals_slopes", guide.start.marginals.slopes),
     )}  # fmt: skip
     trace = handlers.trace(seeded(guide, random.key(0), params)).get_trace(jnp.zeros(8))
     fn = trace["z"]["fn"]
     scale = np.log(trace["scale"]["value"])
-    coordinates = np.concatenate([[scale], fn.unconstrained])
+    causes = guide.start.sizes.causes
+    coordinates = np.concatenate([causes.invert(np.full((1, 9), scale))[0, :1], fn.unconstrained])
     size = np.exp(guide.start.sizes.log_sizes(coordinates))[1:]
     np.testing.assert_allclose(trace["z"]["value"], fn.unconstrained * size, rtol=1e-4)

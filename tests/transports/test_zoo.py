@@ -48,6 +48,18 @@ def sizes(dim=6):
     return Sizes(rates, np.linspace(-0.5, 0.5, dim))
 
 
+def sizes_of_functions():
+    """The causes of sizes are functions of coordinates; what varies is not."""
+    functions, plain = marginals(6), sizes()
+    is_cause = np.arange(6) < 2
+    shift = np.where(is_cause, functions.shift, 0.0)
+    return Sizes(
+        plain.rates,
+        plain.center,
+        Marginals(shift, np.where(is_cause[:, None], functions.slopes, 1.0)),
+    )
+
+
 def conditional(count, arrow=None):
     """Latents that change with up to three others, in an order of their own."""
     rng, powers = np.random.default_rng(0), len(exponents(count))
@@ -118,6 +130,7 @@ ZOO = {
     "affine": lambda: (affine(), 5, True),
     "diagonal": lambda: (Diagonal(np.arange(3.0), np.array([0.5, 2.0, 3.0])), 3, True),
     "sizes": lambda: (sizes(), 6, True),
+    "sizes of functions": lambda: (sizes_of_functions(), 6, True),
     "one scale": lambda: (conditional(1), 5, True),
     "two scales": lambda: (conditional(2), 6, True),
     "three scales": lambda: (conditional(3), 7, True),
