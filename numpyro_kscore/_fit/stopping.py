@@ -120,9 +120,11 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
         is_near = _is_near(look, nats, rule)
         is_done = is_near and rule.can_be_exact
         gained = _bound_gain(progress).is_real(rule.least_loss, errors=2)
-        # Tails fill late: where much is left, a round or two may bring nothing.
+        brought = look.bound - progress.start.bound
+        # Tails fill late: of what is left, where much is, steps that brought more than that may
+        # bring nothing for a round or two. A start that was nearly all that they reach they narrow.
         progress = progress._replace(calm=0 if gained else progress.calm + 1)
-        may_gain = look.divergence > nats and progress.calm < MOST_CALM
+        may_gain = brought > look.divergence > nats and progress.calm < MOST_CALM
         pays = not is_done and (gained or may_gain)
         cause = "tol" if is_near else "plateau"
         if gained and not is_done and not rest:

@@ -60,6 +60,10 @@ from numpyro_kscore._transports.transport import Chain, LocalDensity, push_densi
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.keys import check_key
 
+# Widths of the network, and those after a start that changes with scales: with more units and more
+# steps some draws of such a guide had weights of a hundred others
+# (benchmarks/results/2026-11-30-shapes-of-priors.md).
+WIDTHS, SCALED_WIDTHS = (128, 128), (64, 64)
 # The warning if no search has found a start for many latents, in words; and the loss if none is
 # possible.
 MANY = (
@@ -95,7 +99,8 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         amortize: name of a plate, or several, whose rows get their latents from one small network
             for all rows (docs/amortize). Given all other latents, the *global* ones, rows must be
             independent of each other. A latent in several of the plates belongs to the first one.
-        hidden_dims: widths of the hidden layers.
+        hidden_dims: widths of the hidden layers; by default 128 and 128, and half of it after a
+            start that changes with scales, which leaves less to be learned (docs/start).
         noise_dim: dimension of the noise ε, at least the latent dimension for the default
             network (with less noise the guide would have no density at all); by default the
             latent dimension. With ``amortize`` these are the dimensions of the global latents.
@@ -136,7 +141,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         model: Callable[..., Any],
         *,
         amortize: str | Sequence[str] | None = None,
-        hidden_dims: Sequence[int] = (128, 128),
+        hidden_dims: Sequence[int] | None = None,
         noise_dim: int | None = None,
         network: Callable[[jax.Array], jax.Array] | Any = None,
         warm_start: bool = True,
@@ -149,7 +154,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         if network is not None:
             check_network(network)
         self.amortize = (amortize,) if isinstance(amortize, str) else tuple(amortize or ())
-        self.hidden_dims = tuple(hidden_dims)
+        self.hidden_dims = None if hidden_dims is None else tuple(hidden_dims)
         self.noise_dim = noise_dim
         self.network = network
         self.warm_start = warm_start
@@ -453,7 +458,10 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
     def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:
         """The default network from noise, followed by the labels, to (size,)."""
         fan_in = self.noise_dim + sum(label.shape[0] for label in labels)
-        return perceptron(f"{self.prefix}_layers", fan_in, self.hidden_dims, size)
+        is_found = self.start is not None and len(self.start.transports.steps) > 1
+        default = SCALED_WIDTHS if is_found else WIDTHS
+        widths = default if self.hidden_dims is None else self.hidden_dims
+        return perceptron(f"{self.prefix}_layers", fan_in, widths, size)
 
     def _apply_network(self, noise: jax.Array) -> jax.Array:
         return apply_network(f"{self.prefix}_network", self.network, noise, self.latent_dim)

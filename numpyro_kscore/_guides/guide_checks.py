@@ -113,9 +113,9 @@ def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: 
         )
     if len(set(names)) < len(names):
         raise ValueError(f"amortize: expected every plate once; got {amortize!r}")
-    if not isinstance(hidden_dims, list | tuple):
+    if not isinstance(hidden_dims, list | tuple | None):
         raise TypeError(f"hidden_dims: expected a tuple of integers; got {hidden_dims!r}")
-    for width in hidden_dims:
+    for width in hidden_dims or ():
         check_count("hidden_dims", width)
     if noise_dim is not None:
         check_count("noise_dim", noise_dim)

@@ -28,7 +28,7 @@ from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 # Most rounds of batch and match.
 MATCHES = 6
 # Most that may be left to the model, in nats, or for each latent.
-MOST_LEFT, LEFT_FOR_EACH = 0.25, 0.02
+MOST_LEFT, LEFT_FOR_EACH = 0.25, 0.0125
 
 
 def fit_conditional(search: Search, known: Candidate) -> Candidate:
