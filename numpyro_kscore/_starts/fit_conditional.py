@@ -27,8 +27,9 @@ from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Most rounds of batch and match.
 MATCHES = 6
-# Most that may be left to the model, in nats, or for each latent.
-MOST_LEFT, LEFT_FOR_EACH = 0.25, 0.0125
+# Most that may be left to the model, in nats, or for each latent; less where there are more scales
+# than two, between whose values polynomials are wild.
+MOST_LEFT, LEFT_BY_TWO, LEFT_BY_MORE = 0.35, 0.02, 0.0125
 
 
 def fit_conditional(search: Search, known: Candidate) -> Candidate:
@@ -55,15 +56,16 @@ def fit_conditional(search: Search, known: Candidate) -> Candidate:
     if lower_bound(best) < lower_bound(first) + EQUAL_BOUNDS:
         # Matching narrows tails, which the bound hardly sees.
         best = first
-    if best is known or not _is_close(inside, best, search.noise):
+    most = dim * (LEFT_BY_TWO if len(scales) <= 2 else LEFT_BY_MORE)
+    if best is known or not _is_close(inside, best, search.noise, max(MOST_LEFT, most)):
         return known
     return best._replace(conditional=given)
 
 
-def _is_close(inside: Evaluate, best: Candidate, noise: np.ndarray) -> bool:
-    """Whether little is left to the model by the spread of the gaps between log densities."""
+def _is_close(inside: Evaluate, best: Candidate, noise: np.ndarray, most: float) -> bool:
+    """Whether few nats are left to the model by the spread of the gaps between log densities."""
     gaps = draws_at(inside, Chain((best.gaussian,)), noise).gaps
-    return 0.5 * float(np.var(gaps)) < max(MOST_LEFT, LEFT_FOR_EACH * noise.shape[1])
+    return 0.5 * float(np.var(gaps)) < most
 
 
 def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
