@@ -35,7 +35,7 @@ from numpyro_kscore._guides.networks import apply_network, check_network, percep
 from numpyro_kscore._guides.posterior_draws import PosteriorDraws
 from numpyro_kscore._guides.row_posterior import RowPosterior
 from numpyro_kscore._guides.rows import Amortized, sample_rows
-from numpyro_kscore._model.coordinates import LatentCoordinates, unravel
+from numpyro_kscore._model.coordinates import LatentCoordinates, names_of, unravel
 from numpyro_kscore._model.dependencies import seeded
 from numpyro_kscore._model.handlers import Hidden, purpose_of_local_densities
 from numpyro_kscore._model.implicit import Implicit
@@ -351,15 +351,13 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         start = self.start
         if start is None:
             return LatentCoordinates()
-        degrees = unravel(start.centering.degrees, self._shapes)
-        hierarchical = tuple(name for name, c in degrees.items() if np.any(c != 1))
+        hierarchical = names_of(start.centering.degrees != 1, self._shapes)
         centering = self._frozen("centering", start.centering) if hierarchical else None
         sizes = None if start.sizes is None else self._frozen("sizes", start.sizes)
-        vary = np.zeros(self.latent_dim, bool) if start.sizes is None else start.sizes.vary
-        sized = tuple(name for name, which in unravel(vary, self._shapes).items() if which.any())
+        sized = () if start.sizes is None else names_of(start.sizes.vary, self._shapes)
         marginals, shaped = start.marginals, tuple[str, ...]()
         if marginals is not None:
-            shaped = tuple(n for n, v in unravel(marginals.vary, self._shapes).items() if v.any())
+            shaped = names_of(marginals.vary, self._shapes)
             marginals = self._frozen("marginals", marginals)
         given = centering, sizes, self._shapes, hierarchical, sized
         return LatentCoordinates(*given, marginals, shaped)

@@ -143,6 +143,11 @@ def unravel(flat: Any, shapes: Shapes) -> dict[str, Any]:
     return out
 
 
+def names_of(which: Any, shapes: Shapes) -> tuple[str, ...]:
+    """Names of the latents of which some coordinates count, (d,)."""
+    return tuple(name for name, some in unravel(which, shapes).items() if some.any())
+
+
 def moved_coordinates(
     trace: dict[str, Any], names: Collection[str], centering: dict[str, Centering]
 ) -> dict[str, jax.Array]:

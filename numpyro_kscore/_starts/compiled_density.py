@@ -14,6 +14,7 @@ from jax import lax
 from numpyro_kscore._model.coordinates import (
     LatentCoordinates,
     moved_coordinates,
+    names_of,
     priors_of,
     ravel,
     unravel,
@@ -111,10 +112,7 @@ def in_all_forms(
     target: Target, hierarchical: tuple[str, ...], marginals: Marginals | None = None
 ) -> TargetInForms:
     """A model whose coordinates may have degrees of centering, and functions of normal numbers."""
-    shaped: tuple[str, ...] = ()
-    if marginals is not None:
-        vary = unravel(marginals.vary, target.shapes)
-        shaped = tuple(name for name, which in vary.items() if which.any())
+    shaped = () if marginals is None else names_of(marginals.vary, target.shapes)
     return TargetInForms(target, hierarchical, marginals, shaped)
 
 

@@ -30,7 +30,7 @@ from numpyro_kscore._starts.compiled_density import (
 from numpyro_kscore._starts.fit_marginals import fit_marginals
 from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.large_search import find_large, higher, is_close
-from numpyro_kscore._starts.prior_draws import PriorDraws, draw_prior
+from numpyro_kscore._starts.prior_draws import PriorDraws, are_among, draw_prior
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES
 from numpyro_kscore._starts.search import Latents, ProductsInForms
 from numpyro_kscore._starts.start import GaussianStart
@@ -145,9 +145,9 @@ def _find_start(
     known = Latents(
         first,
         np.zeros((0, len(first))),
-        is_hierarchical=_are_among(hierarchical, latents),
-        is_scale=_are_among(scales, latents),
-        is_between=_are_among(between, latents),
+        is_hierarchical=are_among(hierarchical, latents),
+        is_scale=are_among(scales, latents),
+        is_between=are_among(between, latents),
         sizes=tuple(int(np.size(value)) for value in latents.values()),
     )
 
@@ -262,11 +262,6 @@ def _products(in_forms: TargetInForms, scales: np.ndarray, forward_mode: bool) -
             free.append(places)
     given = partial(in_forms.energy_given, tuple(names))
     return batched_products(given, forward_mode, np.concatenate([np.empty(0, int), *free]))
-
-
-def _are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
-    """Which flat coordinates are of latents of these names, (d,)."""
-    return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
 
 
 def _draws_if_any(

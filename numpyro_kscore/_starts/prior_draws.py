@@ -58,10 +58,8 @@ def draw_prior(
         parts = [biject_to(trace[name]["fn"].support).inv(trace[name]["value"]) for name in names]
         return jnp.concatenate([jnp.ravel(part) for part in parts])
 
-    sizes = {name: int(np.size(value)) for name, value in latents.items()}
     chosen = [name for name in latents if name in independent]
-    is_chosen = np.concatenate([np.full(size, name in independent) for name, size in sizes.items()])
-    columns = np.flatnonzero(is_chosen)
+    columns = np.flatnonzero(are_among(independent, latents))
     count = min(MANY_DRAWS, MOST_NUMBERS // max(1, len(columns)))
     if not chosen or count < LEAST_DRAWS:
         chosen, columns = [], columns[:0]
@@ -80,6 +78,11 @@ def draw_prior(
     found = quick_jit(every, runs_once=True)(jnp.asarray(np.uint32(1)))
     few, many = (np.asarray(a, float) for a in found)
     return PriorDraws(few[np.all(np.isfinite(few), axis=1)], many, columns)
+
+
+def are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
+    """Which flat coordinates are of latents of these names, (d,)."""
+    return np.concatenate([np.full(np.size(a), name in names) for name, a in latents.items()])
 
 
 def _has_draws(fn: Any) -> bool:

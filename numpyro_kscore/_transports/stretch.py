@@ -91,9 +91,9 @@ class Marginals:
 
     def invert(self, u: np.ndarray) -> np.ndarray:
         """Coordinates (n, d) with the images ``u``, on the host."""
-        u, x = np.asarray(u, float), np.empty(np.shape(u))
-        for k, (shift, slopes) in enumerate(zip(self.shift, self.slopes, strict=True)):
-            x[:, k] = _inverse(u[:, k] - shift, slopes)
+        x = np.asarray(u, float) - self.shift
+        for k in np.flatnonzero(self.vary):
+            x[:, k] = _inverse(x[:, k], self.slopes[k])
         return x
 
 

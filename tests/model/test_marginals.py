@@ -1,6 +1,5 @@
 """Latents that are functions of normal numbers, as coordinates of a model."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -15,7 +14,7 @@ from numpyro_kscore._model.coordinates import (
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.stretch import Marginals
-from support.compiling import quick_jit
+from support.coordinates import densities
 
 
 def model():
@@ -42,17 +41,9 @@ def coordinates(rng):
 def test_the_density_is_that_of_the_coordinates(x64):
     rng = np.random.default_rng(0)
     given = coordinates(rng)
-    plain = Target(model, (), {}, SHAPES)
-    target = plain._replace(coordinates=(given,))
+    target = Target(model, (), {}, SHAPES, (given,))
     flat = rng.normal(size=7)
-
-    @quick_jit
-    def evaluate(flat):
-        expected = plain.log_density(target.unconstrained(flat))
-        expected += jnp.linalg.slogdet(jax.jacfwd(target.unconstrained)(flat))[1]
-        return target.unconstrained(flat), expected, target.log_density(flat)
-
-    found, expected, density = evaluate(flat)
+    found, expected, density = densities(target, flat)
     np.testing.assert_allclose(density, expected, rtol=1e-10)
     is_shaped = np.array([True, True, False, False, True, True, True])
     images = given.marginals.push(flat)

@@ -1,6 +1,5 @@
 """Latents whose size varies with others, as coordinates of a model."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -13,8 +12,7 @@ from numpyro_kscore._model.coordinates import LatentCoordinates, announced_coord
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
-from support.compiling import quick_jit
-from support.coordinates import coordinates_of
+from support.coordinates import coordinates_of, densities
 
 
 def model():
@@ -41,17 +39,9 @@ def test_the_density_is_that_of_the_coordinates(x64):
     # LatentCoordinates are multiplied before the prior's location is added.
     degrees = Centering(*jnp.array([[0.0, 0.4, 1.0], [0.0] * 3, [0.0] * 3]))
     coordinates = coordinates_of(VALUES, {"share": degrees}, sizes, ("z", "share"))
-    plain = Target(model, (), {}, coordinates.shapes)
-    target = plain._replace(coordinates=(coordinates,))
+    target = Target(model, (), {}, coordinates.shapes, (coordinates,))
     flat = rng.normal(size=12)
-
-    @quick_jit
-    def evaluate(flat):
-        expected = plain.log_density(target.unconstrained(flat))
-        expected += jnp.linalg.slogdet(jax.jacfwd(target.unconstrained)(flat))[1]
-        return target.unconstrained(flat), expected, target.log_density(flat)
-
-    found, expected, density = evaluate(flat)
+    found, expected, density = densities(target, flat)
     change = rates[3:9, :2] @ (flat[:2] - center[:2])
     share = np.max(np.abs(rates[3:9]), axis=1)
     size = (1 - share + share * np.exp(2 * change / share)) ** -0.5
