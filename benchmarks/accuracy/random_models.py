@@ -1,12 +1,14 @@
 """Fits by the defaults on random small models, against NUTS.
 
     python -m benchmarks.accuracy.random_models [--models 200] [--first 0] [--csv FILE]
-        [--seeds 0 ...] [--diagnose] [--quick]
+        [--references FOLDER] [--seeds 0 ...] [--diagnose] [--quick]
 
 Each number draws a model and its data (``grammar.py``). The reference is four chains of NUTS in
 float64, in which centered hierarchies are decentered. A model is put aside, with the reason, if
 R-hat is not below 1.01, fewer than 1000 draws are effective, or more than one in 200 diverge, even
 in a second run of three times the length; or if no data of its prior are finite and small.
+References take most of the time. ``--references`` keeps them in a folder, about a megabyte each,
+and takes from it those that an earlier run has left.
 
 Compared are the means and standard deviations of all unconstrained latents. Errors are reduced by
 two standard errors, those of the reference and of 10 000 draws: ``mean`` is the largest error of a
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -127,6 +130,21 @@ def compare(draws: np.ndarray, reference: Reference) -> Row:
     return dict(zip(("mean", "low", "high"), rounded, strict=True)) | {"worst": int(worst)}
 
 
+def reference_of(drawn: RandomModel, folder: Path | None) -> Reference:
+    """Draws of NUTS, three times as many where they are needed; from ``folder`` if it has them."""
+    kept = folder / f"{drawn.number}.npz" if folder else None
+    if kept and kept.exists():
+        with np.load(kept) as arrays:
+            rhat, divergent = float(arrays["rhat"]), float(arrays["divergent"])
+            return Reference(arrays["draws"], arrays["ess"], rhat, divergent)
+    reference = sample_reference(drawn, 1_500, 0)
+    if reference.fault:
+        reference = sample_reference(drawn, 4_500, 1)
+    if kept:
+        np.savez(kept, **reference._asdict())
+    return reference
+
+
 class Bench:
     """Computes the rows of the table."""
 
@@ -160,9 +178,10 @@ class Bench:
         supports = latent_supports(drawn.model, data["y"])
         draws = unconstrained(fitted.draw(draw_key, NUM_DRAWS, **data), supports)
         row = fitted.said | {"dim": draws.shape[1]}
-        reference = sample_reference(drawn, 500 if quick else 1_500, 0)
-        if reference.fault and not quick:
-            reference = sample_reference(drawn, 4_500, 1)
+        if quick:
+            reference = sample_reference(drawn, 500, 0)
+        else:
+            reference = reference_of(drawn, self.options.references)
         row |= {"rhat": round(reference.rhat, 4), "ess": round(float(reference.ess.min()))}
         if reference.fault and not quick:
             return row | {"worst": reference.fault}
@@ -188,9 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--csv", type=output_file, help="table to write, and to resume from")
+    parser.add_argument("--references", type=Path, help="folder in which draws of NUTS are kept")
     parser.add_argument("--diagnose", action="store_true", help="add verdicts, slow")
     parser.add_argument("--quick", action="store_true", help="one model, few steps and draws")
     options = parser.parse_args(arguments)
+    if options.references:
+        options.references.mkdir(parents=True, exist_ok=True)
     last = options.first + (1 if options.quick else options.models)
     numbers = range(options.first, last)
     cells = [{"model": number, "seed": seed} for number in numbers for seed in options.seeds]
