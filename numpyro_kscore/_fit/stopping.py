@@ -252,8 +252,7 @@ def conclude(
     if weights is None:
         return Ending(cause, doubt, *numbers)
     effective = weights.evidence.num_effective / weights.evidence.num_draws
-    khat = max(weights.evidence.khat, float(np.max(weights.shapes)))
-    return Ending(cause, doubt, *numbers, effective, khat)
+    return Ending(cause, doubt, *numbers, effective, weights.largest_shape)
 
 
 def _moved(weights: Weighing) -> tuple[float, float]:

@@ -117,6 +117,11 @@ class Weighing(NamedTuple):
         return ~self.is_thin & self.evidence.is_reliable
 
     @property
+    def largest_shape(self) -> float:
+        """The largest Pareto shape, of the weights and of these times squared deviations."""
+        return max(self.evidence.khat, float(np.max(self.shapes)))
+
+    @property
     def is_poor(self) -> bool:
         """Whether weights are not to be trusted, and few of the draws have most of them."""
         return self.evidence.is_poor
