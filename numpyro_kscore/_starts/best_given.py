@@ -123,7 +123,7 @@ def _centered(others: Others, at: np.ndarray, mean: np.ndarray, triangle: Arrow)
     noise = some(others, MEAN_DRAWS)
     lowest, best = np.inf, None
     for _ in range(MEAN_STEPS):
-        energies, gradients = others.evaluate(pushed_at(others, at, mean, triangle, noise))
+        energies, gradients = others.held(pushed_at(others, at, mean, triangle, noise), False)
         energy = float(energies.mean())
         slopes = triangle.transposed(gradients[:, others.indices].mean(axis=0))
         if not (energy < lowest and np.all(np.isfinite(slopes))):
@@ -145,7 +145,8 @@ def _shaped(
     shapes = unshaped(len(given.mean)) if known is None else known
     for _ in range(FIRST_STEPS if known is None else STEPS):
         inner = pushed(others.spread.points, shapes)
-        _, gradients = others.evaluate(pushed_at(others, at, given.mean, given.triangle, inner))
+        points = pushed_at(others, at, given.mean, given.triangle, inner)
+        _, gradients = others.held(points, False)
         scores = -given.triangle.transposed(gradients[:, others.indices])
         if not np.all(np.isfinite(scores)):
             return None
@@ -163,7 +164,8 @@ def _seen(others: Others, at: np.ndarray, given: Given) -> _Seen | None:
         inner = pushed(noise, given.shapes)
         slopes, bends = slopes_of(noise, given.shapes)
         volume = volume + np.sum(np.log(slopes), axis=1)
-    energies, gradients = others.evaluate(pushed_at(others, at, given.mean, given.triangle, inner))
+    points = pushed_at(others, at, given.mean, given.triangle, inner)
+    energies, gradients = others.held(points, True)
     constant = 0.5 * noise.shape[1] * np.log(2 * np.pi)
     weights = -energies + 0.5 * np.sum(noise**2, axis=1) + volume + constant
     moved = noise - slopes * given.triangle.transposed(gradients[:, others.indices]) + bends

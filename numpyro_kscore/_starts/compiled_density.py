@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from numpyro_kscore._model.coordinates import (
     unravel,
 )
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.search import AtPoints, Density, ProductsInForms
+from numpyro_kscore._starts.search import AtPoints, Density
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._util.compiling import quick_jit
@@ -28,8 +27,6 @@ from numpyro_kscore._util.compiling import quick_jit
 # Rows of a compiled batch, and how many of them are evaluated at once. Few rows at once keep the
 # program and its memory small; a loop over as many as are asked for wastes little.
 MOST_ROWS, ROWS_AT_ONCE = 128, 4
-# Most points of a mean Hessian, and vectors that it is multiplied with in a call.
-MOST_POINTS, VECTORS_AT_ONCE = 16, 64
 
 
 class TargetInForms(NamedTuple):
@@ -159,87 +156,6 @@ def batched_density(
         return AtPoints(energies, gradients, *np.moveaxis(seen, 1, 0))
 
     return evaluate
-
-
-def batched_products(
-    energy: Callable[[jax.Array, jax.Array, Centering], jax.Array],
-    forward_mode: bool,
-    free: np.ndarray,
-) -> ProductsInForms:
-    """Products of a model's mean Hessian with vectors, compiled once for any number of them.
-
-    ``energy`` takes values of the free latents (f,), a point (d,) that has all others, and a
-    centering, to the energy there; ``free`` are the places of the former. Rows and columns of all
-    others count as 0: a covariance that changes with scales alone is not factorized anew with
-    every vector.
-    """
-
-    def run(
-        points: jax.Array,
-        sizes: jax.Array,
-        vectors: jax.Array,
-        centering: Centering,
-        by_differences: bool = False,
-    ) -> jax.Array:
-        differentiated = jax.jacfwd if forward_mode else jax.grad
-        derivative = _differences if by_differences else _linearized
-
-        def at_point(k: jax.Array, total: jax.Array) -> jax.Array:
-            gradient = differentiated(lambda x: energy(x, points[k], centering))
-            product = derivative(gradient, points[k, free])
-
-            # One by one: sums over the rows of groups take five times as long for many at once.
-            def add(j: jax.Array, total: jax.Array) -> jax.Array:
-                return total.at[j, free].add(product(vectors[j, free]))
-
-            return lax.fori_loop(0, sizes[1], add, total)
-
-        return lax.fori_loop(0, sizes[0], at_point, jnp.zeros_like(vectors)) / sizes[0]
-
-    programs = [quick_jit(run), quick_jit(partial(run, by_differences=True))]
-
-    def products(points: np.ndarray, vectors: np.ndarray, centering: Centering) -> np.ndarray:
-        few = np.repeat(points[-1:], MOST_POINTS, axis=0)
-        few[: len(points)] = points
-        found = []
-        for start in range(0, len(vectors), VECTORS_AT_ONCE):
-            rows = vectors[start : start + VECTORS_AT_ONCE]
-            padded = np.zeros((VECTORS_AT_ONCE, vectors.shape[1]))
-            padded[: len(rows)] = rows
-            sizes = np.array([len(points), len(rows)], np.int32)
-            try:
-                part = programs[0](few, sizes, padded, centering)
-            except TypeError:
-                # Functions with a reverse mode of their own, such as solvers of differential
-                # equations, have no forward one.
-                if len(programs) == 1:
-                    raise
-                part = programs[1](few, sizes, padded, centering)
-                del programs[0]
-            found.append(np.asarray(part, float)[: len(rows)])
-        return np.concatenate(found)
-
-    return products
-
-
-def _linearized(
-    gradient: Callable[[jax.Array], jax.Array], point: jax.Array
-) -> Callable[[jax.Array], jax.Array]:
-    """The derivative of a gradient at a point, as a function of vectors."""
-    return jax.linearize(gradient, point)[1]
-
-
-def _differences(
-    gradient: Callable[[jax.Array], jax.Array], point: jax.Array
-) -> Callable[[jax.Array], jax.Array]:
-    """The same by central differences; rounding and curvature weigh alike."""
-    span = float(jnp.finfo(point.dtype).eps) ** (1 / 3)
-
-    def difference(vector: jax.Array) -> jax.Array:
-        ahead, behind = gradient(point + span * vector), gradient(point - span * vector)
-        return (ahead - behind) / (2 * span)
-
-    return difference
 
 
 def with_gradient(

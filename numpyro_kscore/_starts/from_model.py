@@ -24,15 +24,15 @@ from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.compiled_density import (
     TargetInForms,
     batched_density,
-    batched_products,
     in_all_forms,
 )
 from numpyro_kscore._starts.fit_marginals import fit_marginals
 from numpyro_kscore._starts.gaussian_search import find_gaussian
+from numpyro_kscore._starts.held_scales import batched_held, batched_products
 from numpyro_kscore._starts.large_search import find_large, higher, is_close
 from numpyro_kscore._starts.prior_draws import PriorDraws, are_among, draw_prior
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES
-from numpyro_kscore._starts.search import Latents, ProductsInForms
+from numpyro_kscore._starts.search import HeldInForms, Latents, ProductsInForms
 from numpyro_kscore._starts.start import GaussianStart
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
@@ -226,11 +226,11 @@ def _find_at_once(
 ) -> GaussianStart | None:
     """The start by the density of all data; that of a large model is found by its structure."""
     density = batched_density(in_forms.energy, forward_mode)
-    products = _products(in_forms, latents.scales[:MOST_SCALES], forward_mode)
+    products, held = _given_scales(in_forms, latents.scales[:MOST_SCALES], forward_mode)
     dim = len(latents.first)
     if plain or dim <= LARGEST_DENSE:
         return find_gaussian(density, latents, rng, products, with_forms=not plain)
-    large = find_large(density, products, latents, rng)
+    large = find_large(density, products, held, latents, rng)
     if large is not None and is_close(large):
         return large
     if dim <= LARGEST_START:
@@ -250,8 +250,10 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _products(in_forms: TargetInForms, scales: np.ndarray, forward_mode: bool) -> ProductsInForms:
-    """Products of Hessians, where latents all of whose coordinates are scales are held."""
+def _given_scales(
+    in_forms: TargetInForms, scales: np.ndarray, forward_mode: bool
+) -> tuple[ProductsInForms, HeldInForms]:
+    """Products of Hessians and gradients, where latents are held that are scales as a whole."""
     names, free, start = [], [], 0
     for name, shape in in_forms.target.shapes:
         places = np.arange(start, start + math.prod(shape))
@@ -261,7 +263,8 @@ def _products(in_forms: TargetInForms, scales: np.ndarray, forward_mode: bool) -
         else:
             free.append(places)
     given = partial(in_forms.energy_given, tuple(names))
-    return batched_products(given, forward_mode, np.concatenate([np.empty(0, int), *free]))
+    settings = given, forward_mode, np.concatenate([np.empty(0, int), *free])
+    return batched_products(*settings), batched_held(*settings)
 
 
 def _draws_if_any(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from numpyro_kscore._starts.noise import Spread, balanced, spread_out
 from numpyro_kscore._starts.sparsity import (
     Blocks,
+    Held,
     Products,
     Structure,
     blocks_at,
@@ -21,8 +23,8 @@ from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.linalg import inverse_of_lower
 
 # Draws over which the Gaussian of the others is fitted, points that show what it depends on, and
-# draws that are enough for third derivatives of leaves.
-NUM_DRAWS, NUM_POINTS, FEW = 64, 2, 8
+# draws that are enough for third derivatives of leaves of so few latents.
+NUM_DRAWS, NUM_POINTS, FEW, SMALL_LEAF = 64, 2, 8, 4
 # Steps by the curvature at another mode, of which each has to reach a part of the decrement before,
 # and by the one here.
 CHORDS, FALL, MOST_STEPS = 12, 0.5, 30
@@ -36,8 +38,9 @@ DECREASE, HALVINGS = 1e-4, 8
 FLAT = 1e-3
 # Half the span of differences of gradients.
 APART = 1e-5
-# Part of a standard deviation over which third derivatives are differences.
-SMALL = 0.1
+# Part of a standard deviation over which third derivatives are differences; the error of a slope of
+# the evidence, in nats, beyond which they are taken along all axes, and how many of these at once.
+SMALL, ROUGH, AXES_AT_ONCE = 0.1, 1.0, 32
 
 
 class Others(NamedTuple):
@@ -45,6 +48,7 @@ class Others(NamedTuple):
 
     Attributes:
         evaluate: energies and gradients of all d latents.
+        held: the same at points that share their scales.
         products: of their Hessians, the scales held.
         structure: that of the Hessian of the others.
         indices: which of the latents they are, (r,).
@@ -55,6 +59,7 @@ class Others(NamedTuple):
     """
 
     evaluate: Evaluate
+    held: Held
     products: Products
     structure: Structure
     indices: np.ndarray
@@ -83,12 +88,14 @@ def make_others(
     points: np.ndarray,
     indices: np.ndarray,
     rng: np.random.Generator,
+    held: Held | None = None,
 ) -> Others:
     """A model as a function of its others (r,), whose Hessians are seen at points (n, d)."""
+    held = held or (lambda points, with_scales: evaluate(points))
     structure = find_structure(products, points, indices)
     noise = balanced(antithetic(rng, NUM_DRAWS, len(indices)))
     spread = spread_out(rng, NUM_DRAWS, len(indices))
-    return Others(evaluate, products, structure, indices, points, noise, spread)
+    return Others(evaluate, held, products, structure, indices, points, noise, spread)
 
 
 class Given(NamedTuple):
@@ -187,7 +194,7 @@ def mode_at(
 
     Cost: some gradients, and one to three Hessians.
     """
-    (energy,), (gradient,) = others.evaluate(at[None])
+    (energy,), (gradient,) = others.held(at[None], False)
     if not (np.isfinite(energy) and np.all(np.isfinite(gradient))):
         return None
     place = _Place(at, float(energy), gradient)
@@ -237,7 +244,7 @@ def _lower(others: Others, place: _Place, triangle: Arrow) -> _Place | None:
     direction[others.indices] = -triangle.times(slopes)
     for parts in (np.ones(1), 0.5 ** np.arange(1, HALVINGS)):
         trials = place.at + parts[:, None] * direction
-        energies, gradients = others.evaluate(trials)
+        energies, gradients = others.held(trials, False)
         is_lower = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
         is_lower &= energies <= place.energy - DECREASE * parts * (slopes @ slopes)
         if np.any(is_lower):
@@ -251,31 +258,68 @@ def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
 
     ``at`` has the scales, and ``given`` is the mode there. The evidence is minus the energy and
     half the logarithm of the determinant of its Hessian, both at a mode that moves with the scales.
-    The mean of third derivatives over the Gaussian gives the derivative of the latter.
+    The sum of third derivatives along the Gaussian gives the derivative of the latter: by draws of
+    it, or along all of its axes where these do not agree.
 
-    Cost: a gradient for each draw of the noise, some if latents are leaves alone, and two more.
+    Cost: a gradient for each draw of the noise, some if latents are small leaves alone, and two more; two
+    for each latent where axes are needed.
     """
-    # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
-    noise = SMALL * (others.noise if len(others.structure.core) else some(others, FEW))
-    center = pushed_at(others, at, given.mean, given.triangle, np.zeros_like(noise[:1]))
-    points = pushed_at(others, at, given.mean, given.triangle, noise)
-    gradient = others.evaluate(center)[1][0]
-    bends = (others.evaluate(points)[1].mean(axis=0) - gradient) / SMALL**2
+
+    def with_scales(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return others.held(points, True)
+
+    def mean_at(noise: np.ndarray) -> np.ndarray:
+        points = pushed_at(others, at, given.mean, given.triangle, SMALL * noise)
+        return with_scales(points)[1].mean(axis=0)
+
+    center = pushed_at(others, at, given.mean, given.triangle, np.zeros((1, len(given.mean))))
+    gradient = with_scales(center)[1][0]
+    bends = _bends(others, mean_at, gradient) / SMALL**2
     moves = np.zeros_like(bends)
     inside = given.triangle.transposed(bends[others.indices])
     moves[others.indices] = given.triangle.times(inside)
-    return slopes_along(others, center[0], moves[None])[0] - bends - gradient
+    return slopes_along(with_scales, center[0], moves[None])[0] - bends - gradient
 
 
-def slopes_along(others: Others, at: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+def _bends(
+    others: Others, mean_at: Callable[[np.ndarray], np.ndarray], gradient: np.ndarray
+) -> np.ndarray:
+    """The mean gradient over standard normal noise, less the one in the middle, (d,)."""
+    # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
+    if not len(others.structure.core) and others.structure.leaves.shape[1] <= SMALL_LEAF:
+        return mean_at(some(others, FEW)) - gradient
+    one, other = (mean_at(noise) for noise in halves(others))
+    apart = np.delete(one - other, others.indices)
+    if np.max(np.abs(apart), initial=0.0) < 2 * ROUGH * SMALL**2:
+        return 0.5 * (one + other) - gradient
+    found = np.zeros_like(gradient)
+    for axes in _axes(len(others.indices)):
+        found += 0.5 * len(axes) * (mean_at(axes) - gradient)
+    return found
+
+
+def slopes_along(evaluate: Evaluate, at: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """How the gradient changes along vectors (m, d) of any latents at a point (d,), (m, d).
 
     Products of Hessians hold the scales, so that differences of gradients take their place.
     """
     longest = np.maximum(np.max(np.abs(vectors), axis=1, keepdims=True), np.finfo(float).tiny)
     steps = vectors * (APART / longest)
-    ahead, behind = (others.evaluate(points)[1] for points in (at + steps, at - steps))
+    ahead, behind = (evaluate(points)[1] for points in (at + steps, at - steps))
     return (ahead - behind) * (longest / (2 * APART))
+
+
+def _axes(size: int) -> Iterator[np.ndarray]:
+    """Both ends of unit axes, some at a time."""
+    for start in range(0, size, AXES_AT_ONCE):
+        axes = np.eye(min(AXES_AT_ONCE, size - start), size, start)
+        yield np.concatenate([axes, -axes])
+
+
+def halves(others: Others) -> tuple[np.ndarray, np.ndarray]:
+    """Two halves of the noise, (n/2, r) each."""
+    quarters = np.split(others.noise, 4)
+    return balanced(np.concatenate(quarters[0::2])), balanced(np.concatenate(quarters[1::2]))
 
 
 def some(others: Others, count: int) -> np.ndarray:

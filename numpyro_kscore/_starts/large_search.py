@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_kscore._starts.best_given import MOST_LEFT, best_given
 from numpyro_kscore._starts.bfgs import Path
+from numpyro_kscore._starts.compiled_density import ROWS_AT_ONCE
 from numpyro_kscore._starts.interpolation import Found, Scales
 from numpyro_kscore._starts.laplace import (
     NUM_POINTS,
@@ -27,12 +28,19 @@ from numpyro_kscore._starts.laplace import (
 from numpyro_kscore._starts.many_scales import find_many
 from numpyro_kscore._starts.pathfinder import QUANTILES
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, find_scales
-from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms
+from numpyro_kscore._starts.search import (
+    CountedDensity,
+    Density,
+    HeldInForms,
+    Latents,
+    ProductsInForms,
+)
 from numpyro_kscore._starts.sparsity import Products
 from numpyro_kscore._starts.start import FAR_FOR_EACH, GaussianStart, draws_at
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.stretch import unstretched
+from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.deadline import seconds_left
 
 # The first step of a scale, and the width of points that show what depends on what, in those of the
@@ -47,13 +55,20 @@ MOST_IN_CORE = 100
 CLIMB, NEAR_TOP = 60, 0.1
 # Products by which time is told, Hessians of a search, and the longest that they may take.
 TIMED, HESSIANS, MOST_SECONDS = 16, 100, 900.0
-# Draws of the start.
-NUM_DRAWS = 512
+# Gradients of a search, and the seconds to compile a program that computes what depends on scales
+# alone once for many of them.
+GRADIENTS, SECONDS_TO_COMPILE = 1_000, 2.0
+# Draws of the start, fewest of them, and the seconds that their gradients may take.
+NUM_DRAWS, FEWEST_DRAWS, SECONDS_OF_DRAWS = 512, 128, 15.0
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
 def find_large(
-    density: Density, products: ProductsInForms, latents: Latents, rng: np.random.Generator
+    density: Density,
+    products: ProductsInForms,
+    held: HeldInForms,
+    latents: Latents,
+    rng: np.random.Generator,
 ) -> GaussianStart | None:
     """The Gaussian that changes with the scales; None where their distribution is not found.
 
@@ -61,7 +76,7 @@ def find_large(
     of k scales some gradients, a hundred near the end, and as many products as the Hessian has
     colors.
     """
-    model, dim = CountedDensity(density, products), len(latents.first)
+    model, dim = CountedDensity(density, products, held), len(latents.first)
     plain = of_degrees(np.ones(dim))
     evaluate, hessian = model.in_form(plain), model.products_in(plain)
     scales = latents.scales[:MOST_SCALES]
@@ -70,14 +85,18 @@ def find_large(
     seconds = _seconds_of_product(hessian, points)
     if _takes_too_long(seconds * NUM_POINTS * dim, dim):
         return None
-    others = make_others(evaluate, hessian, points, rest, rng)
+    of_gradient = _seconds_of_gradient(evaluate, points)
+    is_slow = GRADIENTS * (of_gradient - seconds) > SECONDS_TO_COMPILE
+    at_scales = model.held_in(plain) if is_slow else None
+    others = make_others(evaluate, hessian, points, rest, rng, at_scales)
     if _takes_too_long(seconds * HESSIANS * len(others.structure.seeds), dim):
         return None
     found = _from_quantiles(others, latents, scales, rng)
     if found is None:
         return None
     transport = found.transport
-    draws = draws_at(evaluate, transport, rng.standard_normal((NUM_DRAWS, dim)))
+    num_draws = int(np.clip(SECONDS_OF_DRAWS / of_gradient, FEWEST_DRAWS, NUM_DRAWS))
+    draws = draws_at(evaluate, transport, rng.standard_normal((num_draws, dim)))
     if not np.all(np.isfinite(draws.gaps)):
         return None
     # Scores of the scales are those of their own density, with the evidence beyond the bound.
@@ -103,6 +122,15 @@ def _seconds_of_product(products: Products, points: np.ndarray) -> float:
     return (time.perf_counter() - begin) / len(vectors)
 
 
+def _seconds_of_gradient(evaluate: Evaluate, points: np.ndarray) -> float:
+    """The time of a gradient in all latents, compiled before."""
+    rows = np.repeat(points[:1], ROWS_AT_ONCE, axis=0)
+    evaluate(rows)
+    begin = time.perf_counter()
+    evaluate(rows)
+    return (time.perf_counter() - begin) / len(rows)
+
+
 def _takes_too_long(seconds: float, dim: int) -> bool:
     """Whether a search is not worth so many seconds, with a warning."""
     if seconds < min(MOST_SECONDS, seconds_left()):
@@ -119,11 +147,15 @@ def _takes_too_long(seconds: float, dim: int) -> bool:
 
 
 def is_close(start: GaussianStart) -> bool:
-    """Whether what is left to the model is little for each latent."""
+    """Whether what is left to the model is little for each latent.
+
+    Few draws far out, where polynomials of scales are wild, do not count.
+    """
     draws = start.exact_draws
-    return (
-        draws is not None and 0.5 * float(np.var(draws.gaps)) < FAR_FOR_EACH * draws.points.shape[1]
-    )
+    if draws is None:
+        return False
+    low, high = np.quantile(draws.gaps, [0.16, 0.84])
+    return 0.5 * (0.5 * (high - low)) ** 2 < FAR_FOR_EACH * draws.points.shape[1]
 
 
 def higher(large: GaussianStart | None, other: GaussianStart) -> GaussianStart:
@@ -194,7 +226,7 @@ def _with_core(
     given = np.concatenate([scales, others.indices[core]])
     rest = np.setdiff1d(np.arange(len(at)), given)
     points = np.concatenate([at[None], others.seen])
-    leaves = make_others(others.evaluate, others.products, points, rest, rng)
+    leaves = make_others(others.evaluate, others.products, points, rest, rng, others.held)
     triangle = np.zeros((len(core), len(core))) if now.triangle is None else now.triangle.core
     widths = np.concatenate(
         [np.sqrt(np.sum(factor**2, axis=1)) for factor in (now.gaussian.factor, triangle)]

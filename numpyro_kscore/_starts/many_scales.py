@@ -114,7 +114,7 @@ def _products_of_two(
         at[indices] = now.gaussian.push(stretched(point, now.slopes))
         at[others.indices] = node.mean
         widened = vectors * slopes_at(point, now.slopes)[0][:, None]
-        across = slopes_along(others, at, widened)[:, others.indices]
+        across = slopes_along(others.evaluate, at, widened)[:, others.indices]
         slopes.append(-base.solve(node.triangle.times(node.triangle.transposed(across))))
     ahead, behind = np.split(np.stack(slopes), 2)
     reach = features(points[1])[count] ** 0.5

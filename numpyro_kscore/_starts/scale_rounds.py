@@ -120,7 +120,7 @@ def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.
     """
     points = np.tile(at, (len(means), 1))
     points[:, others.indices] = means
-    energies = others.evaluate(points)[0] if len(means) > 1 else np.zeros(1)
+    energies = others.held(points, False)[0] if len(means) > 1 else np.zeros(1)
     return points[int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_kscore._starts.sparsity import Products
+from numpyro_kscore._starts.sparsity import Held, Products
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._transports.transport import Evaluate
@@ -46,6 +46,10 @@ Density = Callable[[np.ndarray, Centering, Centering], AtPoints]
 # The mean of the energy's Hessians at points (n, d) times vectors (m, d), in the coordinates of a
 # centering. Scales are held: their rows and columns count as 0.
 ProductsInForms = Callable[[np.ndarray, np.ndarray, Centering], np.ndarray]
+# Energies (n,) and gradients (n, d) at points (n, d) that share their scales, in the coordinates of
+# a centering. In the scales, gradients are the mean over all points if that is asked for, and 0 if
+# not.
+HeldInForms = Callable[[np.ndarray, bool, Centering], tuple[np.ndarray, np.ndarray]]
 
 
 class CountedDensity:
@@ -56,8 +60,13 @@ class CountedDensity:
         has_products: whether there are products.
     """
 
-    def __init__(self, density: Density, products: ProductsInForms | None = None) -> None:
-        self._density, self._products, self.count = density, products, 0
+    def __init__(
+        self,
+        density: Density,
+        products: ProductsInForms | None = None,
+        held: HeldInForms | None = None,
+    ) -> None:
+        self._density, self._products, self._held, self.count = density, products, held, 0
         self.has_products = products is not None
 
     def at(self, points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
@@ -89,6 +98,18 @@ class CountedDensity:
             return given(points, vectors, centering)
 
         return products
+
+    def held_in(self, centering: Centering) -> Held | None:
+        """The density at points that share their scales, in one form of coordinates."""
+        given = self._held
+        if given is None:
+            return None
+
+        def held(points: np.ndarray, with_scales: bool) -> tuple[np.ndarray, np.ndarray]:
+            self.count += len(points)
+            return given(points, with_scales, centering)
+
+        return held
 
 
 class Latents(NamedTuple):

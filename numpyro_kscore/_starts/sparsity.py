@@ -18,6 +18,9 @@ from numpyro_kscore._starts.recovery import Recovery, coordinates, find_recovery
 # Products of the Hessian at a point (d,) with vectors (m, d); points (n, d) stand for the mean of
 # their Hessians.
 Products = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Energies (n,) and gradients (n, d) at points (n, d) that share their scales. In the scales the
+# mean of gradients over all points counts, if it is asked for.
+Held = Callable[[np.ndarray, bool], tuple[np.ndarray, np.ndarray]]
 
 # A number of a Hessian in units of curvatures that is rounding, and columns taken at a time.
 ROUNDING, COLUMNS = 1e-9, 256

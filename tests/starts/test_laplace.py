@@ -4,6 +4,7 @@ Counts of many groups with log rates that have a common scale: given that, group
 and each takes an integral in one variable.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -14,8 +15,9 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
+from numpyro_kscore._starts import laplace
 from numpyro_kscore._starts.best_given import best_given
-from numpyro_kscore._starts.laplace import Others, evidence_slopes, mode_at
+from numpyro_kscore._starts.laplace import Others, evidence_slopes, make_others, mode_at
 from numpyro_kscore._starts.noise import balanced, spread_out
 from numpyro_kscore._starts.sparsity import find_structure
 from numpyro_kscore._transports.affine import antithetic
@@ -70,7 +72,11 @@ def others():
     structure = find_structure(products, points, indices)
     noise = balanced(antithetic(np.random.default_rng(2), 64, GROUPS))
     spread = spread_out(np.random.default_rng(3), 64, GROUPS)
-    return Others(evaluate, products, structure, indices, points, noise, spread)
+
+    def held(points, with_scales):
+        return evaluate(points)
+
+    return Others(evaluate, held, products, structure, indices, points, noise, spread)
 
 
 def moments(given):
@@ -119,6 +125,54 @@ def test_the_slope_of_the_evidence_is_a_difference(others):
     # Groups do not depend on each other, and noise has squares of 1: nothing is random here but the
     # square of a tenth of a standard deviation. A slope of .3 moves the log scale by .02 sd.
     np.testing.assert_allclose(slope, (ahead - behind) / 2e-3, atol=0.3)
+
+
+def field(size=60):
+    """A Gaussian process seen with noise, and its evidence given size and length."""
+    rng = np.random.default_rng(4)
+    x, y = np.linspace(0, 6, size), rng.normal(size=size)
+    noise = 0.1
+
+    def covariance(scales):
+        apart = jnp.abs(x[:, None] - x)
+        return jnp.exp(2 * scales[0] - apart * jnp.exp(-scales[1]))
+
+    def energy(point):
+        factor = jnp.linalg.cholesky(covariance(point[:2]))
+        left = (y - factor @ point[2:]) / noise
+        return 0.5 * jnp.sum(left**2) + 0.5 * jnp.sum(point[2:] ** 2)
+
+    def evidence(scales):
+        whole = covariance(scales) + noise**2 * jnp.eye(size)
+        return -0.5 * jnp.linalg.slogdet(whole)[1] - 0.5 * y @ jnp.linalg.solve(whole, y)
+
+    return energy, evidence, size
+
+
+@pytest.mark.thorough
+def test_slopes_of_the_evidence_where_all_depends_on_all(monkeypatch):
+    energy, evidence, size = field()
+    with jax.enable_x64(True):
+        both = jax.jit(jax.vmap(jax.value_and_grad(energy)))
+        hessian = jax.jit(jax.hessian(energy))
+
+        def evaluate(points):
+            return tuple(np.asarray(a) for a in both(points))
+
+        def products(points, vectors):
+            return np.mean([vectors @ np.asarray(hessian(point)) for point in points], axis=0)
+
+        at = np.concatenate([[0.2, 0.5], np.zeros(size)])
+        rng, indices = np.random.default_rng(5), np.arange(2, size + 2)
+        others = make_others(evaluate, products, at[None], indices, rng)
+        mode = mode_at(others, at)
+        by_draws = evidence_slopes(others, at, mode)[:2]
+        monkeypatch.setattr(laplace, "ROUGH", 0.0)
+        by_axes = evidence_slopes(others, at, mode)[:2]
+        known = np.asarray(jax.grad(evidence)(jnp.array(at[:2])))
+    # The limit of errors by draws is 1; along axes, that of differences is left.
+    assert 0.1 < np.max(np.abs(by_draws - known)) < 1
+    np.testing.assert_allclose(by_axes, known, atol=0.01)
 
 
 def test_what_is_shared_at_one_scale_serves_others(others):

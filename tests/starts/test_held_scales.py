@@ -1,4 +1,4 @@
-"""Products of a model's Hessian, against whole Hessians by automatic differentiation."""
+"""Gradients and products of Hessians at held scales, by automatic differentiation."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.experimental.ode import odeint
 
-from numpyro_kscore._starts.compiled_density import batched_products
+from numpyro_kscore._starts.held_scales import batched_held, batched_products
 from numpyro_kscore._transports.centering import of_degrees
 
 RNG = np.random.default_rng(0)
@@ -54,3 +54,24 @@ def test_what_is_held_has_no_products():
         hessian = np.array(jax.hessian(smooth)(point[0]))
     hessian[1] = hessian[:, 1] = 0
     np.testing.assert_allclose(found, vectors @ hessian, atol=1e-12 * np.abs(hessian).max())
+
+
+@pytest.mark.parametrize("forward", [False, True])
+def test_gradients_at_points_that_share_their_scales(forward):
+    """Those in the scales are the mean over all points, the second of two calls has few of them."""
+
+    def energy(free, point, centering):
+        return smooth(jnp.array([free[0], point[1], free[1]]))
+
+    with jax.enable_x64(True):
+        held = batched_held(energy, forward, np.array([0, 2]))
+        points = 0.5 * RNG.normal(size=(70, 3))
+        points[:, 1] = points[0, 1]
+        form = of_degrees(np.ones(3))
+        (energies, gradients), (_, mean) = held(points, False, form), held(points[:3], True, form)
+        values, slopes = map(np.asarray, jax.vmap(jax.value_and_grad(smooth))(points))
+    np.testing.assert_allclose(energies, values, rtol=1e-12)
+    np.testing.assert_allclose(gradients[:, [0, 2]], slopes[:, [0, 2]], atol=1e-12)
+    assert not gradients[:, 1].any()
+    np.testing.assert_allclose(mean[:, [0, 2]], slopes[:3, [0, 2]], atol=1e-12)
+    np.testing.assert_allclose(mean[:, 1], slopes[:3, 1].mean(), atol=1e-12)
