@@ -40,7 +40,7 @@ FLAT = 1e-3
 APART = 1e-5
 # Part of a standard deviation over which third derivatives are differences; the error of a slope of
 # the evidence, in nats, beyond which they are taken along all axes, and how many of these at once.
-SMALL, ROUGH, AXES_AT_ONCE = 0.1, 1.0, 32
+SMALL, ROUGH, AXES_AT_ONCE = 0.1, 10.0, 32
 
 
 class Others(NamedTuple):

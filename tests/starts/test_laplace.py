@@ -170,7 +170,7 @@ def test_slopes_of_the_evidence_where_all_depends_on_all(monkeypatch):
         monkeypatch.setattr(laplace, "ROUGH", 0.0)
         by_axes = evidence_slopes(others, at, mode)[:2]
         known = np.asarray(jax.grad(evidence)(jnp.array(at[:2])))
-    # The limit of errors by draws is 1; along axes, that of differences is left.
+    # Errors by draws are within the limit; along axes, those of differences are left.
     assert 0.1 < np.max(np.abs(by_draws - known)) < 1
     np.testing.assert_allclose(by_axes, known, atol=0.01)
 
