@@ -205,13 +205,19 @@ def _from_quantiles(
 
 
 def _depends_on_core(others: Others, at: np.ndarray, now: Scales) -> bool:
-    """Whether the others are far from Gaussian, and most are leaves of a small core."""
+    """Whether the others are far from Gaussian, and most are leaves of a small core.
+
+    Then much is left by the best density, or its evidence is far from that by the mode.
+    """
     core, size = others.structure.core, len(others.indices)
     if not 0 < len(core) <= min(MOST_IN_CORE, size / 4):
         return False
     mode = mode_at(others, at, now.triangle)
     found = None if mode is None else best_given(others, at, mode, None)
-    return found is None or found[0].variance > MOST_LEFT * size / 2
+    if mode is None or found is None:
+        return True
+    best, _ = found
+    return max(best.variance, abs(best.evidence - mode.evidence)) > MOST_LEFT * size / 2
 
 
 def _with_core(
