@@ -261,8 +261,8 @@ def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
     The sum of third derivatives along the Gaussian gives the derivative of the latter: by draws of
     it, or along all of its axes where these do not agree.
 
-    Cost: a gradient for each draw of the noise, some if latents are small leaves alone, and two more; two
-    for each latent where axes are needed.
+    Cost: a gradient for each draw of the noise, some if latents are small leaves alone, and two
+    more; two for each latent where axes are needed.
     """
 
     def with_scales(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
