@@ -21,13 +21,10 @@ from numpyro_kscore._model.weights import (
 from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
-from numpyro_kscore.diagnostics._weighing import Weighing, evidence_of, weigh
+from numpyro_kscore.diagnostics._weighing import Weighing, evidence_of, weigh, weigh_closely
 
 # The seconds that weights may take without compilation: a share of those of the fit, and so many.
 SHARE, LEAST = 0.25, 5.0
-# Shapes of weights between this one and the limit are looked at again, with so many times the
-# draws: tails that 10 000 draws hardly reach had shapes of .5 to .65, and more beyond.
-IN_DOUBT, TIMES = 0.5, 4
 
 
 def last_look(
@@ -85,12 +82,12 @@ def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> 
     program, layout = open_for_weights(key, inference.program_at(state))
     if not has_density(layout) or not (layout.implicit_parts or layout.mixtures):
         return None
-    for count in (NUM_DRAWS, TIMES * NUM_DRAWS):
-        draws = draw_weighted(key, program, layout, count, seconds)
-        weights = weigh(unconstrained_draws(draws, program.target(layout)))
-        if weights.lacks_draws or weights.largest_shape < IN_DOUBT:
-            break
-    return weights
+    return weigh_closely(
+        lambda count: draw_weighted(key, program, layout, count, seconds),
+        lambda draws: unconstrained_draws(draws, program.target(layout)),
+        NUM_DRAWS,
+        seconds,
+    )[1]
 
 
 def _weigh_exact(inference: Inference, exact: ExactDraws, state: Any, key: jax.Array) -> Weighing:

@@ -22,6 +22,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer import SVI
 
+from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import draw_finite
 from numpyro_kscore._model.weights import (
@@ -36,8 +37,8 @@ from numpyro_kscore.diagnostics._budget import Clock, Stages
 from numpyro_kscore.diagnostics._codes import Known
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis
 from numpyro_kscore.diagnostics._examine import examine
-from numpyro_kscore.diagnostics._fitted import fitted_guide, model_density
-from numpyro_kscore.diagnostics._weighing import weigh
+from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide, model_density
+from numpyro_kscore.diagnostics._weighing import Weighing, weigh_closely
 
 # The seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are
 # unknown.
@@ -111,17 +112,17 @@ def diagnose(
         fitted = fitted_guide(svi, result, args, kwargs, key)
         layout, draw_key = fitted.layout, key_apart(key, 1)
         clock = Clock(_budget(result) if budget is None else float(budget))
-        weights = draws = None
+        found = None
         if has_density(layout):
-            seconds = WEIGHTS_SHARE * clock.left
-            given = draw_key, fitted.program, layout, num_samples, seconds, stages.weights
-            draws = stages.attempt("importance weights", lambda: draw_weighted(*given), None)
-        if draws is not None:
-            samples, num_lost = draws.samples[draws.is_own], draws.num_lost
+            found = _weighed(fitted, draw_key, num_samples, WEIGHTS_SHARE * clock.left, stages)
+        weights = None
+        if found is not None:
+            draws = found[0]
+            samples, num_lost = draws.samples[draws.is_own][:num_samples], draws.num_lost
             clock.spend(draws.seconds * len(draws.samples))
             clock.gradient = GRADIENT_COST * draws.seconds
             if len(samples) >= LEAST_WEIGHTS:
-                weights = weigh(unconstrained_draws(draws, fitted.target))
+                weights = found[1]
         else:
             samples, num_lost = draw_finite(draw_key, fitted.program, layout, num_samples)
         whole = fitted._replace(tall=None)
@@ -142,6 +143,22 @@ def diagnose(
             clock,
             stages,
         )
+
+
+def _weighed(
+    fitted: FittedGuide, key: Array, num_samples: int, seconds: float, stages: Stages
+) -> tuple[WeightedDraws, Weighing] | None:
+    """Draws of the guide by their weights; None if these end with an error."""
+
+    def draw(count: int) -> WeightedDraws:
+        return draw_weighted(key, fitted.program, fitted.layout, count, seconds, stages.weights)
+
+    def unconstrained(draws: WeightedDraws) -> WeightedDraws:
+        return unconstrained_draws(draws, fitted.target)
+
+    return stages.attempt(
+        "importance weights", lambda: weigh_closely(draw, unconstrained, num_samples, seconds), None
+    )
 
 
 def _known(layout: Layout) -> Known:

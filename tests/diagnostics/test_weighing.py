@@ -20,7 +20,7 @@ from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore._util.pareto import are_reliable
 from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock
 from numpyro_kscore.diagnostics._examine import examine
-from numpyro_kscore.diagnostics._weighing import weigh
+from numpyro_kscore.diagnostics._weighing import weigh, weigh_closely
 
 KEY = random.key(0)
 SITES = (Site("z", (2,), 0, ()),)
@@ -78,6 +78,24 @@ def test_a_tail_without_draws_is_seen_where_it_is():
     found = weigh(weighted(1.0, tail=3.0))
     assert found.shapes[0] < 0.7 <= found.shapes[1]
     assert found.lacks_draws
+
+
+@pytest.mark.parametrize(
+    ("scale", "seconds", "counts"),
+    [(0.97, np.inf, [10_000]), (0.8, np.inf, [10_000, 40_000]), (0.8, 0.5, [10_000]),
+     (0.5, np.inf, [10_000])],
+)  # fmt: skip
+def test_a_tail_in_doubt_is_looked_at_again(scale, seconds, counts):
+    """Shapes near the limit take more draws, others do not, and there must be time for them."""
+    asked = []
+
+    def draw(count):
+        asked.append(count)
+        return weighted(scale, n=count)._replace(seconds=2e-5)
+
+    draws, weights = weigh_closely(draw, lambda draws: draws, 10_000, seconds)
+    assert asked == counts
+    assert len(draws.samples) == weights.evidence.num_draws == counts[-1]
 
 
 def test_weights_that_hardly_vary_are_reliable():
