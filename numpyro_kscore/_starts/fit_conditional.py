@@ -80,7 +80,10 @@ def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
     inside, across = (covariance[np.ix_(scales, columns)] for columns in (scales, rest))
     of_scales = Affine(gaussian.mean[scales], factor(inside))
     moves = np.linalg.solve(of_scales.factor, across)
-    now = Scales(of_scales, unstretched(len(scales)), gaussian.mean[rest], moves)
+    marginals = search.latents.marginals
+    is_shaped = None if marginals is None else np.asarray(marginals.vary)[scales]
+    given = of_scales, unstretched(len(scales)), gaussian.mean[rest], moves
+    now = Scales(*given, is_shaped=is_shaped)
     model = search.model
     others = make_others(
         model.in_form(known.centering),

@@ -33,6 +33,8 @@ class Scales(NamedTuple):
         mode: the mode of the others at the mean, (r,).
         moves: how that moves with the scales in units of the Gaussian, (k, r).
         triangle: the factor of the covariance of the others at the mean, if it is known.
+        is_shaped: which scales are normal under their prior, (k,), so that no tail is longer than a
+            standard normal one; None if none are.
     """
 
     gaussian: Affine
@@ -40,6 +42,15 @@ class Scales(NamedTuple):
     mode: np.ndarray
     moves: np.ndarray
     triangle: Arrow | None = None
+    is_shaped: np.ndarray | None = None
+
+    @property
+    def steepest(self) -> np.ndarray:
+        """The largest slopes that tails may have, in units of the Gaussian, (k,)."""
+        widths = np.linalg.norm(self.gaussian.factor, axis=1)
+        if self.is_shaped is None:
+            return np.full(len(widths), np.inf)
+        return np.where(self.is_shaped, 1 / widths, np.inf)
 
 
 class Found(NamedTuple):

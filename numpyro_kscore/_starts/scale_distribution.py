@@ -72,15 +72,16 @@ def change_nearby(
     evidences: np.ndarray,
     slopes: np.ndarray,
     gradients: np.ndarray | None = None,
+    most: np.ndarray | float = MOST_STRETCH,
 ) -> Change:
     """The change by the evidence on axes of scales taken for standard normal.
 
     Medians, widths and shapes come from quantiles on every axis, where the other scales have their
     median; correlations, with what these add to widths and moves, from a regression. That needs
-    points in pairs, or the gradients (n, k).
+    points in pairs, or the gradients (n, k). Slopes in the tails are at ``most`` so large, (k,).
     """
     count = points.shape[1]
-    middle, widths, found = along_axes(points, evidences, slopes)
+    middle, widths, found = along_axes(points, evidences, slopes, most)
     correlated = np.outer(widths, widths) * _quadratic(points, evidences, gradients)[1]
     correlated = np.clip(correlated, -MOST_CORRELATION, MOST_CORRELATION)
     np.fill_diagonal(correlated, 1.0)
@@ -98,7 +99,10 @@ def change_nearby(
 
 
 def along_axes(
-    points: np.ndarray, evidences: np.ndarray, slopes: np.ndarray
+    points: np.ndarray,
+    evidences: np.ndarray,
+    slopes: np.ndarray,
+    most: np.ndarray | float = MOST_STRETCH,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Medians, widths (k,) and slopes (k, 10) of scales by the evidence on the axis of each."""
     count = points.shape[1]
@@ -110,7 +114,7 @@ def along_axes(
     low, middle, high = places[SIDES]
     widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
     found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
-    return middle, widths, _continued(np.maximum(found, 1 / MOST_STRETCH))
+    return middle, widths, _continued(np.maximum(found, 1 / MOST_STRETCH), most / widths)
 
 
 def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
@@ -128,8 +132,8 @@ def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
     return Affine(mean, factor((rest * weights[:, None]).T @ rest))
 
 
-def _continued(slopes: np.ndarray) -> np.ndarray:
-    """Slopes (k, 10) from those between quantiles (k, 6): they grow on as they do there.
+def _continued(slopes: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Slopes (k, 10) from those between quantiles (k, 6): they grow on as they do there, to most.
 
     A density beyond the last evidence known is a line, and slopes by its quantiles would grow with
     every round.
@@ -138,7 +142,7 @@ def _continued(slopes: np.ndarray) -> np.ndarray:
     for number, side in enumerate(sides):
         growth = np.clip(side[:, -1] / side[:, -2], 1 / MOST_GROWTH, MOST_GROWTH)
         further = side[:, -1:] * growth[:, None] ** np.arange(1, 3)
-        sides[number] = np.minimum(further, MOST_STRETCH)
+        sides[number] = np.minimum(further, np.minimum(most, MOST_STRETCH)[:, None])
     return np.concatenate([sides[0][:, ::-1], slopes, sides[1]], axis=1)
 
 

@@ -151,7 +151,7 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         others, nodes = seen.others, seen.nodes
         gradients = None if is_small else mean_scores_at(now, indices, first, nodes)
         evidences = evidences_at(now, first, nodes)
-        change = change_nearby(first, evidences, now.slopes, gradients)
+        change = change_nearby(first, evidences, now.slopes, gradients, now.steepest)
         is_there = change.size < THERE
         if is_denser or not is_there:
             now, seen = moved(now, change, first, nodes), seen._replace(nodes=[])
@@ -267,4 +267,10 @@ def moved(now: Scales, change: Change, points: np.ndarray, nodes: Sequence[Given
     modes = np.stack([node.mean for node in nodes]) - nodes[0].mean
     moves = np.linalg.lstsq(stretched(points, now.slopes), modes, rcond=None)[0]
     mode = nodes[0].mean + change.mean @ moves
-    return Scales(gaussian, change.slopes, mode, change.factor.T @ moves, nodes[0].triangle)
+    return now._replace(
+        gaussian=gaussian,
+        slopes=change.slopes,
+        mode=mode,
+        moves=change.factor.T @ moves,
+        triangle=nodes[0].triangle,
+    )
