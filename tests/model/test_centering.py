@@ -31,6 +31,31 @@ def transformed(*steps):
     )
 
 
+def narrow(loc):
+    log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 10.0))
+    with numpyro.plate("effects", 40):
+        numpyro.sample("effect", dist.Normal(loc, jnp.exp(log_scale)))
+
+
+@pytest.mark.parametrize(("loc", "is_lost"), [(1.4, True), (0.0, False)])
+def test_effects_that_rounding_makes_equal_have_no_density(loc, is_lost):
+    """By float32 all lie at their location, where their density is 20 nats higher than it is."""
+    shapes = (("log_scale", ()), ("effect", (40,)))
+    values = {"log_scale": 0.0, "effect": np.zeros(40)}
+    form = coordinates_of(values, {"effect": np.zeros((3, 40))})
+    target = Target(narrow, (loc,), {}, shapes, (form,))
+    z = np.random.default_rng(0).normal(size=40)
+    exact = stats.norm.logpdf(z).sum()
+    for log_scale, far in ((-3.0, False), (-20.0, True)):
+        found = target.log_density(jnp.asarray(np.r_[log_scale, z], jnp.float32))
+        of_scale = stats.norm.logpdf(log_scale, scale=10.0)
+        if far and is_lost:
+            assert found == -jnp.inf
+        else:
+            # Rounding of effects moves them by 1e-6 of their scale here.
+            np.testing.assert_allclose(found, exact + of_scale, atol=1e-3)
+
+
 # From a location and a scale to a distribution of three numbers.
 FAMILIES = {
     "Normal": lambda loc, scale: dist.Normal(loc, scale).expand([3]),

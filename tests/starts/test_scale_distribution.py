@@ -55,6 +55,18 @@ def test_quantiles_are_those_of_the_density(name):
     assert np.all(found < ndtr(points + np.maximum(outward, inward)))
 
 
+def test_tails_end_at_slopes_that_are_given():
+    """Of a scale that is normal under its prior no tail is longer than the prior's."""
+    values = exponential_tail(NODES[:, 0])
+    free = change_nearby(NODES, values, unstretched(1))
+    held = change_nearby(NODES, values, unstretched(1), most=np.array([1.2]))
+    width = held.factor[0, 0]
+    assert free.slopes[0, 0] * width > 2
+    np.testing.assert_allclose(held.slopes[0, [0, 1]] * width, 1.2)
+    # Inside, the evidence decides.
+    np.testing.assert_array_equal(held.slopes[0, 2:8], free.slopes[0, 2:8])
+
+
 def test_a_normal_distribution_stays():
     change = change_nearby(NODES, -0.5 * NODES[:, 0] ** 2, unstretched(1))
     assert change.size < 0.01
