@@ -139,7 +139,9 @@ def _find_start(
     target = Target(seen, args, kwargs, shapes)
     values, scales, between = _values(target, latents)
     hierarchical = () if plain else hierarchical_sites(seen, args, kwargs, values)
-    independent = () if plain else independent_sites(seen, args, kwargs, values)
+    # The distribution of a large model's scales is found with shapes of its own.
+    has_shapes = not plain and len(first) <= LARGEST_DENSE
+    independent = independent_sites(seen, args, kwargs, values) if has_shapes else ()
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
     known = Latents(

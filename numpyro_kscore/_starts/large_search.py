@@ -192,7 +192,6 @@ def _from_quantiles(
         mode.mean,
         np.zeros((count, len(mode.mean))),
         mode.triangle,
-        None if latents.marginals is None else np.asarray(latents.marginals.vary)[scales],
     )
     if count:
         now = _climbed(others, at, now, scales)
