@@ -16,7 +16,10 @@ FEW = (8, 16, 20)
 
 
 def check_density(number):
-    drawn = draw_model(number)
+    try:
+        drawn = draw_model(number)
+    except ImportError as error:  # some inverse functions need another package
+        pytest.skip(str(error))
 
     @quick_jit
     def evaluate(key, y):
@@ -28,6 +31,7 @@ def check_density(number):
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:Continuous inference poorly handles circular")
 @pytest.mark.parametrize(
     "number", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in range(60)]
 )
