@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -129,33 +130,46 @@ def batched_density(
 
     @quick_jit
     def run(points: jax.Array, count: jax.Array, centering: Centering, other: Centering) -> Any:
-        def body(k: jax.Array, out: Any) -> Any:
-            start = k * rows_at_once
-            rows = lax.dynamic_slice_in_dim(points, start, rows_at_once)
-            found = jax.vmap(one, (0, None, None))(rows, centering, other)
-            return jax.tree.map(
-                lambda a, b: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), start, 0),
-                out,
-                found,
-            )
-
         # Infinite where nothing was computed: a row that is read by mistake would be noticed.
         empty = (jnp.full(MOST_ROWS, jnp.inf, points.dtype), jnp.zeros_like(points))
         seen = jnp.zeros((MOST_ROWS, 4, points.shape[1]), points.dtype)
-        return lax.fori_loop(0, count, body, (*empty, seen))
+        given = partial(one, centering=centering, other=other)
+        return by_rows(given, points, count, rows_at_once, (*empty, seen))
 
     def evaluate(points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
         parts = []
         for start in range(0, len(points), MOST_ROWS):
             rows = points[start : start + MOST_ROWS]
-            # The last row fills up: a row of zeros may be outside of a model's support.
-            padded = np.concatenate([rows, np.repeat(rows[-1:], MOST_ROWS - len(rows), axis=0)])
-            found = run(padded, -(-len(rows) // rows_at_once), centering, other)
+            found = run(filled_up(rows, MOST_ROWS), -(-len(rows) // rows_at_once), centering, other)
             parts.append([np.asarray(a, float)[: len(rows)] for a in found])
         energies, gradients, seen = (np.concatenate(column) for column in zip(*parts, strict=True))
         return AtPoints(energies, gradients, *np.moveaxis(seen, 1, 0))
 
     return evaluate
+
+
+def by_rows(
+    one: Callable[[jax.Array], Any],
+    points: jax.Array,
+    count: jax.Array,
+    rows_at_once: int,
+    empty: Any,
+) -> Any:
+    """A function of a row at points (m, d), ``count`` times so many rows; the rest stays empty."""
+
+    def body(k: jax.Array, out: Any) -> Any:
+        start = k * rows_at_once
+        found = jax.vmap(one)(lax.dynamic_slice_in_dim(points, start, rows_at_once))
+        return jax.tree.map(
+            lambda a, b: lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), start, 0), out, found
+        )
+
+    return lax.fori_loop(0, count, body, empty)
+
+
+def filled_up(rows: np.ndarray, size: int) -> np.ndarray:
+    """So many rows, with the last one repeated: zeros may be outside of a model's support."""
+    return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
 
 
 def with_gradient(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from numpyro_kscore._starts.compiled_density import ROWS_AT_ONCE, with_gradient
+from numpyro_kscore._starts.compiled_density import ROWS_AT_ONCE, by_rows, filled_up, with_gradient
 from numpyro_kscore._starts.search import HeldInForms, ProductsInForms
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._util.compiling import quick_jit
@@ -42,26 +42,18 @@ def batched_held(energy: EnergyGiven, forward_mode: bool, free: np.ndarray) -> H
     def run(
         points: jax.Array, count: jax.Array, with_scales: jax.Array, centering: Centering
     ) -> Any:
-        at = points[0]
+        at, rows = points[0], points[:, free]
 
         def one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
             given = with_gradient(lambda x: (energy(x, at, centering), None), forward_mode)
             return given(x)[:2]
 
-        def body(k: jax.Array, out: Any) -> Any:
-            start = k * ROWS_AT_ONCE
-            rows = lax.dynamic_slice_in_dim(points, start, ROWS_AT_ONCE)[:, free]
-            found = jax.vmap(one)(rows)
-            return jax.tree.map(
-                lambda a, b: lax.dynamic_update_slice_in_dim(a, b, start, 0), out, found
-            )
-
         def mean_energy(at: jax.Array) -> jax.Array:
-            values = jax.vmap(lambda x: energy(x, at, centering))(points[:, free])
+            values = jax.vmap(lambda x: energy(x, at, centering))(rows)
             return jnp.where(jnp.arange(POINTS_AT_ONCE) < count, values, 0.0).sum() / count
 
-        empty = jnp.full(POINTS_AT_ONCE, jnp.inf, points.dtype), jnp.zeros_like(points[:, free])
-        found = lax.fori_loop(0, -(-count // ROWS_AT_ONCE), body, empty)
+        empty = jnp.full(POINTS_AT_ONCE, jnp.inf, points.dtype), jnp.zeros_like(rows)
+        found = by_rows(one, rows, -(-count // ROWS_AT_ONCE), ROWS_AT_ONCE, empty)
         of_scales = lax.cond(with_scales, derivative(mean_energy), jnp.zeros_like, at)
         return *found, of_scales
 
@@ -71,10 +63,9 @@ def batched_held(energy: EnergyGiven, forward_mode: bool, free: np.ndarray) -> H
         energies, gradients = np.empty(len(points)), np.zeros(points.shape)
         for start in range(0, len(points), POINTS_AT_ONCE):
             rows = points[start : start + POINTS_AT_ONCE]
-            padded = np.concatenate(
-                [rows, np.repeat(rows[-1:], POINTS_AT_ONCE - len(rows), axis=0)]
+            found = run(
+                filled_up(rows, POINTS_AT_ONCE), np.int32(len(rows)), with_scales, centering
             )
-            found = run(padded, np.int32(len(rows)), with_scales, centering)
             value, gradient, of_scales = (np.asarray(a, float) for a in found)
             part = slice(start, start + len(rows))
             energies[part] = value[: len(rows)]
@@ -87,7 +78,7 @@ def batched_held(energy: EnergyGiven, forward_mode: bool, free: np.ndarray) -> H
 
 
 def batched_products(
-    energy: Callable[[jax.Array, jax.Array, Centering], jax.Array],
+    energy: EnergyGiven,
     forward_mode: bool,
     free: np.ndarray,
 ) -> ProductsInForms:

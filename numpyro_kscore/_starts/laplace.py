@@ -288,7 +288,7 @@ def _bends(
     # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
     if not len(others.structure.core) and others.structure.leaves.shape[1] <= SMALL_LEAF:
         return mean_at(some(others, FEW)) - gradient
-    one, other = (mean_at(noise) for noise in halves(others))
+    one, other = (mean_at(noise) for noise in _halves(others))
     apart = np.delete(one - other, others.indices)
     if np.max(np.abs(apart), initial=0.0) < 2 * ROUGH * SMALL**2:
         return 0.5 * (one + other) - gradient
@@ -316,7 +316,7 @@ def _axes(size: int) -> Iterator[np.ndarray]:
         yield np.concatenate([axes, -axes])
 
 
-def halves(others: Others) -> tuple[np.ndarray, np.ndarray]:
+def _halves(others: Others) -> tuple[np.ndarray, np.ndarray]:
     """Two halves of the noise, (n/2, r) each."""
     quarters = np.split(others.noise, 4)
     return balanced(np.concatenate(quarters[0::2])), balanced(np.concatenate(quarters[1::2]))

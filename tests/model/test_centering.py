@@ -39,7 +39,7 @@ def narrow(loc):
 
 @pytest.mark.parametrize(("loc", "is_lost"), [(1.4, True), (0.0, False)])
 def test_effects_that_rounding_makes_equal_have_no_density(loc, is_lost):
-    """By float32 all lie at their location, where their density is 20 nats higher than it is."""
+    """Single precision puts all at their location, where the density is 20 nats too high."""
     shapes = (("log_scale", ()), ("effect", (40,)))
     values = {"log_scale": 0.0, "effect": np.zeros(40)}
     form = coordinates_of(values, {"effect": np.zeros((3, 40))})

@@ -58,7 +58,7 @@ def test_what_is_held_has_no_products():
 
 @pytest.mark.parametrize("forward", [False, True])
 def test_gradients_at_points_that_share_their_scales(forward):
-    """Those in the scales are the mean over all points, the second of two calls has few of them."""
+    """Gradients in the scales are the mean over all points; the second of two calls has few."""
 
     def energy(free, point, centering):
         return smooth(jnp.array([free[0], point[1], free[1]]))

@@ -56,7 +56,7 @@ def test_quantiles_are_those_of_the_density(name):
 
 
 def test_tails_end_at_slopes_that_are_given():
-    """Of a scale that is normal under its prior no tail is longer than the prior's."""
+    """The tails of a scale that is normal under its prior are no longer than the prior's."""
     values = exponential_tail(NODES[:, 0])
     free = change_nearby(NODES, values, unstretched(1))
     held = change_nearby(NODES, values, unstretched(1), most=np.array([1.2]))
