@@ -75,7 +75,11 @@ NUM_DRAWS = 1_000
 QUICK_TARGET = "crossed_43"
 # Moments of references and rivals, drawn by the second command.
 KEPT = Path(__file__).parents[1] / "results" / "large_references"
-POSTERIORS = LARGE | {QUICK_TARGET: partial(crossed.crossed, QUICK_TARGET, 30, 10, 300)}
+# Beside those of the suite a small one for tests, and one for time and memory alone.
+POSTERIORS = LARGE | {
+    QUICK_TARGET: partial(crossed.crossed, QUICK_TARGET, 30, 10, 300),
+    "crossed_10000": partial(crossed.crossed, "crossed_10000", 9_000, 997, 200_000),
+}
 
 
 def measure(draws: np.ndarray, reference: LongRun) -> Row:

@@ -366,7 +366,9 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         """Arrays as parameters that are not fitted: a result needs no guide with the start."""
 
         def frozen(path: tuple[Any, ...], leaf: np.ndarray) -> jax.Array:
-            whole = "_".join([self.prefix, name, *(key.name for key in path)])
+            whole = "_".join(
+                [self.prefix, name, jax.tree_util.keystr(path, simple=True, separator="_")]
+            )
             array = jnp.asarray(leaf, self._init_latent.dtype)
             return lax.stop_gradient(numpyro.param(whole, array))
 

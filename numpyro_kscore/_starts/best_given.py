@@ -35,11 +35,11 @@ class Shared(NamedTuple):
     """The averaging and the shapes that one value of the scales lends to others.
 
     Attributes:
-        averaging: what follows the factor at a mode if the Hessian is averaged.
+        averaging: what follows the factor at a mode if the Hessian is averaged; None if it is not.
         shapes: of coordinates; None if they stay normal.
     """
 
-    averaging: Arrow
+    averaging: Arrow | None
     shapes: np.ndarray | None
 
 
@@ -88,7 +88,8 @@ def best_given(
     ``MEAN_DRAWS``; a Hessian at ``AVERAGED`` draws if the averaging is not known.
     """
     averaging = _averaging(others, at, mode) if shared is None else shared.averaging
-    found = _centered(others, at, mode.mean, mode.triangle.followed_by(averaging))
+    triangle = mode.triangle if averaging is None else mode.triangle.followed_by(averaging)
+    found = _centered(others, at, mode.mean, triangle)
     seen = None if found is None else _seen(others, at, found)
     if found is None or seen is None:
         return None
@@ -105,17 +106,16 @@ def best_given(
     return found, Shared(averaging, shapes)
 
 
-def _averaging(others: Others, at: np.ndarray, mode: Given) -> Arrow:
-    """The triangle that follows the factor at a mode to average the Hessian, where that pays."""
+def _averaging(others: Others, at: np.ndarray, mode: Given) -> Arrow | None:
+    """The triangle that follows the factor at a mode to average the Hessian; None if none pays."""
     points = pushed_at(others, at, mode.mean, mode.triangle, some(others, AVERAGED))
     averaged = triangle_at(others, points) or mode.triangle
-    plain = mode.triangle.divided(mode.triangle)
     bounds = []
     for triangle in (mode.triangle, averaged):
         found = _centered(others, at, mode.mean, triangle)
         seen = None if found is None else _seen(others, at, found)
         bounds.append(-np.inf if seen is None else seen.bound)
-    return mode.triangle.divided(averaged) if bounds[1] > bounds[0] else plain
+    return mode.triangle.divided(averaged) if bounds[1] > bounds[0] else None
 
 
 def _centered(others: Others, at: np.ndarray, mean: np.ndarray, triangle: Arrow) -> Given | None:

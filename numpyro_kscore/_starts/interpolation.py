@@ -9,13 +9,13 @@ import numpy as np
 
 from numpyro_kscore._starts.fit_shapes import unshaped
 from numpyro_kscore._starts.laplace import Given
-from numpyro_kscore._starts.scale_distribution import moments_by
+from numpyro_kscore._starts.scale_distribution import along_axes, moments_by
 from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.features import features, through_features
 from numpyro_kscore._transports.skewed import Skewed
-from numpyro_kscore._transports.stretch import slopes_at
+from numpyro_kscore._transports.stretch import Marginals, slopes_at, unstretched
 from numpyro_kscore._transports.transport import Chain
 
 # Draws of the scales for their moments in the end.
@@ -77,10 +77,14 @@ class Found(NamedTuple):
 
     def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
         """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
-        moved = points if self.moved is None else self.moved.affine.push(points)
+        moved = points if self.moved is None else self.moved.transport.push(points)
         every = np.broadcast_to(self.beyond, (len(points), len(self.beyond)))
         slopes = through_features(moved, every)
-        return slopes if self.moved is None else self.moved.affine.pull(points, slopes)
+        if self.moved is None:
+            return slopes
+        pull = self.moved.transport.pull
+        # What it says of the volume is no part of the evidence.
+        return pull(points, slopes) - pull(points, np.zeros_like(slopes))
 
 
 def evidences_at(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.ndarray:
@@ -123,13 +127,23 @@ def to_features(values: np.ndarray) -> np.ndarray:
 
 
 def last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
-    """The move of standard normal scales to the moments of the evidence at points, interpolated."""
-    values = features(points)
-    rest = evidences_at(now, points, nodes) + 0.5 * np.sum(points**2, axis=1)
+    """The move of standard normal scales to the density that the evidence at points says.
+
+    Each of them gets its shape on its own axis, and all together the moments of the evidence,
+    interpolated.
+    """
+    values, evidences = features(points), evidences_at(now, points, nodes)
+    rest = evidences + 0.5 * np.sum(points**2, axis=1)
     coefficients = to_features(values) @ (rest - rest[0])
     draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
-    affine = moments_by(features(draws) @ coefficients, draws)
-    return None if affine is None else OfFirst(affine)
+    count = points.shape[1]
+    most = now.steepest / np.max(now.slopes[:, [0, -1]], axis=1)
+    _, _, slopes = along_axes(points, evidences, unstretched(count), most)
+    shape = Marginals(np.zeros(count), slopes)
+    moved = shape.push(draws)
+    change = 0.5 * np.sum(draws**2 - moved**2, axis=1) + shape.log_volume(draws)
+    affine = moments_by(features(moved) @ coefficients + change, draws)
+    return None if affine is None else OfFirst(Chain((affine, shape)), count)
 
 
 def _skewed(weights: np.ndarray, nodes: Sequence[Given], count: int) -> Skewed | None:

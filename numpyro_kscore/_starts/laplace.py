@@ -16,6 +16,7 @@ from numpyro_kscore._starts.sparsity import (
     blocks_at,
     find_structure,
     misses,
+    whole_structure,
 )
 from numpyro_kscore._transports.affine import antithetic
 from numpyro_kscore._transports.arrow import Arrow
@@ -70,13 +71,16 @@ class Others(NamedTuple):
     def checked(self, points: np.ndarray) -> Others:
         """The same, with the structure of the Hessian at further points (n, d) too.
 
-        Numbers may be nearly zero elsewhere, such as those between distant times of a series.
+        Numbers may be nearly zero elsewhere, such as those between distant times of a series. Where
+        it was dense already the new one has all of them: another place would need more.
 
         Cost: some products at each point.
         """
         far = [p for p in points if misses(self.structure, self.products, p, self.indices)]
         if not far:
             return self
+        if self.structure.is_dense:
+            return self._replace(structure=whole_structure(len(self.indices)))
         seen = np.concatenate([far, self.seen])
         structure = find_structure(self.products, seen, self.indices)
         return self._replace(structure=structure, seen=seen)

@@ -75,7 +75,7 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     means[len(indices) :] += _products_of_two(others, now, indices, points, nodes)
     conditional = replace(found.conditional, means=means)
     return found._replace(
-        moved=OfFirst(Affine(change.mean, change.factor)), conditional=conditional
+        moved=OfFirst(Affine(change.mean, change.factor), len(indices)), conditional=conditional
     )
 
 

@@ -86,6 +86,8 @@ def _by_colors(pattern: Any, core: np.ndarray) -> Recovery:
 
 def _colored(pattern: Any) -> np.ndarray:
     """Colors of columns such that no two of a color have a row in common, greedily."""
+    if np.max(np.diff(pattern.tocsr().indptr), initial=0) == pattern.shape[1]:
+        return np.arange(pattern.shape[1])
     conflicts = (pattern.astype(np.int32).T @ pattern.astype(np.int32)).tocsr()
     colors = np.full(conflicts.shape[0], -1)
     for column in np.argsort(-np.diff(conflicts.indptr), kind="stable"):

@@ -49,7 +49,7 @@ CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {
     8: ((0, 1, 2, 3), (0, 1, 4, 5)),
 }
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
-NEAR, THERE, ROUNDS = 0.5, 0.15, 10
+NEAR, THERE, ROUNDS = 0.5, 0.35, 10
 # Nats by which a round may lower the evidence before it is taken back.
 WORSE = 1.0
 

@@ -29,6 +29,8 @@ CLOSE, LOOKED_AT = 1e-6, 8
 # Most numbers of a leaf that are tried, and how many floating-point operations a product of the
 # Hessian costs, of which there are no more than core and leaf have latents, and a number kept.
 LEAF_SIZES, COST_OF_PRODUCT, COST_OF_NUMBER = (1, 4, 16, 48, 128), 1e5, 50.0
+# Part of the numbers of a matrix that is as good as all.
+DENSE = 0.25
 # Thresholds of degree beyond which latents are in the core: at gaps, and as many evenly.
 MOST_THRESHOLDS = 16
 
@@ -57,6 +59,11 @@ class Structure(NamedTuple):
     def seeds(self) -> np.ndarray:
         """Vectors whose products give all numbers, (m, r)."""
         return self.recovery.seeds
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it leaves out little that a whole matrix has."""
+        return bool(self.pattern.nnz > DENSE * self.pattern.shape[0] ** 2)
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -110,6 +117,14 @@ def find_structure(products: Products, points: np.ndarray, others: np.ndarray) -
     return _structure(pattern, *_divide(pattern))
 
 
+def whole_structure(size: int) -> Structure:
+    """That of a Hessian all of whose numbers may be other than zero."""
+    from scipy import sparse
+
+    pattern = sparse.csr_matrix(np.ones((size, size), bool))
+    return _structure(pattern, np.full((0, 1), -1), np.arange(size))
+
+
 def is_right(
     structure: Structure, products: Products, point: np.ndarray, others: np.ndarray
 ) -> bool:
@@ -143,9 +158,13 @@ def blocks_at(
     """
     seeds = np.zeros((len(structure.seeds), points.shape[1]))
     seeds[:, others] = structure.seeds
-    numbers = structure.recovery.read(products(points, seeds)[:, others])
+    found = products(points, seeds)[:, others]
     count, size = structure.leaves.shape
     width = len(structure.core)
+    if width == len(others) and structure.pattern.nnz == width**2:
+        # Millions of places one by one would take longer than all else.
+        return Blocks(np.zeros((0, 1, 1)), np.zeros((0, 1, width)), 0.5 * (found + found.T))
+    numbers = structure.recovery.read(found)
     leaves = np.zeros((count, size, size))
     of_leaves, of_core = structure.of_leaves, structure.of_core
     leaves[of_leaves[1], of_leaves[2], of_leaves[3]] = numbers[of_leaves[0]]

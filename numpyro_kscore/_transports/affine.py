@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_kscore._util.linalg import invert_lower
 from numpyro_kscore._util.namespace import namespace
-from numpyro_kscore._util.pytree import pytree
+from numpyro_kscore._util.pytree import pytree, static
 
 
 @pytree
@@ -50,32 +50,33 @@ class Affine:
 
 @pytree
 class OfFirst:
-    """An affine map of the first k coordinates; the others stay.
+    """A map of the first k coordinates; the others stay.
 
     Attributes:
-        affine: the map, in k dimensions.
+        transport: the map, in k dimensions.
+        count: k.
     """
 
-    affine: Affine
+    transport: Any
+    count: int = static()
 
     def push(self, x: Any) -> Any:
-        first, rest = self._split(x)
-        return namespace(x).concatenate([self.affine.push(first), rest], axis=-1)
+        return self._joined(self.transport.push(x[..., : self.count]), x)
 
     def log_volume(self, x: Any) -> Any:
-        return self.affine.log_volume(x)
+        return self.transport.log_volume(x[..., : self.count])
 
     def pull(self, x: Any, gradients: Any) -> Any:
-        first, rest = self._split(gradients)
-        return namespace(x).concatenate([self.affine.pull(x, first), rest], axis=-1)
+        first = self.transport.pull(x[..., : self.count], gradients[..., : self.count])
+        return self._joined(first, gradients)
 
     def push_score(self, x: Any, score: Any) -> Any:
-        first, rest = self._split(score)
-        return namespace(x, score).concatenate([self.affine.push_score(x, first), rest], axis=-1)
+        first = self.transport.push_score(x[..., : self.count], score[..., : self.count])
+        return self._joined(first, score)
 
-    def _split(self, points: Any) -> tuple[Any, Any]:
-        count = self.affine.mean.shape[-1]
-        return points[..., :count], points[..., count:]
+    def _joined(self, first: Any, whole: Any) -> Any:
+        xp = namespace(first, whole)
+        return xp.concatenate([first, whole[..., self.count :]], axis=-1)
 
 
 @pytree

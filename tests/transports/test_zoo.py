@@ -135,7 +135,7 @@ ZOO = {
     "two scales": lambda: (conditional(2), 6, True),
     "three scales": lambda: (conditional(3), 7, True),
     "scales of groups": lambda: (conditional(2, arrows()), 9, True),
-    "the first": lambda: (OfFirst(affine(2)), 5, True),
+    "the first": lambda: (OfFirst(Chain((affine(4), marginals())), 4), 6, True),
     "shapes": lambda: (skewed(2), 5, True),
     "one by one": lambda: (marginals(), 4, True),
     "shapes without scales": lambda: (skewed(0), 3, True),
