@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.fit_shapes import reshaped, unshaped
-from numpyro_kscore._starts.laplace import Given, Others, pushed_at, some, triangle_at
+from numpyro_kscore._starts.laplace import Given, Others, halves, pushed_at, some, triangle_at
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.skewed import pushed, slopes_of
 
@@ -46,12 +46,13 @@ class Shared(NamedTuple):
 class _Seen(NamedTuple):
     """Bounds of the evidence by each draw, (n,), and their gradients in the draws, (n, r).
 
-    With them comes the mean score of all latents, (d,).
+    With them come the mean score of all latents, (d,), and half the difference of two halves of it.
     """
 
     weights: np.ndarray
     slopes: np.ndarray
     scores: np.ndarray
+    noise_of_scores: np.ndarray
 
     @property
     def bound(self) -> float:
@@ -102,7 +103,12 @@ def best_given(
             found, seen = shaped
     evidence = seen.bound + 0.5 * min(seen.variance, MOST_LEFT * len(mode.mean))
     shapes = found.shapes if shared is None else shared.shapes
-    found = found._replace(evidence=evidence, variance=seen.variance, scores=seen.scores)
+    found = found._replace(
+        evidence=evidence,
+        variance=seen.variance,
+        scores=seen.scores,
+        noise_of_scores=seen.noise_of_scores,
+    )
     return found, Shared(averaging, shapes)
 
 
@@ -170,4 +176,5 @@ def _seen(others: Others, at: np.ndarray, given: Given) -> _Seen | None:
     weights = -energies + 0.5 * np.sum(noise**2, axis=1) + volume + constant
     moved = noise - slopes * given.triangle.transposed(gradients[:, others.indices]) + bends
     finite = np.all(np.isfinite(weights)) and np.all(np.isfinite(moved))
-    return _Seen(weights, moved, -gradients.mean(axis=0)) if finite else None
+    one, other = (-half.mean(axis=0) for half in halves(gradients))
+    return _Seen(weights, moved, 0.5 * (one + other), 0.5 * (one - other)) if finite else None

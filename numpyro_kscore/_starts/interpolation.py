@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from numpyro_kscore._transports.transport import Chain
 MOMENT_DRAWS = 4096
 # Ridge of the regression on features of scales, and nats that the rest of triangles may lose.
 RIDGE, LOSS = 1e-3, 5e-3
+# Numbers of a triangle that are taken at a time from all of them.
+PIECE = 1_000_000
 
 
 class Scales(NamedTuple):
@@ -100,10 +102,12 @@ def interpolated(
     values = features(points)
     mean, base = nodes[0].mean, nodes[0].triangle
     means = base.solve(np.stack([node.mean - mean for node in nodes]))
-    triangles = [base.divided(node.triangle) for node in nodes]
     weights = to_features(values)
-    diagonals = np.stack([triangle.diagonal for triangle in triangles])
-    rests = [triangle.below_diagonal() for triangle in triangles]
+    diagonals, rests = np.empty((len(nodes), len(mean))), []
+    for number, node in enumerate(nodes):
+        triangle = base.divided(node.triangle)
+        diagonals[number] = triangle.diagonal
+        rests.append(triangle.below_diagonal().in_single())
     sums, kept = _main_sums(weights, rests)
     beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
     conditional = Conditional(
@@ -166,16 +170,25 @@ def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray,
     what is left out, with features of size 1, is the loss in nats.
     """
     gram = np.zeros((len(rests), len(rests)))
-    for part in zip(*((rest.leaves, rest.borders, rest.core) for rest in rests), strict=True):
-        flat = np.stack([a.ravel() for a in part])
-        gram += flat @ flat.T
+    parts = [(rest.leaves, rest.borders, rest.core) for rest in rests]
+    for arrays in zip(*parts, strict=True):
+        for rows in _pieces(arrays[0]):
+            flat = np.stack([a[rows].ravel() for a in arrays]).astype(float)
+            gram += flat @ flat.T
     axes = _main_axes(weights, gram)
-    mixed = axes.T @ weights
-    leaves, borders, core = (
-        np.tensordot(mixed, np.stack([getattr(rest, name) for rest in rests]), axes=1)
-        for name in ("leaves", "borders", "core")
-    )
+    mixed, found = axes.T @ weights, []
+    for arrays in zip(*parts, strict=True):
+        found.append(np.empty((len(mixed), *arrays[0].shape)))
+        for rows in _pieces(arrays[0]):
+            found[-1][:, rows] = np.tensordot(mixed, np.stack([a[rows] for a in arrays]), axes=1)
+    leaves, borders, core = found
     return axes, Arrow(leaves, borders, core, rests[0].places)
+
+
+def _pieces(array: np.ndarray) -> Iterator[slice]:
+    """Rows of an array, as many at a time as have a million numbers."""
+    step = max(1, PIECE * len(array) // max(1, array.size))
+    return (slice(start, start + step) for start in range(0, len(array), step))
 
 
 def _main_axes(weights: np.ndarray, gram: np.ndarray) -> np.ndarray:

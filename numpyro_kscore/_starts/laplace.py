@@ -114,6 +114,7 @@ class Given(NamedTuple):
             (5, r); None if all are normal.
         scores: the mean gradient of the log density over the best density, (d,). In the scales it
             is that of the bound, which the best density hardly changes. None by a mode alone.
+        noise_of_scores: half the difference between two halves of the draws, (d,).
     """
 
     mean: np.ndarray
@@ -122,6 +123,7 @@ class Given(NamedTuple):
     variance: float = 0.0
     shapes: np.ndarray | None = None
     scores: np.ndarray | None = None
+    noise_of_scores: np.ndarray | None = None
 
 
 def triangle_of(blocks: Blocks, places: tuple[int, ...]) -> Arrow | None:
@@ -292,7 +294,7 @@ def _bends(
     # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
     if not len(others.structure.core) and others.structure.leaves.shape[1] <= SMALL_LEAF:
         return mean_at(some(others, FEW)) - gradient
-    one, other = (mean_at(noise) for noise in _halves(others))
+    one, other = (mean_at(balanced(half)) for half in halves(others.noise))
     apart = np.delete(one - other, others.indices)
     if np.max(np.abs(apart), initial=0.0) < 2 * ROUGH * SMALL**2:
         return 0.5 * (one + other) - gradient
@@ -320,10 +322,10 @@ def _axes(size: int) -> Iterator[np.ndarray]:
         yield np.concatenate([axes, -axes])
 
 
-def _halves(others: Others) -> tuple[np.ndarray, np.ndarray]:
-    """Two halves of the noise, (n/2, r) each."""
-    quarters = np.split(others.noise, 4)
-    return balanced(np.concatenate(quarters[0::2])), balanced(np.concatenate(quarters[1::2]))
+def halves(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (n, ...) that belong to two halves of the noise, each with the negatives of its own."""
+    quarters = np.split(rows, 4)
+    return np.concatenate(quarters[0::2]), np.concatenate(quarters[1::2])
 
 
 def some(others: Others, count: int) -> np.ndarray:

@@ -50,6 +50,8 @@ CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {
 }
 # Changes of the distribution of scales after which it is near, and there; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.35, 10
+# Noise of a mean score, in nats for each standard deviation of a scale, that is too much.
+ROUGH = 0.5
 # Nats by which a round may lower the evidence before it is taken back.
 WORSE = 1.0
 
@@ -100,7 +102,8 @@ def look(
             node, shared = (None, None) if found is None else found
         if node is None:
             return Looks(others, [], shared)
-        nodes.append(node)
+        # That of the center is what all others are divided by.
+        nodes.append(node._replace(triangle=node.triangle.in_single()) if nodes else node)
     return Looks(others, nodes, shared)
 
 
@@ -138,7 +141,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         if near is None:
             return None
         others, now = near
-    first = design(count, ON_AXES, IN_PAIRS if is_small else ())
+    in_pairs = design(count, ON_AXES, IN_PAIRS)
+    first = in_pairs if is_small else design(count, ON_AXES)
     is_denser = is_small and count in LAST
     last = design(count, *LAST[count]) if is_denser else first
     if not is_small:
@@ -146,10 +150,14 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     seen: Looks | None = None
     for _ in range(ROUNDS if count else 0):
         seen = look(others, now, indices, first, is_small, seen and seen._replace(nodes=[]))
+        if len(first) < len(in_pairs) and seen.nodes and are_rough(now, indices, seen.nodes):
+            first = last = in_pairs
+            seen = look(seen.others, now, indices, first, is_small, seen)
         if not seen.nodes:
             return None
         others, nodes = seen.others, seen.nodes
-        gradients = None if is_small else mean_scores_at(now, indices, first, nodes)
+        by_evidence = len(first) == len(in_pairs)
+        gradients = None if by_evidence else mean_scores_at(now, indices, first, nodes)
         evidences = evidences_at(now, first, nodes)
         change = change_nearby(first, evidences, now.slopes, gradients, now.steepest)
         is_there = change.size < THERE
@@ -230,6 +238,16 @@ def mean_scores_at(
     scores = np.stack([node.scores[indices] for node in nodes if node.scores is not None])
     slopes, bends = slopes_at(points, now.slopes)
     return slopes * (scores @ now.gaussian.factor) + bends
+
+
+def are_rough(now: Scales, indices: np.ndarray, nodes: Sequence[Given]) -> bool:
+    """Whether the noise of mean scores hides how these change with the scales.
+
+    What all of them share does not matter. Sums of a thousand moves have a score of the size of a
+    move that varies by hundreds of nats.
+    """
+    noise = np.stack([n.noise_of_scores[indices] for n in nodes if n.noise_of_scores is not None])
+    return bool(np.max(np.std(noise @ now.gaussian.factor, axis=0)) > ROUGH)
 
 
 def design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()) -> np.ndarray:

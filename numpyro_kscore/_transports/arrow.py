@@ -117,6 +117,13 @@ class Arrow:
         """The same with zeros on the diagonal, on the host."""
         return Arrow(np.tril(self.leaves, -1), self.borders, np.tril(self.core, -1), self.places)
 
+    def in_single(self) -> Arrow:
+        """The same in single precision, on the host: several of thousands of latents need room."""
+        leaves, borders, core = (
+            np.asarray(a, np.float32) for a in (self.leaves, self.borders, self.core)
+        )
+        return Arrow(leaves, borders, core, self.places)
+
     def combined(self, weights: Any) -> Arrow:
         """The sums of several by weights (..., q): arrays of shapes (..., B, b, b) and so on."""
         xp = namespace(weights)

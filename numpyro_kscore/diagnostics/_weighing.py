@@ -23,6 +23,8 @@ UNSEEN, LARGEST_SHAPE = 3.0, 0.9
 # Shapes of weights between this one and the limit are looked at again, with so many times the
 # draws: tails that 10 000 draws hardly reach had shapes of .5 to .65, and more beyond.
 IN_DOUBT, TIMES = 0.5, 4
+# Numbers of draws that are looked at together.
+PIECE = 2_000_000
 # A weighted tail that is heavier than a guide's own by so much shows that the guide's is thin.
 HEAVIER = 0.1
 
@@ -142,8 +144,22 @@ class Weighing(NamedTuple):
 
 def weigh(draws: WeightedDraws) -> Weighing:
     """Compare moments of draws with and without their weights."""
-    samples, log_weights = np.asarray(draws.samples, np.float64), draws.log_weights
-    weights, shares = np.exp(pareto_smooth(log_weights)[0]), draws.shares
+    log_weights = draws.log_weights
+    evidence = evidence_of(log_weights, draws.rounding)
+    weights = np.exp(pareto_smooth(log_weights)[0])
+    # Some coordinates at a time: ten copies of draws of thousands of them would be gigabytes.
+    parts = np.array_split(draws.samples, -(-draws.samples.size // PIECE), axis=1)
+    found = [_moments(np.asarray(x, np.float64), weights, draws) for x in parts]
+    columns = (np.concatenate(column) for column in zip(*found, strict=True))
+    divergence = evidence.value - float(draws.shares @ draws.log_ratios)
+    return Weighing(evidence, divergence, draws.folded, *columns)
+
+
+def _moments(
+    samples: np.ndarray, weights: np.ndarray, draws: WeightedDraws
+) -> tuple[np.ndarray, ...]:
+    """Shift, its error, ratio, its error, shapes and own shapes of some coordinates (n, k)."""
+    shares = draws.shares
     center = shares @ samples
     own = samples - center
     spread = shares @ own**2
@@ -156,16 +172,12 @@ def weigh(draws: WeightedDraws) -> Weighing:
     log_ratio = shares[:, None] * (own**2 / spread - 1)
     log_ratio = log_ratio - weights[:, None] * (moved**2 / variance - 1)
     sd = np.sqrt(variance)
-    evidence = evidence_of(log_weights, draws.rounding)
-    return Weighing(
-        evidence,
-        evidence.value - float(shares @ draws.log_ratios),
-        draws.folded,
+    return (
         (center - mean) / sd,
         np.sqrt(np.sum(shift**2, axis=0)) / sd,
         np.sqrt(spread / variance),
         0.5 * np.sqrt(np.sum(log_ratio**2, axis=0)),
-        second_moment_shapes(moved, log_weights),
+        second_moment_shapes(moved, draws.log_weights),
         second_moment_shapes(own, np.log(shares)),
     )
 
