@@ -28,6 +28,7 @@ from numpyro_kscore._model.weights import (
 )
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._util.line import Line
 from numpyro_kscore._util.pareto import importance_resample
 from numpyro_kscore._util.pytree import with_leading
 
@@ -113,7 +114,10 @@ class PosteriorDraws(AutoContinuous):
             )
         check_has_density(layout, "resample")
         count = math.prod(sample_shape)
-        draws = draw_weighted(rng_key, program, layout, max(NUM_DRAWS, count))
+        with Line("sample_posterior") as line:
+            draws = draw_weighted(
+                rng_key, program, layout, max(NUM_DRAWS, count), tell=line.weights
+            )
         warn_of_weights(draws.log_weights, stacklevel=4)
         samples = jnp.asarray(draws.samples)
         chosen = importance_resample(key_apart(rng_key, 0), samples, draws.log_weights, count)

@@ -104,7 +104,7 @@ def draw_weighted(
         found.append(jax.device_get(run(jax.random.fold_in(key, number), is_wide, columns)))
         widened.append(is_wide)
         clock.append(time.perf_counter() - begin)
-        tell(size * len(found) / num_samples)
+        tell(min(1.0, size * len(found) / num_samples))
         if sum(clock[1:]) > seconds:
             break
     (samples, log_density, log_q, is_behind), sources, valid = _joined(found, num_samples)

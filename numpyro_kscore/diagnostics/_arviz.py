@@ -24,6 +24,7 @@ from numpyro_kscore._model.weights import (
 from numpyro_kscore._util.checks import check_count
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.line import Line
 from numpyro_kscore._util.pareto import importance_resample, weight_ess
 from numpyro_kscore._util.pytree import named_leaves
 from numpyro_kscore.diagnostics._converters import (
@@ -80,6 +81,7 @@ def to_arviz(
     khat: KhatEstimate | bool = True,
     resample: bool = False,
     rng_key: Array | None = None,
+    progress_bar: bool = True,
     **kwargs: Any,
 ) -> Any:
     """A fit as a ``DataTree`` (ArviZ 1.x) or ``InferenceData`` (ArviZ 0.2x).
@@ -128,6 +130,7 @@ def to_arviz(
             Pareto-smoothed importance weights. Its guide must have a density that is known at its
             draws. Their effective number is in ``attrs["effective_draws"]``.
         rng_key: random key; by default ``jax.random.key(0)``.
+        progress_bar: whether to show how many draws are weighed, if tqdm is installed.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -156,18 +159,17 @@ def to_arviz(
     check_count("num_samples", num_samples)
     key = jax.random.key(0) if rng_key is None else rng_key
     fitted = fitted_guide(svi, result, args, kwargs, key)
-    draws, estimate, effective = _draws_and_khat(fitted, num_samples, khat, resample, key)
+    with Line("to_arviz", progress_bar) as line:
+        draws, estimate, effective = _draws_and_khat(fitted, num_samples, khat, resample, key, line)
     kept = min(num_samples, draws.samples.shape[0])
     samples = jax.device_get(fitted.target.plain.constrain(jnp.asarray(draws.samples[:kept])))
     stats = one_chain(_sample_stats(draws, estimate, kept))
 
-    program = fitted.program
-    program = program._replace(model=substitute(program.model, data=dict(program.params)))
-    predict_key, prior_key = jax.random.split(key_apart(key, 2))
+    program = _substituted(fitted.program)
+    keys = jax.random.split(key_apart(key, 2))
     if posterior_predictive is True:
-        posterior_predictive = draw_posterior_predictive(predict_key, program, samples)
-    if prior is True:
-        prior = draw_prior(prior_key, program, num_samples)
+        posterior_predictive = draw_posterior_predictive(keys[0], program, samples)
+    prior = draw_prior(keys[1], program, num_samples) if prior is True else prior
     likelihoods = _summed_likelihoods(program, samples) if log_likelihood else {}
     found = find_constant_data(program, samples) if constant_data is None else constant_data
     if infer_discrete:
@@ -192,8 +194,18 @@ def to_arviz(
     return tree
 
 
+def _substituted(program: Program) -> Program:
+    """The program with the parameters of the model at their values."""
+    return program._replace(model=substitute(program.model, data=dict(program.params)))
+
+
 def _draws_and_khat(
-    fitted: FittedGuide, num_samples: int, khat: KhatEstimate | bool, resample: bool, key: Array
+    fitted: FittedGuide,
+    num_samples: int,
+    khat: KhatEstimate | bool,
+    resample: bool,
+    key: Array,
+    line: Line,
 ) -> tuple[GuideDraws | WeightedDraws, KhatEstimate | None, float | None]:
     """At least ``num_samples`` draws, unless some are lost, and k̂ unless ``khat`` is False.
 
@@ -209,7 +221,12 @@ def _draws_and_khat(
     if has_density(fitted.layout):
         num_draws = max(num_samples, NUM_DRAWS if resample else ENERGY_DRAWS if khat else 0)
         weighted = draw_weighted(
-            key, fitted.program, fitted.layout, num_draws, is_defended=resample
+            key,
+            fitted.program,
+            fitted.layout,
+            num_draws,
+            tell=line.weights,
+            is_defended=resample,
         )
         weighted = unconstrained_draws(weighted, fitted.target)
         estimate = exact_khat(weighted) if khat is True else khat or None
@@ -220,6 +237,7 @@ def _draws_and_khat(
         return chosen, estimate, weight_ess(weighted.log_weights)
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)
     draws = evaluate_fitted(fitted, max(num_draws, 4), key)
+    line.tell("estimating k̂")
     return draws, compute_khat(draws) if khat is True else khat or None, None
 
 

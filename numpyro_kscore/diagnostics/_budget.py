@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from numpyro_kscore._util.line import Line
 from numpyro_kscore.diagnostics._codes import Finding
 
 T = TypeVar("T")
@@ -43,37 +44,19 @@ def seconds_of(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-class Stages:
-    """A line of tqdm that says what a diagnosis is doing, from its first second.
-
-    It shows nothing where tqdm is not installed or nothing is to be shown.
+class Stages(Line):
+    """The line that says what a diagnosis is doing.
 
     Attributes:
         failed: parts of the diagnosis that ended with an error.
     """
 
     def __init__(self, is_shown: bool = False) -> None:
-        self._bar: Any = None
+        super().__init__("diagnose", is_shown)
         self.failed: tuple[Finding, ...] = ()
-        if not is_shown:
-            return
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            return
-        self._bar = tqdm(total=None, bar_format="diagnose: {desc} ({elapsed})")
 
     def __enter__(self) -> Stages:
         return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def tell(self, text: str) -> None:
-        """Show what comes next."""
-        if self._bar is not None:
-            self._bar.set_description_str(text)
 
     def attempt(self, part: str, run: Callable[[], T], otherwise: T) -> T:
         """The result of a part, or something else if it ends with an error, which is kept.
@@ -89,7 +72,3 @@ class Stages:
             text = f"{part}: {type(error).__name__}: {first_line}"
             self.failed += (Finding("failed", 0.0, where=text),)
             return otherwise
-
-    def weights(self, share: float) -> None:
-        """Show which share of the draws has been weighed."""
-        self.tell(f"weighing draws, {share:.0%}")

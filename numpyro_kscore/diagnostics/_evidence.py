@@ -10,6 +10,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._model.weights import NUM_DRAWS, check_has_density, draw_weighted
 from numpyro_kscore._util.checks import check_count
+from numpyro_kscore._util.line import Line
 from numpyro_kscore.diagnostics._fitted import fitted_guide
 from numpyro_kscore.diagnostics._weighing import Evidence, evidence_of
 
@@ -20,6 +21,7 @@ def log_evidence(
     *args: Any,
     num_samples: int = NUM_DRAWS,
     rng_key: Array | None = None,
+    progress_bar: bool = True,
     **kwargs: Any,
 ) -> Evidence:
     """The log evidence of a model, log p(data), by importance weights of a fitted guide.
@@ -35,6 +37,7 @@ def log_evidence(
         *args: arguments of the model, as in the fit.
         num_samples: number of draws, at least 100.
         rng_key: random key; by default ``jax.random.key(0)``.
+        progress_bar: whether to show how many draws are weighed, if tqdm is installed.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -60,7 +63,8 @@ def log_evidence(
     """
     check_count("num_samples", num_samples, minimum=100)
     key = jax.random.key(0) if rng_key is None else rng_key
-    fitted = fitted_guide(svi, result, args, kwargs, key)
-    check_has_density(fitted.layout, "log_evidence")
-    draws = draw_weighted(key, fitted.program, fitted.layout, num_samples)
+    with Line("log_evidence", progress_bar) as line:
+        fitted = fitted_guide(svi, result, args, kwargs, key)
+        check_has_density(fitted.layout, "log_evidence")
+        draws = draw_weighted(key, fitted.program, fitted.layout, num_samples, tell=line.weights)
     return evidence_of(draws.log_weights, draws.rounding)

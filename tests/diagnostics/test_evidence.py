@@ -83,6 +83,16 @@ def test_double_precision(x64):
     assert found.error == pytest.approx(3 / 200, rel=1e-3)
 
 
+def test_a_line_says_how_many_draws_are_weighed(capsys):
+    svi, result = finished(model, explicit_guide, {"scale": jnp.asarray(SD)})
+    log_evidence(svi, result, DATA, num_samples=200)
+    shown = capsys.readouterr()
+    assert "log_evidence: compiling" in shown.err
+    assert "log_evidence: weighing draws, 100%" in shown.err
+    log_evidence(svi, result, DATA, num_samples=200, progress_bar=False)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_guides_of_numpyro():
     guide = AutoNormal(model)
     svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
