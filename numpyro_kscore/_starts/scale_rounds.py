@@ -48,8 +48,9 @@ CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {
     7: ((0, 1, 2, 3, 4, 5),),
     8: ((0, 1, 2, 3), (0, 1, 4, 5)),
 }
-# Changes of the distribution of scales after which it is near, and there; and most rounds.
-NEAR, THERE, ROUNDS = 0.5, 0.35, 10
+# Changes of the distribution of scales after which it is near, and there; there if a last move
+# follows; and most rounds.
+NEAR, THERE, BEFORE_MOVE, ROUNDS = 0.5, 0.15, 0.35, 10
 # Noise of a mean score, in nats for each standard deviation of a scale, that is too much.
 ROUGH = 0.5
 # Nats by which a round may lower the evidence before it is taken back.
@@ -160,7 +161,7 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         gradients = None if by_evidence else mean_scores_at(now, indices, first, nodes)
         evidences = evidences_at(now, first, nodes)
         change = change_nearby(first, evidences, now.slopes, gradients, now.steepest)
-        is_there = change.size < THERE
+        is_there = change.size < (THERE if is_small else BEFORE_MOVE)
         if is_denser or not is_there:
             now, seen = moved(now, change, first, nodes), seen._replace(nodes=[])
         if is_there or seconds_left() <= 0:
