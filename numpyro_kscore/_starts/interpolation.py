@@ -85,7 +85,7 @@ class Found(NamedTuple):
         if self.moved is None:
             return slopes
         pull = self.moved.transport.pull
-        # What it says of the volume is no part of the evidence.
+        # The slope of the volume is no part of the evidence.
         return pull(points, slopes) - pull(points, np.zeros_like(slopes))
 
 

@@ -103,7 +103,7 @@ def look(
             node, shared = (None, None) if found is None else found
         if node is None:
             return Looks(others, [], shared)
-        # That of the center is what all others are divided by.
+        # All others are divided by the triangle of the center, which stays double.
         nodes.append(node._replace(triangle=node.triangle.in_single()) if nodes else node)
     return Looks(others, nodes, shared)
 

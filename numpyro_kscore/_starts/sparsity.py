@@ -118,7 +118,7 @@ def find_structure(products: Products, points: np.ndarray, others: np.ndarray) -
 
 
 def whole_structure(size: int) -> Structure:
-    """That of a Hessian all of whose numbers may be other than zero."""
+    """The structure of a Hessian all of whose numbers may be other than zero."""
     from scipy import sparse
 
     pattern = sparse.csr_matrix(np.ones((size, size), bool))

@@ -17,11 +17,12 @@ from numpyro.infer import SVI
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
 from numpyro_kscore._starts import laplace
 from numpyro_kscore._starts.best_given import best_given
-from numpyro_kscore._starts.laplace import Others, evidence_slopes, make_others, mode_at
+from numpyro_kscore._starts.laplace import Others, evidence_slopes, mode_at
 from numpyro_kscore._starts.noise import balanced, spread_out
 from numpyro_kscore._starts.sparsity import find_structure
 from numpyro_kscore._transports.affine import antithetic
 from numpyro_kscore._transports.skewed import pushed
+from support.dense_others import dense_others
 
 GROUPS = 240
 COUNTS = np.random.default_rng(0).poisson(
@@ -153,19 +154,7 @@ def field(size=60):
 def test_slopes_of_the_evidence_where_all_depends_on_all(monkeypatch):
     energy, evidence, size = field()
     with jax.enable_x64(True):
-        both = jax.jit(jax.vmap(jax.value_and_grad(energy)))
-        hessian = jax.jit(jax.hessian(energy))
-
-        def evaluate(points):
-            return tuple(np.asarray(a) for a in both(points))
-
-        def products(points, vectors):
-            return np.mean([vectors @ np.asarray(hessian(point)) for point in points], axis=0)
-
-        at = np.concatenate([[0.2, 0.5], np.zeros(size)])
-        rng, indices = np.random.default_rng(5), np.arange(2, size + 2)
-        others = make_others(evaluate, products, at[None], indices, rng)
-        mode = mode_at(others, at)
+        others, at, mode = dense_others(energy, [0.2, 0.5], size)
         by_draws = evidence_slopes(others, at, mode)[:2]
         monkeypatch.setattr(laplace, "ROUGH", 0.0)
         by_axes = evidence_slopes(others, at, mode)[:2]

@@ -7,10 +7,10 @@ import pytest
 
 from numpyro_kscore._starts import scale_rounds
 from numpyro_kscore._starts.interpolation import Scales
-from numpyro_kscore._starts.laplace import make_others, mode_at
 from numpyro_kscore._starts.scale_rounds import find_scales
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.stretch import unstretched
+from support.dense_others import dense_others
 
 SIZE = 60
 
@@ -51,19 +51,7 @@ def test_scales_have_their_exact_moments(monkeypatch, limit):
     monkeypatch.setattr(scale_rounds, "ROUGH", limit)
     energy, log_density = walk()
     with jax.enable_x64(True):
-        both = jax.jit(jax.vmap(jax.value_and_grad(energy)))
-        hessian = jax.jit(jax.hessian(energy))
-
-        def evaluate(points):
-            return tuple(np.asarray(a) for a in both(points))
-
-        def products(points, vectors):
-            return np.mean([vectors @ np.asarray(hessian(point)) for point in points], axis=0)
-
-        at = np.concatenate([[-1.0, 0.0], np.zeros(SIZE)])
-        indices, rng = np.arange(2, SIZE + 2), np.random.default_rng(5)
-        others = make_others(evaluate, products, at[None], indices, rng)
-        mode = mode_at(others, at)
+        others, at, mode = dense_others(energy, [-1.0, 0.0], SIZE)
         now = Scales(
             Affine(at[:2], 0.2 * np.eye(2)),
             unstretched(2),
@@ -73,7 +61,8 @@ def test_scales_have_their_exact_moments(monkeypatch, limit):
         )
         found = find_scales(others, now, np.arange(2), is_small=False)
         mean, covariance = moments_on_a_grid(log_density)
-    draws = found.transport.push(rng.standard_normal((20_000, SIZE + 2)))[:, :2]
+    noise = np.random.default_rng(6).standard_normal((20_000, SIZE + 2))
+    draws = found.transport.push(noise)[:, :2]
     sd = np.sqrt(np.diag(covariance))
     # Monte-Carlo errors are .007 and .005.
     np.testing.assert_allclose((draws.mean(0) - mean) / sd, 0, atol=0.1)
