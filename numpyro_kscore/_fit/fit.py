@@ -15,7 +15,7 @@ from numpyro.infer import SVI
 
 from numpyro_kscore._fit.expansion import make_expander
 from numpyro_kscore._fit.fit_options import FitOptions
-from numpyro_kscore._fit.last_look import covers, last_look
+from numpyro_kscore._fit.last_look import covers, last_look, look_closely
 from numpyro_kscore._fit.loop import MOST_RECOVERIES, Bar, run_chunks
 from numpyro_kscore._fit.programs import make_chunk, make_first_looks, make_look
 from numpyro_kscore._fit.result import FitResult, finish
@@ -65,8 +65,10 @@ def fit(
     error of the difference; or when the discrepancy is below ``tol`` and the loss has stopped
     falling; or after two fifths of ``max_steps``. Then the fit settles: the step size falls to 0
     along a cosine over as many steps as the search took, in the last case over all that are left.
-    If that lowered the loss by much, another round follows, twice as long (docs/convergence). The
-    optimizer should therefore have a constant step size: ``optax.adam(1e-2)``.
+    If that lowered the loss by much, another round follows, twice as long (docs/convergence). With
+    the defaults of :class:`~numpyro_kscore.ImplicitELBO` it settles with more particles, since few
+    of them do not show fine shapes. The optimizer should therefore have a constant step size:
+    ``optax.adam(1e-2)``.
 
     A step whose loss or gradient is not finite is skipped. A chunk is undone if more than half of
     its steps were skipped, or if the guide is not finite after it: the fit goes on from the state
@@ -157,7 +159,8 @@ def fit(
         # A start whose tails are too thin is not left as it is, however near it is.
         is_final = inference.can_be_exact and inference.is_final
         can_be_exact = inference.can_be_exact and (is_final or covers(inference.exact_draws))
-        rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet, is_final)
+        is_finer = inference.settling is not None
+        rule = settings.rule(inference.dim, can_be_exact, inference.is_quiet, is_final, is_finer)
         look = make_look(inference, forward_mode_differentiation, rng_key)
         run, stopped = run_chunks(
             make_chunk(inference, forward_mode_differentiation, look),
@@ -173,7 +176,8 @@ def fit(
     if run.progress.cause == "nan" and not run.progress.looks:
         _explain_failure(inference)
     weights = last_look(inference, run, rng_key, time.perf_counter() - begin, stopped)
-    return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights)
+    close = None if weights is not None else look_closely(inference, run, look, stopped)
+    return finish(svi, run, rule, stopped, time.perf_counter() - begin, weights, close)
 
 
 def _check_key(rng_key: Any) -> None:

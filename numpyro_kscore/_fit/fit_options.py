@@ -46,9 +46,16 @@ class FitOptions:
                 f"checkpoint: expected a file in an existing folder; got {self.checkpoint}"
             )
 
-    def rule(self, dim: int, can_be_exact: bool, knows_bound: bool, is_final: bool) -> Rule:
+    def rule(
+        self,
+        dim: int,
+        can_be_exact: bool,
+        knows_bound: bool,
+        is_final: bool,
+        settles_finer: bool,
+    ) -> Rule:
         """The stopping rule for a latent space of this dimension, see :class:`Rule`."""
         num_chunks = max(1, self.max_steps // self.chunk_size)
         chunk_size = self.max_steps // num_chunks
         given = float(self.tol), self.patience, dim, can_be_exact, knows_bound, is_final
-        return Rule(chunk_size, num_chunks, *given)
+        return Rule(chunk_size, num_chunks, *given, settles_finer=settles_finer)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from numpyro_kscore._fit.progress import CONVERGED, Run
+from numpyro_kscore._fit.programs import largest_errors
+from numpyro_kscore._fit.progress import CONVERGED, CloseLook, Run, Seen
 from numpyro_kscore._fit.svi import Inference
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.particles import open_for_weights
@@ -25,6 +28,8 @@ from numpyro_kscore.diagnostics._weighing import Weighing, evidence_of, weigh, w
 
 # The seconds that weights may take without compilation: a share of those of the fit, and so many.
 SHARE, LEAST = 0.25, 5.0
+# Looks at a guide without a density, each at other draws.
+CLOSE_LOOKS = 10
 
 
 def last_look(
@@ -37,12 +42,9 @@ def last_look(
     Cost: 10 000 values of the model, or what there is time for, and 40 000 more where these leave
     a tail in doubt; nothing where no step was needed.
     """
-    layout, progress = inference.layout, run.progress
-    if stopped or progress.cause not in CONVERGED or layout is None or not layout.has_all_rows:
+    progress, exact = run.progress, inference.exact_draws
+    if not _may_look(inference, run, stopped):
         return None
-    if inference.batches is not None or inference.program.reference is not None:
-        return None
-    exact = inference.exact_draws
     try:
         key = key_apart(rng_key, FitKey.WEIGHTS)
         if exact is not None and not progress.looks:
@@ -59,6 +61,44 @@ def last_look(
             stacklevel=4,
         )
         return None
+
+
+def look_closely(
+    inference: Inference, run: Run, look: Callable[..., Seen] | None, stopped: Cause
+) -> CloseLook | None:
+    """Look at ten times as many draws of the guide after a fit that converged, by what looks at it.
+
+    None is returned where weights are to be had, for minibatches, and if the fit was stopped.
+
+    Cost: ten looks, whose program is compiled already.
+    """
+    if look is None or inference.is_quiet or not _may_look(inference, run, stopped):
+        return None
+    seen = []
+    for number in range(CLOSE_LOOKS):
+        key = key_apart(jax.random.fold_in(run.best.rng_key, number), FitKey.WEIGHTS)
+        seen.append(look(run.best._replace(rng_key=key), jnp.array(True), None, None))
+    if not all(bool(one.finite) for one in seen):
+        return None
+    means, errors = np.moveaxis(np.stack([np.asarray(one.moments, float) for one in seen]), 1, 0)
+    error = np.sqrt(np.mean(errors**2, axis=0) / CLOSE_LOOKS)
+    mean = np.mean(means, axis=0)
+    shift, width = largest_errors(jnp.asarray(np.stack([mean, error])))
+    values, spreads = (
+        np.array([float(one.numbers[name]) for one in seen])
+        for name in ("discrepancy", "discrepancy_error")
+    )
+    spread = float(np.sqrt(np.mean(spreads**2) / CLOSE_LOOKS))
+    most = float(np.max(np.abs(mean) + 2 * error))
+    return CloseLook(float(np.mean(values)), spread, float(shift), float(width), most)
+
+
+def _may_look(inference: Inference, run: Run, stopped: Cause) -> bool:
+    """Whether a fit converged, and every look at it sees all rows."""
+    layout = inference.layout
+    if stopped or run.progress.cause not in CONVERGED or layout is None or not layout.has_all_rows:
+        return False
+    return inference.batches is None and inference.program.reference is None
 
 
 def covers(exact: ExactDraws | None) -> bool:

@@ -36,7 +36,7 @@ MOST_RECOVERIES = 5
 
 
 def run_chunks(
-    take_chunk: Callable[[Any, np.ndarray, ControlVariate | None, Any], Chunk],
+    take_chunk: Callable[[Any, np.ndarray, ControlVariate | None, Any, bool], Chunk],
     first_looks: Sequence[Callable[[Any], Seen]],
     expander: Expander,
     batches: Batches | None,
@@ -62,9 +62,8 @@ def run_chunks(
     }
     gaps = np.full(EVALUATION_DRAWS, np.nan) if first_looks and rule.knows_bound else None
     if path is not None and path.exists():
-        run = _restore(
-            path, Run(state, state, control_variate=expander.like(state), gaps=gaps), recorded
-        )
+        first = Run(state, state, control_variate=expander.like(state), gaps=gaps)
+        run = _restore(path, first, recorded)
         bar.begin(run.progress, rule)
     else:
         run = Run(state, state, control_variate=expander.expand(state), gaps=gaps)
@@ -85,7 +84,8 @@ def run_chunks(
                 run = run._replace(control_variate=expander.expand(run.state))
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
             # Everything is sent before the chunk, and nothing is asked for until it is done.
-            chunk = take_chunk(run.state, *jax.device_put((sizes, run.control_variate, stack)))
+            given = jax.device_put((sizes, run.control_variate, stack))
+            chunk = take_chunk(run.state, *given, run.progress.phase == "settle")
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
                 _save(path, run, recorded)

@@ -43,32 +43,22 @@ def make_chunk(
     inference: Inference,
     forward_mode: bool,
     look: Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None,
-) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any], Chunk]:
-    """Compile ``(state, step sizes, expansion of all rows, batches) -> Chunk``.
+) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any, bool], Chunk]:
+    """Compile ``(state, step sizes, expansion of all rows, batches, settles) -> Chunk``.
 
-    Each step has a batch of its own, and those that follow are for the look; without a loader
-    batches are None. ``look`` comes from :func:`make_look`; without it nothing but losses is seen.
+    ``settles`` says that the fit settles, where steps may have more particles
+    (:meth:`~numpyro_kscore.ImplicitELBO.settling`). Each step has a batch of its own, and those
+    that follow are for the look; without a loader batches are None. ``look`` comes from
+    :func:`make_look`; without it nothing but losses is seen.
     """
-    svi, slots = inference.svi, inference.slots
-
-    def step(
-        here: SVI, start: list[jax.Array], carry: Any, given: tuple[jax.Array, Any]
-    ) -> tuple[Any, jax.Array]:
-        (state, moved), (size, batch) = carry, given
-        args, kwargs = inference.arguments(batch)
-        old = jax.tree.leaves(svi.optim.get_params(state.optim_state))
-        state, loss = here.stable_update(
-            state, *args, forward_mode_differentiation=forward_mode, **kwargs
-        )
-        new = jax.tree.leaves(svi.optim.get_params(state.optim_state))
-        # Factor 1 keeps the optimizer's own step, bit for bit.
-        new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
-               for a, b in zip(old, new, strict=True)]  # fmt: skip
-        state = state._replace(optim_state=with_parameters(state.optim_state, slots, new))
-        return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
+    svi, slots, finer = inference.svi, inference.slots, inference.settling
 
     def steps(
-        state: SVIState, sizes: jax.Array, control_variate: ControlVariate | None, batches: Any
+        state: SVIState,
+        sizes: jax.Array,
+        control_variate: ControlVariate | None,
+        batches: Any,
+        is_finer: bool,
     ) -> Chunk:
         count = sizes.shape[0]
         of_steps = jax.tree.map(itemgetter(slice(count)), batches)
@@ -79,7 +69,10 @@ def make_chunk(
             here.loss = svi.loss.expanded(control_variate)
         elif inference.is_quiet and hasattr(svi.loss, "covering"):
             here.loss = svi.loss.covering()
-        (state, moved), losses = lax.scan(partial(step, here, start), carry, (sizes, of_steps))
+        elif is_finer:
+            here.loss = finer
+        step = partial(_step, inference, here, forward_mode, start)
+        (state, moved), losses = lax.scan(step, carry, (sizes, of_steps))
         # Means of changes, so that parameters that do not change stay as they are.
         mean = [(a + m / count).astype(a.dtype) for a, m in zip(start, moved, strict=True)]
         averaged = state._replace(optim_state=with_parameters(state.optim_state, slots, mean))
@@ -89,12 +82,18 @@ def make_chunk(
         finite = finite & (2 * numbers["skipped"] <= count)
         return Chunk(state, averaged, losses, numbers, finite)
 
-    compiled = quick_jit(steps)
+    search = quick_jit(partial(steps, is_finer=False))
+    settle = quick_jit(partial(steps, is_finer=True), runs_long=True)
 
     def chunk(
-        state: SVIState, sizes: Any, control_variate: ControlVariate | None, batches: Any
+        state: SVIState,
+        sizes: Any,
+        control_variate: ControlVariate | None,
+        batches: Any,
+        settles: bool,
     ) -> Chunk:
-        taken: Chunk = compiled(state, sizes, control_variate, batches)
+        take = settle if settles and finer is not None else search
+        taken: Chunk = take(state, sizes, control_variate, batches)
         if look is None:
             return taken
         seen = look(taken.averaged, taken.finite, control_variate, batches)
@@ -102,6 +101,32 @@ def make_chunk(
         return taken._replace(look=numbers, finite=seen.finite, gaps=seen.gaps)
 
     return chunk
+
+
+def _step(
+    inference: Inference,
+    here: SVI,
+    forward_mode: bool,
+    start: list[jax.Array],
+    carry: tuple[SVIState, list[jax.Array]],
+    given: tuple[jax.Array, Any],
+) -> tuple[Any, jax.Array]:
+    """One step of an SVI, a factor of its size times as long; parameters at the start of the chunk.
+
+    Carried are the state and the sums of the parameters' moves from the start.
+    """
+    (state, moved), (size, batch) = carry, given
+    args, kwargs = inference.arguments(batch)
+    old = jax.tree.leaves(here.optim.get_params(state.optim_state))
+    state, loss = here.stable_update(
+        state, *args, forward_mode_differentiation=forward_mode, **kwargs
+    )
+    new = jax.tree.leaves(here.optim.get_params(state.optim_state))
+    # Factor 1 keeps the optimizer's own step, bit for bit.
+    new = [jnp.where(size == 1, b, a + (size * (b - a)).astype(b.dtype))
+           for a, b in zip(old, new, strict=True)]  # fmt: skip
+    state = state._replace(optim_state=with_parameters(state.optim_state, inference.slots, new))
+    return (state, [m + (b - a) for m, a, b in zip(moved, start, new, strict=True)]), loss
 
 
 def _look_at_losses(losses: jax.Array) -> dict[str, jax.Array]:
@@ -161,14 +186,14 @@ def make_look(
             gaps = draws.log_density - log_q
             covered = sum(part.columns.size for part in layout.local_parts)
             own = local.scores if covered == layout.size else None
-        numbers = _measure(draws, own)
+        numbers, moments = _measure(draws, own)
         if in_minibatches:
             # Batches may have no row of a small group, or one that counts a hundredfold.
             unknown = jnp.full_like(numbers["shift"], jnp.nan)
             numbers |= {"shift": unknown, "width": unknown}
         if gaps is not None:
             numbers |= _bound(gaps)
-        return Seen(numbers, finite & jnp.isfinite(numbers["discrepancy"]), gaps)
+        return Seen(numbers, finite & jnp.isfinite(numbers["discrepancy"]), gaps, moments)
 
     return quick_jit(look)
 
@@ -203,8 +228,9 @@ def look_at_exact_draws(draws: ExactDraws) -> Seen:
 
 @quick_jit
 def _seen(draws: GuideDraws, gaps: jax.Array) -> Seen:
-    numbers = {**_measure(draws, -draws.samples), **_bound(gaps)}
-    return Seen(numbers, jnp.isfinite(numbers["discrepancy"]), gaps)
+    numbers, moments = _measure(draws, -draws.samples)
+    numbers |= _bound(gaps)
+    return Seen(numbers, jnp.isfinite(numbers["discrepancy"]), gaps, moments)
 
 
 def _first(batches: Any) -> Any:
@@ -234,8 +260,8 @@ def _bound(gaps: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
-    """Discrepancy, moments, density and spread of the draws that are finite.
+def _measure(draws: GuideDraws, own: jax.Array | None) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Discrepancy, density and spread of the draws that are finite, and errors of moments.
 
     ``own`` are the guide's scores at the draws, (n, d), if they are known.
     """
@@ -250,8 +276,9 @@ def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
     variance = weight @ jnp.where(valid, (log_density - mean) ** 2, 0.0)
     centered = x - weight @ x
     spread = weight @ centered**2
-    shift, width = moment_errors(centered, s, weight, own)
-    return {
+    moments = moment_errors(centered, s, weight, own)
+    shift, width = largest_errors(moments)
+    numbers = {
         "discrepancy": discrepancy.value,
         "shift": shift,
         "width": width,
@@ -260,11 +287,12 @@ def _measure(draws: GuideDraws, own: jax.Array | None) -> dict[str, jax.Array]:
         "log_density_error": jnp.sqrt(variance / jnp.maximum(count, 1)),
         "log_spread": 0.5 * jnp.mean(jnp.log(jnp.maximum(spread, jnp.finfo(x.dtype).tiny))),
     }
+    return numbers, moments
 
 
 def moment_errors(
     centered: jax.Array, scores: jax.Array, weight: jax.Array, own: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Measure how far means and deviations of draws are from the model's, by Stein's identities.
 
     With the covariance C of the draws, ``E[C s] = 0`` and ``E[(C s)_i x_i] = -C_ii`` hold at the
@@ -274,9 +302,9 @@ def moment_errors(
     the model, whatever its shape.
 
     Draws less their mean, the model's scores and the guide's ``own``, if known, are (n, d); weights
-    sum to 1; draws where the own score is NaN do not count. Returned are the largest error of a
-    mean, in standard deviations, and of a log standard deviation, each beyond two standard errors,
-    and zero at least.
+    sum to 1; draws where the own score is NaN do not count. Returned are the errors of means, in
+    standard deviations, and of log standard deviations, then the standard errors of both, in one
+    array (2, 2, d).
     """
     covariance = (centered * weight[:, None]).T @ centered
     variance = jnp.maximum(jnp.diag(covariance), jnp.finfo(centered.dtype).tiny)
@@ -293,9 +321,16 @@ def moment_errors(
         residual = scores @ covariance + offset
     count = 1 / jnp.sum(weight**2)
 
-    def largest(values: jax.Array) -> jax.Array:
-        mean = weight @ values
-        error = jnp.sqrt(weight @ (values - mean) ** 2 / count)
-        return jnp.max(jnp.maximum(jnp.abs(mean) - 2 * error, 0.0))
+    values = (residual / jnp.sqrt(variance), 0.5 * residual * centered / variance)
+    means = [weight @ value for value in values]
+    errors = [
+        jnp.sqrt(weight @ (value - mean) ** 2 / count)
+        for value, mean in zip(values, means, strict=True)
+    ]
+    return jnp.stack([*means, *errors]).reshape(2, 2, -1)
 
-    return largest(residual / jnp.sqrt(variance)), largest(0.5 * residual * centered / variance)
+
+def largest_errors(moments: jax.Array) -> jax.Array:
+    """The largest errors of a mean and of a log standard deviation beyond two standard errors."""
+    errors, standard_errors = moments
+    return jnp.max(jnp.maximum(jnp.abs(errors) - 2 * standard_errors, 0.0), axis=1)

@@ -41,8 +41,8 @@ class Rule(NamedTuple):
 
     ``tol`` is in standard deviations, ``dim`` is the dimension of the latent space, and
     ``can_be_exact`` says that a guide may need no step, since nothing else is to be fitted,
-    ``knows_bound`` that its bound is known at every look, and ``is_final`` that it stays as it
-    starts.
+    ``knows_bound`` that its bound is known at every look, ``is_final`` that it stays as it starts,
+    and ``settles_finer`` that it settles with more particles than it searches with.
     """
 
     chunk_size: int
@@ -53,6 +53,7 @@ class Rule(NamedTuple):
     can_be_exact: bool = True
     knows_bound: bool = True
     is_final: bool = False
+    settles_finer: bool = False
 
     @property
     def least_loss(self) -> float:
@@ -62,6 +63,9 @@ class Rule(NamedTuple):
     @property
     def round_gain(self) -> float:
         """The fall of the loss, in nats, after which settling once more may pay."""
+        if self.settles_finer:
+            # Half of a round takes away a third of the wobble.
+            return max(self.least_loss, WOBBLE / 3 * self.dim)
         return max(ROUND_GAIN * self.least_loss, WOBBLE * self.dim)
 
     @property
@@ -131,11 +135,11 @@ class Look(NamedTuple):
 class Progress(NamedTuple):
     """The state of the stopping rule; lengths are counted in chunks, each of which has one look.
 
-    The step size falls over ``settle_length`` chunks after the first ``settle_from``. ``cause``
-    says why the search ended, and ``calm`` counts successive looks without improvement. ``best`` is
-    the index of the look at the best state, -1 for the start, at which ``start`` is the look if the
-    bound is known. ``recoveries`` counts chunks that were undone, and ``rounds`` are numbers of
-    looks at the ends of rounds.
+    The step size falls over ``settle_length`` chunks after the first ``settle_from``; the search
+    had ``searched`` chunks. ``cause`` says why it ended, and ``calm`` counts successive looks
+    without improvement. ``best`` is the index of the look at the best state, -1 for the start, at
+    which ``start`` is the look if the bound is known. ``recoveries`` counts chunks that were
+    undone, and ``rounds`` are numbers of looks at the ends of rounds.
     """
 
     looks: tuple[Look, ...] = ()
@@ -143,6 +147,7 @@ class Progress(NamedTuple):
     cause: Cause = ""
     settle_from: int = 0
     settle_length: int = 0
+    searched: int = 0
     calm: int = 0
     best: int = -1
     recoveries: int = 0
@@ -223,9 +228,25 @@ class Seen(NamedTuple):
     """The result of a look, with fields of :class:`Look` as its numbers.
 
     ``finite`` is whether they and all before them are finite. ``gaps`` are the log densities of the
-    model less the guide's at each draw, (n,), where they are known.
+    model less the guide's at each draw, (n,), where they are known, and ``moments`` the errors of
+    means and of log standard deviations with their standard errors, (2, 2, d).
     """
 
     numbers: dict[str, jax.Array]
     finite: jax.Array
     gaps: jax.Array | None
+    moments: jax.Array
+
+
+class CloseLook(NamedTuple):
+    """A look at ten times as many draws, after the fit.
+
+    The first four fields are those of :class:`Look`. ``most`` is the largest error of a mean or of
+    a log standard deviation, plus two of its standard errors.
+    """
+
+    discrepancy: float
+    discrepancy_error: float
+    shift: float
+    width: float
+    most: float

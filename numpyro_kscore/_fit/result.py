@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_kscore._fit.progress import Look, Rule, Run
+from numpyro_kscore._fit.progress import CloseLook, Look, Rule, Run
 from numpyro_kscore._fit.stopping import conclude
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._messages import fit_reason
@@ -95,7 +95,13 @@ class FitResult(NamedTuple):
 
 
 def finish(
-    svi: SVI, run: Run, rule: Rule, stopped: Cause, seconds: float, weights: Weighing | None
+    svi: SVI,
+    run: Run,
+    rule: Rule,
+    stopped: Cause,
+    seconds: float,
+    weights: Weighing | None,
+    close: CloseLook | None,
 ) -> FitResult:
     """Turn a run into a result, with a warning if something is wrong with it.
 
@@ -105,7 +111,7 @@ def finish(
     start = () if progress.start is None else (progress.start,)
     trace = (*start, *looks)
     losses = run.all_losses() if looks else np.array([look.loss for look in start])
-    ending = conclude(progress, rule, stopped, weights)
+    ending = conclude(progress, rule, stopped, weights, close)
     reason, advice = fit_reason(ending.cause, ending.doubt, ending._asdict())
     if advice:
         warnings.warn(f"fit: {reason}. {advice}", UserWarning, stacklevel=3)

@@ -15,7 +15,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numpyro_kscore._fit.progress import CONVERGED, NEAR_AT_END, Ending, Gain, Look, Progress, Rule
+from numpyro_kscore._fit.progress import (
+    CONVERGED,
+    NEAR_AT_END,
+    CloseLook,
+    Ending,
+    Gain,
+    Look,
+    Progress,
+    Rule,
+)
 from numpyro_kscore._starts.start import FAR_FOR_EACH
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
 from numpyro_kscore.diagnostics._weighing import Weighing
@@ -25,6 +34,8 @@ WINDOW_FRACTION = 0.2
 SHORTEST_WINDOW = 2
 # Fraction of the steps after which a fit settles at the latest: it has made most of its way.
 SEARCH_FRACTION = 0.4
+# Chunks at least in which a fit settles with more particles: these show what the search missed.
+FINER_LEAST = 16
 # Chunks of the first round where the bound is known, and the rounds in a row after which it ends
 # if they brought nothing.
 FIRST_ROUND, MOST_CALM = 4, 3
@@ -69,7 +80,7 @@ def begin(look: Look, rule: Rule) -> Progress:
 def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
     """Add one more look and decide what comes next."""
     best = progress.best
-    if not _is_worse(look, progress.best_look, rule):
+    if not _is_worse(look, progress, rule):
         best = len(progress.looks)
     progress = progress._replace(looks=(*progress.looks, look), best=best)
     if _runs_away(progress, rule):
@@ -94,8 +105,11 @@ def advance(progress: Progress, look: Look, rule: Rule) -> Progress:
             return progress._replace(calm=calm)
         # Steps of full size wobble about the optimum, and tails fill while the size falls.
         length = rest if cause == "budget" else count
+        if rule.settles_finer:
+            length = max(FINER_LEAST, length)
         progress = progress._replace(
             phase="settle",
+            searched=count,
             cause=cause,
             calm=calm,
             settle_from=count,
@@ -131,7 +145,10 @@ def _next_round(progress: Progress, rule: Rule) -> Progress:
             cause = "budget"
     if not pays or 2 * rest < length:
         return progress._replace(phase="done", cause=cause)
-    length = min(count, rest) if progress.start is None else _round_length(count, rest)
+    if progress.start is not None:
+        length = _round_length(count, rest)
+    else:
+        length = min(2 * length if rule.settles_finer else count, rest)
     return progress._replace(settle_from=count, settle_length=length)
 
 
@@ -144,10 +161,13 @@ def _pays(progress: Progress, rule: Rule) -> bool:
     """Whether settling lowered the loss by more than the wobble that it takes away."""
     count, length = len(progress.looks), progress.settle_length
     window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * length))
-    ends = [
-        *range(progress.settle_from - window, progress.settle_from),
-        *range(count - window, count),
-    ]
+    begin = progress.settle_from
+    if rule.settles_finer:
+        # Losses of a search with fewer particles have another bias: the middle of the round counts.
+        begin += (length + window) // 2
+        if begin > count - window:
+            return False
+    ends = [*range(begin - window, begin), *range(count - window, count)]
     gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
     return gain.is_real(rule.round_gain, errors=2)
 
@@ -186,17 +206,25 @@ def _is_off(look: Look, most: float) -> bool:
     return look.shift >= most or look.width >= most
 
 
-def _is_worse(look: Look, other: Look | None, rule: Rule) -> bool:
-    """Whether loss or discrepancy is higher beyond three errors of the difference."""
+def _is_worse(look: Look, progress: Progress, rule: Rule) -> bool:
+    """Whether loss or discrepancy is higher than the best beyond three errors of the difference."""
+    other = progress.best_look
     if other is None:
         return False
     if look.bound_gain is not None:
         return look.gain < -3 * look.gain_error - rule.least_loss
     loss_error = math.hypot(look.loss_error, other.loss_error)
-    if look.loss - other.loss > 3 * loss_error + rule.least_loss:
+    is_higher = look.loss - other.loss > 3 * loss_error + rule.least_loss
+    if is_higher and _is_alike(progress, rule):
         return True
     error = math.hypot(look.discrepancy_error, other.discrepancy_error)
     return look.discrepancy - other.discrepancy > 3 * error + rule.tol**2
+
+
+def _is_alike(progress: Progress, rule: Rule) -> bool:
+    """Whether the losses of the next look and of the best are means over as many particles."""
+    is_searched = progress.phase == "search" or progress.best >= progress.searched
+    return is_searched or not rule.settles_finer
 
 
 def _gain(looks: tuple[Look, ...], window: int, name: str) -> Gain:
@@ -219,19 +247,31 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
         look.log_spread > good.log_spread + RUNAWAY_SPREAD
         and good.log_density - look.log_density
         > 3 * math.hypot(look.log_density_error, good.log_density_error)
-        and look.loss - good.loss > 3 * math.hypot(look.loss_error, good.loss_error)
+        and (
+            look.loss - good.loss > 3 * math.hypot(look.loss_error, good.loss_error)
+            or not _is_alike(progress, rule)
+        )
         for look in progress.looks[-RUNAWAY_CHUNKS:]
     )
 
 
 def conclude(
-    progress: Progress, rule: Rule, stopped: Cause = "", weights: Weighing | None = None
+    progress: Progress,
+    rule: Rule,
+    stopped: Cause = "",
+    weights: Weighing | None = None,
+    close: CloseLook | None = None,
 ) -> Ending:
-    """Say how a fit ended, by the rule or by what stopped it before."""
+    """Say how a fit ended, by the rule or by what stopped it before.
+
+    A distance is claimed only if weights say so, or a close look at the guide that is returned.
+    """
     cause = stopped or progress.cause
     distance = shift = width = math.nan
     doubt: Doubt = ""
     best = progress.best_look
+    if best is not None and close is not None:
+        best = best._replace(**dict(zip(CloseLook._fields[:4], close, strict=False)))
     if best is not None:
         distance = math.sqrt(max(best.discrepancy, 0.0))
         shift, width = best.shift, best.width
@@ -239,9 +279,10 @@ def conclude(
             # Looks see moments where the guide is, weights those of the model.
             shift, width = (max(pair) for pair in zip((shift, width), _moved(weights), strict=True))
         is_known = weights is None or bool(np.all(weights.is_known))
+        is_known = is_known and (close is None or close.most < rule.tol)
         is_within = _is_below(best, rule) and not max(shift, width) >= rule.tol
         if cause == "tol" and not (is_known and is_within):
-            # It was within tol during the search, and is not any more, or weights do not say so.
+            # It was within tol during the search, and is not any more, or nobody can say so.
             cause = "plateau"
     steps = len(progress.looks) * rule.chunk_size
     skipped = sum(look.skipped for look in progress.looks) / max(steps, 1)

@@ -59,6 +59,15 @@ class Inference(NamedTuple):
         return self.layout is not None and self.layout.is_quiet and self.batches is None
 
     @property
+    def settling(self) -> Any:
+        """The objective with which a fit settles, if that is another one."""
+        loss = self.svi.loss
+        if self.layout is None or self.batches is not None or not hasattr(loss, "settling"):
+            return None
+        finer = loss.settling(self.layout)
+        return None if finer is loss else finer
+
+    @property
     def can_be_exact(self) -> bool:
         """Whether a guide can arrive at the model, which has no parameters of its own then."""
         return self.layout is not None and not self.layout.model_params

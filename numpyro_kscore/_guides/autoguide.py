@@ -26,7 +26,6 @@ from numpyro_kscore._guides.guide_checks import (
     check_placed,
     check_plates,
     check_settings,
-    has_dynamic_support,
     is_concrete_call,
     warn_of_other_data,
 )
@@ -43,6 +42,7 @@ from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._model.package_guide import PackageGuide, Split
 from numpyro_kscore._model.preimages import announce_label
 from numpyro_kscore._model.prototype import find_prototype
+from numpyro_kscore._model.supports import has_dynamic_support
 from numpyro_kscore._model.target import Target
 from numpyro_kscore._starts.from_model import LARGEST_START, find_start, warn_of_loss
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
@@ -208,7 +208,9 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
                 warn_of_loss(error, COLD)
             if self.start is None and self.latent_dim > LARGEST_START:
                 warnings.warn(f"{asker}: {MANY.format(self.latent_dim)}", UserWarning, stacklevel=2)
-        self._is_dynamic = any(has_dynamic_support(found.trace[name]) for name in found.latents)
+        self._is_dynamic = any(
+            has_dynamic_support(found.trace[n]["fn"].support) for n in found.latents
+        )
 
     def set_up(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> None:
         """See the model and its data, and look for a start, as the first ``svi.init`` does.

@@ -95,15 +95,6 @@ def check_plates(trace: dict[str, Any], asker: str) -> None:
             )
 
 
-def has_dynamic_support(site: dict[str, Any]) -> bool:
-    """Whether a site's support has bounds that are values of the model, not plain numbers."""
-    support = site["fn"].support
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint
-    bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
-    return not all(isinstance(bound, int | float) for bound in bounds)
-
-
 def check_settings(amortize: Any, hidden_dims: Any, noise_dim: Any, init_scale: Any) -> None:
     """Raise for settings of an automatic guide that are out of range."""
     names = [amortize] if isinstance(amortize, str) else amortize or []

@@ -87,6 +87,14 @@ def check_within_supports(
     _raise_if_outside(parameters, "the guide's draws", cause)
 
 
+def has_dynamic_support(support: Any) -> bool:
+    """Whether a support has bounds that are values of the model, not plain numbers."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    bounds = (getattr(support, name, 0.0) for name in ("lower_bound", "upper_bound"))
+    return not all(isinstance(bound, int | float) for bound in bounds)
+
+
 def check_parameters(trace_of: Callable[[], dict[str, Any]], cause: Exception) -> None:
     """Raise ``ValueError`` from a cause if a site has a parameter its distribution does not take.
 

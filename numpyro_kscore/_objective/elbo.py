@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ from numpyro_kscore._util.keys import check_key
 from numpyro_kscore._util.sharding import constrain_rows
 from numpyro_kscore.estimators._fit.score_estimator import ScoreEstimator
 from numpyro_kscore.estimators._fit.settings import Median
+from numpyro_kscore.estimators._operators.operator_options import Subset
 from numpyro_kscore.regularizers._filters import Tikhonov
 from numpyro_kscore.regularizers._iterations import NuMethod
 from numpyro_kscore.sliced._estimator import SlicedScoreMatching
@@ -44,6 +46,12 @@ from numpyro_kscore.solvers._solvers import ConjugateGradient
 # Numbers, not "auto": the best choice for one set of particles is far too strong for the average
 # over the steps of a fit (benchmarks/results/2026-11-21-choice-inside-a-fit.md).
 OF_POSTERIORS = ScoreEstimator(regularizer=NuMethod(45), bandwidth=Median(0.8), standardize="full")
+# A fit settles with more particles, whose estimates are finer. An operator averaged over a part of
+# them costs a fifth of that of all, and is as good (benchmarks/results/2026-11-30-own-guides.md).
+SETTLING_PARTICLES = 1024
+OF_SETTLING = ScoreEstimator(
+    regularizer=NuMethod(128), bandwidth="median", standardize="full", subset=Subset(256)
+)
 # KEF-CG with λ = 1e-4 where codes have unit variance, the same in every unit (docs/wae_report).
 OF_AGGREGATES = ScoreEstimator(
     regularizer=Tikhonov(2e-4), solver=ConjugateGradient(), bandwidth="median", standardize="none"
@@ -89,8 +97,8 @@ class ImplicitELBO(ELBO):
     Args:
         num_particles: guide draws in a step, at least 2 (1 with ``aggregate``); by default 8 for
             each dimension of the largest block that is estimated, the latents it depends on
-            included, from 128 to 512; 4 for each, from 128 to 256, if all blocks have local log
-            densities.
+            included, from 128 to 512, and 1024 where :func:`~numpyro_kscore.fit` settles; 4 for
+            each, from 128 to 256, if all blocks have local log densities.
         estimator: the score estimator; the default is the curl-free ν-method with 45 steps in
             whitened coordinates at .8 of the median distance, and for an ``aggregate`` the kernel
             exponential family at the median distance. The ``base`` below replaces its own.
@@ -168,6 +176,7 @@ class ImplicitELBO(ELBO):
     ) -> None:
         if num_particles is not None:
             check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
+        is_default = num_particles is estimator is aggregate is sharding is None
         if estimator is None:
             estimator = OF_POSTERIORS if aggregate is None else OF_AGGREGATES
         self.settings = resolve_settings(
@@ -182,6 +191,8 @@ class ImplicitELBO(ELBO):
         self.forward_mode_differentiation = forward_mode_differentiation
         self._control_variate: ControlVariate | None = None
         self._is_covering = False
+        self._is_default = is_default and (base, debias) == ("auto", "auto")
+        self._batch_size: int | None = None
 
     @property
     def estimator(self) -> Any:
@@ -266,6 +277,33 @@ class ImplicitELBO(ELBO):
         here._is_covering = True
         return here
 
+    def settling(self, layout: Layout) -> ImplicitELBO:
+        """The objective with more particles, for the end of a fit.
+
+        A kernel sees nothing finer than its bandwidth and the number of particles allow, and a
+        network that has converged with few of them is off by what they do not show. Memory is that
+        of as many particles as before, unless the model has parameters.
+
+        Returns:
+            The objective itself where its number of particles or its estimator was given, where
+            densities are known, and where rows are estimated one by one or drawn anew in each step,
+            whose noise more particles do not lower.
+        """
+        parts = layout.implicit_parts
+        is_alone = all(
+            part.context is None and not part.has_local and len(part.columns) == 1 for part in parts
+        )
+        can_settle = self._is_default and parts and is_alone and layout.has_all_rows
+        if not can_settle or self.vectorize_particles is not True:
+            return self
+        here = copy.copy(self)
+        few = count_particles(layout, self.settings, None)
+        here.num_particles = max(few, SETTLING_PARTICLES)
+        here._batch_size = None if layout.model_params else few
+        finer = OF_SETTLING.in_objective(self.settings.base, None)
+        here.settings = dataclasses.replace(self.settings, estimator=finer, debias=None)
+        return here
+
     def loss(self, *args: Any, **kwargs: Any) -> jax.Array:
         """The loss; see :class:`numpyro.infer.ELBO`."""
         _check_instance(self)
@@ -299,7 +337,7 @@ class ImplicitELBO(ELBO):
             draws,
             program,
             layout,
-            None if self.vectorize_particles is True else self.vectorize_particles_fn,
+            self._model_map(),
             self.forward_mode_differentiation,
         )
         fixed = lax.stop_gradient(draws)
@@ -316,6 +354,12 @@ class ImplicitELBO(ELBO):
             "loss": loss_of(draws, local.log_density, joint, kl, param_map),
             "mutable_state": lax.stop_gradient(mutable or None),
         }
+
+    def _model_map(self) -> Callable[..., Any] | None:
+        """How the model is mapped over particles; None is all at once."""
+        if self._batch_size is not None:
+            return partial(_in_batches, self._batch_size)
+        return None if self.vectorize_particles is True else self.vectorize_particles_fn
 
     def _log_weights(self, draws: Draw, joint: LogJoint, local: jax.Array) -> jax.Array | None:
         """Logarithms of the weights of the particles with local log densities (m, b), (m,)."""
@@ -353,6 +397,10 @@ class ImplicitELBO(ELBO):
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local
+
+
+def _in_batches(size: int, fn: Callable[..., Any], xs: Any) -> Any:
+    return lax.map(fn, xs, batch_size=size)
 
 
 def _check_instance(objective: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax import Array
 from numpyro.distributions import biject_to
 from numpyro.infer import init_to_uniform
@@ -24,7 +25,9 @@ from numpyro.infer.autoguide import (
 
 from numpyro_kscore._model.call_checks import check_call
 from numpyro_kscore._model.coordinates import unravel
+from numpyro_kscore._model.implicit import Implicit
 from numpyro_kscore._model.prototype import find_prototype
+from numpyro_kscore._model.supports import has_dynamic_support
 from numpyro_kscore._starts.from_model import find_start
 from numpyro_kscore._util.keys import check_key
 
@@ -41,6 +44,7 @@ class InitialGaussian(NamedTuple):
         num_gradients: how many gradients of the model the search took.
         modes: the distinct modes whose probability counts, (k, d).
         weights: fractions of probability by their Gaussian approximations, (k,).
+        supports: supports of the sites.
     """
 
     locs: dict[str, Array]
@@ -51,6 +55,7 @@ class InitialGaussian(NamedTuple):
     num_gradients: int
     modes: np.ndarray
     weights: np.ndarray
+    supports: dict[str, Any]
 
     def init_params(self, guide: AutoGuide) -> dict[str, Array]:
         """Parameters with which one of NumPyro's Gaussian guides starts as this Gaussian.
@@ -78,6 +83,59 @@ class InitialGaussian(NamedTuple):
             "AutoMultivariateNormal, AutoLowRankMultivariateNormal, AutoLaplaceApproximation); "
             f"got {type(guide).__name__}{hint}. Make it with init_loc_fn=start.init_loc_fn"
         )
+
+    def sample(self, x: Array) -> dict[str, Array]:
+        """Sample every latent of the model in a guide of one's own, which works in standard units.
+
+        The latents are the image of x under the Gaussian's affine map: ``mean + factor @ x``, and
+        from there to their supports. A network of noise that gives x need not learn the units, the
+        place and the correlations of a posterior, only its shape.
+
+        Args:
+            x: a draw of the guide, (d,); that of a standard normal is one of the Gaussian.
+
+        Returns:
+            The latents by name.
+
+        Raises:
+            ValueError: for x of another shape; for a support that other latents may determine.
+
+        Example::
+
+            from numpyro_kscore import initial_gaussian
+
+            start = initial_gaussian(random.key(0), model, y)
+            noise_law = dist.Normal().expand([8]).to_event(1)
+
+
+            def guide(y=None):
+                noise = numpyro.sample("noise", noise_law, infer={"is_auxiliary": True})
+                first = numpyro.param("first", 0.3 * jax.random.normal(random.key(1), (8, 16)))
+                second = numpyro.param("second", 0.3 * jax.random.normal(random.key(2), (16, 2)))
+                start.sample(jnp.tanh(noise @ first) @ second)
+
+
+            svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
+            result = svi.run(random.key(0), 200, y, progress_bar=False)
+        """
+        if jnp.shape(x) != self.mean.shape:
+            raise ValueError(
+                f"x: expected {self.mean.shape[0]} numbers, one for each latent coordinate; got "
+                f"shape {jnp.shape(x)}"
+            )
+        shapes = tuple((name, np.shape(value)) for name, value in self.locs.items())
+        out = {}
+        for name, free in unravel(self.mean + self.factor @ x, shapes).items():
+            support = self.supports[name]
+            if has_dynamic_support(support):
+                raise ValueError(
+                    f"model: expected supports that are the same in every draw; got {support} at "
+                    f"site '{name}'. Give the network to AutoImplicit(model, network=...)"
+                )
+            value = biject_to(support)(free)
+            implicit = Implicit(value, support.event_dim, unconstrained=free)
+            out[name] = numpyro.sample(name, implicit)
+        return out
 
     @property
     def init_loc_fn(self) -> Callable[..., Any]:
@@ -148,7 +206,8 @@ def initial_gaussian(
     settings = inspect.signature(initial_gaussian).parameters
     check_call("initial_gaussian", settings, model, args, kwargs)
     forward = forward_mode_differentiation
-    latents = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward).latents
+    prototype = find_prototype(rng_key, model, args, kwargs, init_loc_fn, forward)
+    latents = prototype.latents
     if not latents:
         raise ValueError("model: expected at least one continuous latent sample site; got none")
     found = find_start(model, args, kwargs, latents, forward, plain=True)
@@ -170,4 +229,5 @@ def initial_gaussian(
         found.num_gradients,
         found.modes,
         found.weights,
+        {name: prototype.trace[name]["fn"].support for name in latents},
     )

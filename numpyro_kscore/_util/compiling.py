@@ -51,12 +51,15 @@ _kept: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _programs_of: WeakKeyDictionary[Any, tuple[dict[Any, Any], ...]] = WeakKeyDictionary()
 
 
-def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., Any]:
+def quick_jit(
+    fn: Callable[..., Any], runs_once: bool = False, runs_long: bool = False
+) -> Callable[..., Any]:
     """``jax.jit`` for a large program over arrays, traced once for each set of shapes.
 
     Inside a program that is being traced, where there are several devices and where compiling is
     disabled, it is ``jax.jit``. Keyword arguments are static. Optimization is left out for a
-    function that ``runs_once``, since it does not pay.
+    function that ``runs_once``, since it does not pay. One over large arrays that ``runs_long`` is
+    compiled as by ``jax.jit``: it takes twice as long to compile, and half as long to run.
     """
     plain: dict[Any, Callable[..., Any]] = {}
     programs: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
@@ -77,7 +80,7 @@ def quick_jit(fn: Callable[..., Any], runs_once: bool = False) -> Callable[..., 
         key = (*OPTIONS.items(), options, structure, jnp.result_type(float), *map(_type_of, arrays))
         program = programs.pop(key, None)
         if program is None:
-            program = _compile(_with_static(fn, static), structure, arrays, runs_once)
+            program = _compile(_with_static(fn, static), structure, arrays, runs_once, runs_long)
         _keep(programs, key, program)
         return program(arrays)
 
@@ -162,7 +165,7 @@ def _type_of(array: jax.Array | np.ndarray) -> Any:
 
 
 def _compile(
-    fn: Callable[..., Any], structure: Any, arrays: list[Any], runs_once: bool
+    fn: Callable[..., Any], structure: Any, arrays: list[Any], runs_once: bool, runs_long: bool
 ) -> Callable[[list[Any]], Any]:
     """Return ``fn`` of arguments given as leaves, compiled, or served by what is kept."""
 
@@ -179,10 +182,11 @@ def _compile(
     # Unused arguments stay: which ones are unused differs from data to data.
     whole = jax.jit(run, keep_unused=True)
     digest = fingerprint(closed)
-    key = (*OPTIONS.items(), digest, jax.default_backend(), runs_once)
+    key = (*OPTIONS.items(), digest, jax.default_backend(), runs_once, runs_long)
     program = _kept.pop(key, None)
     if program is None:
-        program = whole.lower(constants, arrays).compile(_options(closed.jaxpr, runs_once))
+        options = None if runs_long else _options(closed.jaxpr, runs_once)
+        program = whole.lower(constants, arrays).compile(options)
     if digest is not None:
         _keep(_kept, key, program)
     result = jax.tree.structure(out)

@@ -216,8 +216,8 @@ class SeenError(Exception):
 def rule_of(monkeypatch, *args, **kwargs):
     """The stopping rule of a fit, which ends there."""
 
-    def see(*settings):
-        raise SeenError(Rule(*settings))
+    def see(*settings, **more):
+        raise SeenError(Rule(*settings, **more))
 
     with monkeypatch.context() as patch:
         patch.setattr("numpyro_kscore._fit.fit_options.Rule", see)

@@ -8,8 +8,8 @@ import pytest
 
 from numpyro_kscore._fit import last_look
 from numpyro_kscore._fit.last_look import _as_weighted, covers
-from numpyro_kscore._fit.programs import moment_errors
-from numpyro_kscore._fit.progress import Ending, Look, Progress, Rule
+from numpyro_kscore._fit.programs import largest_errors, moment_errors
+from numpyro_kscore._fit.progress import CloseLook, Ending, Look, Progress, Rule
 from numpyro_kscore._fit.stopping import advance, begin, conclude, step_sizes, window_gain
 from numpyro_kscore._starts.start import ExactDraws
 from numpyro_kscore.diagnostics._codes import Cause, Doubt
@@ -101,6 +101,46 @@ def test_the_wobble_of_full_steps_is_no_reason_for_another_round(fall, taken):
     low = np.full(100, RULE.tol**2 / 4)
     progress = follow(low, falls, RULE._replace(dim=100), error=1e-5)
     assert (progress.phase, len(progress.looks)) == ("done", taken)
+
+
+FINER = RULE._replace(settles_finer=True)
+
+
+def test_settling_with_more_particles_takes_enough_steps_to_see_what_they_show():
+    low = np.full(100, RULE.tol**2 / 4)
+    progress = follow(low, rule=FINER)
+    assert (progress.cause, progress.searched, progress.rounds) == ("tol", 4, (20,))
+    long = follow(np.full(40, 0.5), 5 - np.minimum(np.arange(40.0), 18), rule=FINER)
+    assert long.searched > 16
+    assert long.settle_length == long.searched
+    # As many as are left.
+    assert len(follow(low, rule=FINER._replace(num_chunks=10)).looks) == 10
+
+
+@pytest.mark.parametrize("bias", [-3.0, 3.0])
+def test_losses_of_different_numbers_of_particles_are_not_compared(bias):
+    low = np.full(100, RULE.tol**2 / 4)
+    losses = np.zeros(100)
+    losses[4:] += bias
+    progress = follow(low, losses, rule=FINER)
+    assert (progress.rounds, progress.best) == ((20,), 19)
+    # Those of the round are: a rise within it leaves the best where it was.
+    losses[10:] += 1
+    assert follow(low, losses, rule=FINER).best == 9
+    # So is the discrepancy of a search: where settling is worse, the guide before it is returned.
+    assert follow(np.where(np.arange(100) < 4, low, 1.0), losses, rule=FINER).best == 3
+
+
+def test_a_finer_round_is_followed_by_another_while_its_second_half_gains():
+    low = np.full(100, RULE.tol**2 / 4)
+    falls = np.zeros(100)
+    falls[16:] -= 3 * RULE.least_loss
+    twice = follow(low, falls, rule=FINER, error=1e-5)
+    assert (twice.rounds, twice.settle_length) == ((20, 52), 32)
+    falls[16:] += 2.5 * RULE.least_loss
+    assert follow(low, falls, rule=FINER, error=1e-5).rounds == (20,)
+    early = np.where(np.arange(100) < 8, 1.0, 0.0)
+    assert follow(low, early, rule=FINER, error=1e-5).rounds == (20,)
 
 
 def known(bound, gain, error=1e-4, divergence=1.0, discrepancy=1e-3, **numbers):
@@ -293,6 +333,11 @@ def test_every_code_has_words():
     assert near == "converged after 10 steps: the discrepancy from the model is below 0.1 sd"
 
 
+def largest(*given):
+    """The largest errors of moments, of arrays as `moment_errors` takes them."""
+    return largest_errors(moment_errors(*(jnp.asarray(a, float) for a in given)))
+
+
 def test_moment_errors_of_a_gaussian_are_exact():
     """Draws with another mean and other widths than those of a correlated Gaussian model."""
     rng = np.random.default_rng(0)
@@ -303,13 +348,13 @@ def test_moment_errors_of_a_gaussian_are_exact():
     # Where draws are 10 % too narrow, E[(C s)_i x_i] is -.81 C_ii.
     narrow = np.cov(centered.T, bias=True)
     scores = -centered @ np.linalg.inv(narrow) * 0.81
-    shift, width = moment_errors(*(jnp.asarray(a, float) for a in (centered, scores, weight)))
+    shift, width = largest(centered, scores, weight)
     # The residual is .19 x, whose square has a standard error of sqrt(2 / 500) of its mean; two
     # errors are taken off. The error itself is known to a tenth.
     assert float(width) == pytest.approx(0.095 * (1 - 2 * np.sqrt(2 / 500)), abs=0.0015)
     assert float(shift) < 1e-5
     moved = scores + 0.3 * np.linalg.inv(np.linalg.cholesky(narrow)).T[:, 0]
-    shift, _ = moment_errors(*(jnp.asarray(a, float) for a in (centered, moved, weight)))
+    shift, _ = largest(centered, moved, weight)
     # C L⁻ᵀ e₁ is the first column of L, so that the first mean is off by .3 sd.
     assert 0.25 < float(shift) < 0.32
 
@@ -318,14 +363,25 @@ def test_moment_errors_have_no_noise_where_the_score_of_the_guide_is_known():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.gamma(3.0, size=(200, 2)) - 3.0)
     weight, own = jnp.full(200, 1 / 200), 2 / (x + 3.0) - 1.0
-    assert max(map(float, moment_errors(x, own, weight, own))) == 0.0
+    assert max(map(float, largest(x, own, weight, own))) == 0.0
     # The variance is 3: a score that is .1 higher everywhere asks for means .1 √3 sd higher. The
     # covariance of these draws is within a tenth of the true one, with an error of 7 %.
-    shift, _ = moment_errors(x, own + 0.1, weight, own)
+    shift, _ = largest(x, own + 0.1, weight, own)
     assert float(shift) == pytest.approx(0.1 * np.sqrt(3), rel=0.2)
     # Folded draws, whose score is NaN, do not count.
     folded = own.at[:50].set(jnp.nan)
-    np.testing.assert_allclose(moment_errors(x, own + 0.1, weight, folded)[0], shift, rtol=1e-5)
+    np.testing.assert_allclose(largest(x, own + 0.1, weight, folded)[0], shift, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("most", "cause"), [(0.05, "tol"), (0.15, "plateau")])
+def test_a_distance_is_claimed_only_if_many_draws_say_so(most, cause):
+    progress = follow(np.full(100, RULE.tol**2 / 4))
+    close = CloseLook(1e-3, 1e-4, 0.0, 0.0, most)
+    assert conclude(progress, RULE, close=close).cause == cause
+    # What few draws did not show counts, too.
+    off = conclude(progress, RULE, close=close._replace(shift=0.2))
+    assert (off.cause, off.doubt, off.shift) == ("plateau", "moments", 0.2)
+    assert conclude(progress, RULE, close=close._replace(discrepancy=0.2)).doubt == "far"
 
 
 @pytest.mark.parametrize(

@@ -576,3 +576,42 @@ def test_a_gaussian_that_changes_with_both_scales_is_near_the_evidence(wandering
     guide.set_up(KEY, flow)
     assert isinstance(guide.start.transports.steps[1], Conditional)
     assert abs(guide.start.elbo - evidence) < 0.1
+
+
+def test_a_guide_of_ones_own_works_in_standard_units(found):
+    x = jnp.array([1.0, -0.5])
+    with handlers.trace() as trace:
+        values = found.sample(x)
+    expected = found.mean + found.factor @ x
+    np.testing.assert_allclose(by_name(found, values), by_name(found, unravelled(found, expected)))
+    assert list(trace) == list(found.locs)
+    # Draws of the standard normal are draws of the posterior, which is a Gaussian.
+    draws = jax.vmap(found.sample)(random.normal(KEY, (4000, 2)))
+    mean, covariance = exact_posterior()
+    sd = np.sqrt(np.diag(covariance))
+    moments = np.stack([draws["slope"], draws["intercept"]], axis=1)
+    np.testing.assert_allclose((moments.mean(0) - mean) / sd, 0.0, atol=0.02 + 4 / 4000**0.5)
+    np.testing.assert_allclose(moments.std(0) / sd, 1.0, atol=0.02 + 4 / 8000**0.5)
+    with pytest.raises(ValueError, match=r"x: expected 2 numbers, one for each latent .* \(3,\)"):
+        found.sample(jnp.zeros(3))
+
+
+def unravelled(start, flat):
+    return unravel(flat, tuple((name, np.shape(value)) for name, value in start.locs.items()))
+
+
+def test_standard_units_reach_every_support_but_one_that_another_latent_determines():
+    def model(y):
+        low = numpyro.sample("low", dist.Normal(0.0, 1.0))
+        scale = numpyro.sample("scale", dist.HalfNormal(jnp.ones(3)).to_event(1))
+        if y.shape == (2,):
+            numpyro.sample("high", dist.Uniform(low, 9.0))
+        numpyro.sample("y", dist.Normal(low, scale[0]), obs=y.sum())
+
+    start = initial_gaussian(KEY, model, jnp.ones(1))
+    with handlers.trace() as trace:
+        values = start.sample(jnp.full(4, -5.0))
+    assert np.all(values["scale"] > 0)
+    assert trace["scale"]["fn"].event_dim == 1
+    with pytest.raises(ValueError, match=r"supports that are the same in every draw; got .*'high'"):
+        initial_gaussian(KEY, model, jnp.ones(2)).sample(jnp.zeros(5))
