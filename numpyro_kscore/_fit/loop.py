@@ -26,7 +26,6 @@ from numpyro_kscore._fit.progress import (
     Seen,
 )
 from numpyro_kscore._fit.stopping import advance, begin, step_sizes
-from numpyro_kscore._model.control_variate import ControlVariate
 from numpyro_kscore._util.batches import Batches, Position, ahead
 from numpyro_kscore._util.deadline import seconds_left
 from numpyro_kscore._util.keys import FitKey, as_numbers, key_apart
@@ -36,7 +35,7 @@ MOST_RECOVERIES = 5
 
 
 def run_chunks(
-    take_chunk: Callable[[Any, np.ndarray, ControlVariate | None, Any, bool], Chunk],
+    take_chunk: Callable[[Any, Any, bool], Chunk],
     first_looks: Sequence[Callable[[Any], Seen]],
     expander: Expander,
     batches: Batches | None,
@@ -85,7 +84,7 @@ def run_chunks(
             sizes, (stack, position) = step_sizes(run.progress, rule), next(stream)
             # Everything is sent before the chunk, and nothing is asked for until it is done.
             given = jax.device_put((sizes, run.control_variate, stack))
-            chunk = take_chunk(run.state, *given, run.progress.phase == "settle")
+            chunk = take_chunk(run.state, given, run.progress.phase == "settle")
             run = _take_over(run, chunk, rule)._replace(position=position)
             if path is not None:
                 _save(path, run, recorded)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
@@ -43,8 +42,8 @@ def make_chunk(
     inference: Inference,
     forward_mode: bool,
     look: Callable[[SVIState, jax.Array, ControlVariate | None, Any], Seen] | None,
-) -> Callable[[SVIState, np.ndarray, ControlVariate | None, Any, bool], Chunk]:
-    """Compile ``(state, step sizes, expansion of all rows, batches, settles) -> Chunk``.
+) -> Callable[[SVIState, tuple[Any, ControlVariate | None, Any], bool], Chunk]:
+    """Compile ``(state, (step sizes, expansion of all rows, batches), settles) -> Chunk``.
 
     ``settles`` says that the fit settles, where steps may have more particles
     (:meth:`~numpyro_kscore.ImplicitELBO.settling`). Each step has a batch of its own, and those
@@ -86,12 +85,9 @@ def make_chunk(
     settle = quick_jit(partial(steps, is_finer=True), runs_long=True)
 
     def chunk(
-        state: SVIState,
-        sizes: Any,
-        control_variate: ControlVariate | None,
-        batches: Any,
-        settles: bool,
+        state: SVIState, given: tuple[Any, ControlVariate | None, Any], settles: bool
     ) -> Chunk:
+        sizes, control_variate, batches = given
         take = settle if settles and finer is not None else search
         taken: Chunk = take(state, sizes, control_variate, batches)
         if look is None:

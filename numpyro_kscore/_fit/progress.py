@@ -63,10 +63,9 @@ class Rule(NamedTuple):
     @property
     def round_gain(self) -> float:
         """The fall of the loss, in nats, after which settling once more may pay."""
-        if self.settles_finer:
-            # Half of a round takes away a third of the wobble.
-            return max(self.least_loss, WOBBLE / 3 * self.dim)
-        return max(ROUND_GAIN * self.least_loss, WOBBLE * self.dim)
+        # Half of a round is compared, which brings less.
+        gain = 1 if self.settles_finer else ROUND_GAIN
+        return max(gain * self.least_loss, WOBBLE * self.dim)
 
     @property
     def near_at_start(self) -> float:

@@ -271,7 +271,12 @@ def conclude(
     doubt: Doubt = ""
     best = progress.best_look
     if best is not None and close is not None:
-        best = best._replace(**dict(zip(CloseLook._fields[:4], close, strict=False)))
+        best = best._replace(
+            discrepancy=close.discrepancy,
+            discrepancy_error=close.discrepancy_error,
+            shift=close.shift,
+            width=close.width,
+        )
     if best is not None:
         distance = math.sqrt(max(best.discrepancy, 0.0))
         shift, width = best.shift, best.width

@@ -176,7 +176,7 @@ class ImplicitELBO(ELBO):
     ) -> None:
         if num_particles is not None:
             check_count("num_particles", num_particles, minimum=1 if aggregate else 2)
-        is_default = num_particles is estimator is aggregate is sharding is None
+        is_default = all(x is None for x in (num_particles, estimator, aggregate, sharding))
         if estimator is None:
             estimator = OF_POSTERIORS if aggregate is None else OF_AGGREGATES
         self.settings = resolve_settings(

@@ -36,10 +36,10 @@ class Broken:
         def wrapped(*args):
             chunk = make(*args)
 
-            def call(state, sizes, control_variate, batches, settles):
-                self.sizes.append(float(sizes[0]))
+            def call(state, given, settles):
+                self.sizes.append(float(given[0][0]))
                 self.keys.append(np.asarray(random.key_data(state.rng_key)))
-                found = chunk(state, sizes, control_variate, batches, settles)
+                found = chunk(state, given, settles)
                 is_bad = len(self.sizes) - 1 in bad
                 # A step that is not undone would be seen in the result.
                 spoilt = jax.tree.map(lambda a: a * jnp.nan, found.losses)
