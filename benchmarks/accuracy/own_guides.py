@@ -81,6 +81,28 @@ METHODS = {
 }
 
 
+def noise_network(key: Array, widths: Sequence[int]) -> Callable[[], Array]:
+    """A function, for a guide, that draws noise and returns a network of rectifiers of it.
+
+    ``widths`` are the numbers of noises, of rectifiers in each hidden layer and of outputs.
+    """
+    keys = random.split(key, len(widths) - 1)
+    layers = [
+        {"w": random.normal(k, (n, m)) * (2 / n) ** 0.5, "b": jnp.zeros(m)}
+        for k, n, m in zip(keys, widths[:-1], widths[1:], strict=True)
+    ]
+
+    def output() -> Array:
+        params = numpyro.param("network", layers)
+        unit = dist.Normal().expand([widths[0]]).to_event(1)
+        x = numpyro.sample("noise", unit, infer={"is_auxiliary": True})
+        for layer in params[:-1]:
+            x = jax.nn.relu(x @ layer["w"] + layer["b"])
+        return x @ params[-1]["w"] + params[-1]["b"]
+
+    return output
+
+
 def network_guide(
     target: Target, key: Array, width: int, start: InitialGaussian | None = None
 ) -> Callable[..., None]:
@@ -92,22 +114,11 @@ def network_guide(
     sites = list(supports)
     shapes = {name: jnp.shape(value) for name, value in _example(target).items()}
     dim = sum(int(np.prod(shapes[name])) for name in sites)
-    num_noises = max(NUM_NOISES, 2 * dim)
-    widths = (num_noises, width, width, dim)
-    keys = random.split(key, len(widths) - 1)
-    layers = [
-        {"w": random.normal(k, (n, m)) * (2 / n) ** 0.5, "b": jnp.zeros(m)}
-        for k, n, m in zip(keys, widths[:-1], widths[1:], strict=True)
-    ]
+    output = noise_network(key, (max(NUM_NOISES, 2 * dim), width, width, dim))
 
     def guide(*args: Any) -> None:
         del args
-        params = numpyro.param("network", layers)
-        unit = dist.Normal().expand([num_noises]).to_event(1)
-        x = numpyro.sample("noise", unit, infer={"is_auxiliary": True})
-        for layer in params[:-1]:
-            x = jax.nn.relu(x @ layer["w"] + layer["b"])
-        x = x @ params[-1]["w"] + params[-1]["b"]
+        x = output()
         if start is not None:
             start.sample(x)
             return

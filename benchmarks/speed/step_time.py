@@ -5,9 +5,9 @@
 
 Both guides push the same noise through the same network, that of ``AutoImplicit`` or, with 1000
 rows, one of a user's own; the explicit one adds Gaussian noise to its output, so that
-``Trace_ELBO`` has a density to work with. Both steps are timed
-alternately in one process: as a ``lax.scan`` of 200 steps, which is what
-``svi.run(..., progress_bar=False)`` runs, and as single jitted calls of ``svi.update``.
+``Trace_ELBO`` has a density to work with. Both steps are timed alternately in one process: as a
+``lax.scan`` of 200 steps, which is what ``svi.run(..., progress_bar=False)`` runs, and as single
+jitted calls of ``svi.update``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from jax import Array, lax, random
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
+from benchmarks.accuracy.own_guides import noise_network
 from benchmarks.speed.measuring import make_parser, write_table
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO
 
@@ -71,18 +71,7 @@ def automatic(model: Callable[..., None]) -> tuple[Any, Any]:
 
 def network(dim: int) -> tuple[Any, Any]:
     """A network of 2 dim noises with two layers of 64 rectifiers, and its explicit twin."""
-    sizes = (2 * dim, 64, 64, dim)
-    keys = random.split(random.key(3), 3)
-    layers = [
-        random.normal(key, pair) * (2 / pair[0]) ** 0.5
-        for key, pair in zip(keys, pairwise(sizes), strict=True)
-    ]
-
-    def output() -> Array:
-        first, second, last = numpyro.param("network", layers)
-        unit = dist.Normal().expand([2 * dim]).to_event(1)
-        noise = numpyro.sample("noise", unit, infer={"is_auxiliary": True})
-        return jax.nn.relu(jax.nn.relu(noise @ first) @ second) @ last
+    output = noise_network(random.key(3), (2 * dim, 64, 64, dim))
 
     def implicit(*args: Any) -> None:
         del args

@@ -66,9 +66,10 @@ def last_look(
 def look_closely(
     inference: Inference, run: Run, look: Callable[..., Seen] | None, stopped: Cause
 ) -> CloseLook | None:
-    """Look at ten times as many draws of the guide after a fit that converged, by what looks at it.
+    """Look ten times at a guide without a density, each time at other draws, after a fit.
 
-    None is returned where weights are to be had, for minibatches, and if the fit was stopped.
+    None is returned for a guide whose density is known, all looks at which have the same noise; for
+    minibatches; and if the fit was stopped or did not converge.
 
     Cost: ten looks, whose program is compiled already.
     """

@@ -107,9 +107,10 @@ def _step(
     carry: tuple[SVIState, list[jax.Array]],
     given: tuple[jax.Array, Any],
 ) -> tuple[Any, jax.Array]:
-    """One step of an SVI, a factor of its size times as long; parameters at the start of the chunk.
+    """Take one step of an SVI, with a factor of its size and a batch.
 
-    Carried are the state and the sums of the parameters' moves from the start.
+    Carried are the state and the sums of the parameters' moves from ``start``, where the chunk
+    began.
     """
     (state, moved), (size, batch) = carry, given
     args, kwargs = inference.arguments(batch)

@@ -161,13 +161,13 @@ def _pays(progress: Progress, rule: Rule) -> bool:
     """Whether settling lowered the loss by more than the wobble that it takes away."""
     count, length = len(progress.looks), progress.settle_length
     window = max(SHORTEST_WINDOW, int(WINDOW_FRACTION * length))
-    begin = progress.settle_from
+    before = progress.settle_from
     if rule.settles_finer:
         # Losses of a search with fewer particles have another bias: the middle of the round counts.
-        begin += (length + window) // 2
-        if begin > count - window:
+        before += (length + window) // 2
+        if before > count - window:
             return False
-    ends = [*range(begin - window, begin), *range(count - window, count)]
+    ends = [*range(before - window, before), *range(count - window, count)]
     gain = _gain(tuple(progress.looks[k] for k in ends), window, "loss")
     return gain.is_real(rule.round_gain, errors=2)
 
@@ -213,12 +213,16 @@ def _is_worse(look: Look, progress: Progress, rule: Rule) -> bool:
         return False
     if look.bound_gain is not None:
         return look.gain < -3 * look.gain_error - rule.least_loss
-    loss_error = math.hypot(look.loss_error, other.loss_error)
-    is_higher = look.loss - other.loss > 3 * loss_error + rule.least_loss
-    if is_higher and _is_alike(progress, rule):
+    if _is_alike(progress, rule) and _is_higher(look, other, rule.least_loss):
         return True
     error = math.hypot(look.discrepancy_error, other.discrepancy_error)
     return look.discrepancy - other.discrepancy > 3 * error + rule.tol**2
+
+
+def _is_higher(look: Look, other: Look, least: float = 0.0) -> bool:
+    """Whether a loss is higher than another beyond three errors of the difference and the least."""
+    error = math.hypot(look.loss_error, other.loss_error)
+    return look.loss - other.loss > 3 * error + least
 
 
 def _is_alike(progress: Progress, rule: Rule) -> bool:
@@ -247,10 +251,7 @@ def _runs_away(progress: Progress, rule: Rule) -> bool:
         look.log_spread > good.log_spread + RUNAWAY_SPREAD
         and good.log_density - look.log_density
         > 3 * math.hypot(look.log_density_error, good.log_density_error)
-        and (
-            look.loss - good.loss > 3 * math.hypot(look.loss_error, good.loss_error)
-            or not _is_alike(progress, rule)
-        )
+        and (_is_higher(look, good) or not _is_alike(progress, rule))
         for look in progress.looks[-RUNAWAY_CHUNKS:]
     )
 

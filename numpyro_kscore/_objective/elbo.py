@@ -192,7 +192,9 @@ class ImplicitELBO(ELBO):
         self._control_variate: ControlVariate | None = None
         self._is_covering = False
         self._is_default = is_default and (base, debias) == ("auto", "auto")
-        self._batch_size: int | None = None
+        # How the model is mapped over particles; None is all at once.
+        whole = vectorize_particles is True
+        self._map_model = None if whole else self.vectorize_particles_fn
 
     @property
     def estimator(self) -> Any:
@@ -299,7 +301,7 @@ class ImplicitELBO(ELBO):
         here = copy.copy(self)
         few = count_particles(layout, self.settings, None)
         here.num_particles = max(few, SETTLING_PARTICLES)
-        here._batch_size = None if layout.model_params else few
+        here._map_model = None if layout.model_params else partial(lax.map, batch_size=few)
         finer = OF_SETTLING.in_objective(self.settings.base, None)
         here.settings = dataclasses.replace(self.settings, estimator=finer, debias=None)
         return here
@@ -337,7 +339,7 @@ class ImplicitELBO(ELBO):
             draws,
             program,
             layout,
-            self._model_map(),
+            self._map_model,
             self.forward_mode_differentiation,
         )
         fixed = lax.stop_gradient(draws)
@@ -354,12 +356,6 @@ class ImplicitELBO(ELBO):
             "loss": loss_of(draws, local.log_density, joint, kl, param_map),
             "mutable_state": lax.stop_gradient(mutable or None),
         }
-
-    def _model_map(self) -> Callable[..., Any] | None:
-        """How the model is mapped over particles; None is all at once."""
-        if self._batch_size is not None:
-            return partial(_in_batches, self._batch_size)
-        return None if self.vectorize_particles is True else self.vectorize_particles_fn
 
     def _log_weights(self, draws: Draw, joint: LogJoint, local: jax.Array) -> jax.Array | None:
         """Logarithms of the weights of the particles with local log densities (m, b), (m,)."""
@@ -397,10 +393,6 @@ class ImplicitELBO(ELBO):
             first = jax.tree.map(lambda a: a[:few], sources)
             local = map_particles(at_source(draw_local, key, program, layout), first)
         return drawn, constrain_rows(draws, sharding), local
-
-
-def _in_batches(size: int, fn: Callable[..., Any], xs: Any) -> Any:
-    return lax.map(fn, xs, batch_size=size)
 
 
 def _check_instance(objective: Any) -> None:

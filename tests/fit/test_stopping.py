@@ -113,7 +113,7 @@ def test_settling_with_more_particles_takes_enough_steps_to_see_what_they_show()
     long = follow(np.full(40, 0.5), 5 - np.minimum(np.arange(40.0), 18), rule=FINER)
     assert long.searched > 16
     assert long.settle_length == long.searched
-    # As many as are left.
+    # A round takes no more chunks than are left.
     assert len(follow(low, rule=FINER._replace(num_chunks=10)).looks) == 10
 
 
@@ -124,7 +124,7 @@ def test_losses_of_different_numbers_of_particles_are_not_compared(bias):
     losses[4:] += bias
     progress = follow(low, losses, rule=FINER)
     assert (progress.rounds, progress.best) == ((20,), 19)
-    # Those of the round are: a rise within it leaves the best where it was.
+    # Losses of the round are compared: a rise within it leaves the best where it was.
     losses[10:] += 1
     assert follow(low, losses, rule=FINER).best == 9
     # So is the discrepancy of a search: where settling is worse, the guide before it is returned.
@@ -378,7 +378,7 @@ def test_a_distance_is_claimed_only_if_many_draws_say_so(most, cause):
     progress = follow(np.full(100, RULE.tol**2 / 4))
     close = CloseLook(1e-3, 1e-4, 0.0, 0.0, most)
     assert conclude(progress, RULE, close=close).cause == cause
-    # What few draws did not show counts, too.
+    # An error that few draws did not show counts, too.
     off = conclude(progress, RULE, close=close._replace(shift=0.2))
     assert (off.cause, off.doubt, off.shift) == ("plateau", "moments", 0.2)
     assert conclude(progress, RULE, close=close._replace(discrepancy=0.2)).doubt == "far"

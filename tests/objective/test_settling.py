@@ -56,8 +56,8 @@ def test_the_gradient_vanishes_at_the_posterior_and_points_there_from_elsewhere(
     at_mean, away = (gradients(settling(), jnp.array(s)) for s in ([0.0, 0.0], [0.5, -1.0]))
     # Scores of 1024 draws have a mean with an error of at most 1.7 / √1024; 8 of them average.
     np.testing.assert_allclose(at_mean.mean(0), 0.0, atol=4 * 1.7 / (8 * 1024) ** 0.5)
-    # That of two Gaussians is the precision times the error of the mean. An operator of a part of
-    # the particles overshoots by a fifth in two dimensions, which is nothing but a longer step.
+    # The gradient for two Gaussians is the precision times the error of the mean. An operator of a
+    # part of the particles overshoots by a fifth, which is nothing but a longer step.
     exact = (np.eye(2) + X.T @ X / 100) @ [0.5, -1.0]
     found = away.mean(0)
     assert found @ exact > 0.99 * np.linalg.norm(found) * np.linalg.norm(exact)
