@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.infer.util import log_density
@@ -28,6 +28,8 @@ from numpyro_kscore._util.pytree import named_leaves
 
 # A point (d,) to a log density and its gradient (d,).
 Density = Callable[[Array], tuple[Array, Array]]
+# Points (n, d) to unconstrained values (n, d), and the log volume (n,).
+Push = Callable[[Any], tuple[np.ndarray, np.ndarray]]
 
 # Number of points that are evaluated at once.
 BATCH = 256
@@ -134,13 +136,26 @@ class Target(NamedTuple):
         """Unconstrained values of the latents at a point (d,), (d,)."""
         return self.pushed(x)[0] if self.coordinates else x
 
-    def push_all(self, x: Any) -> tuple[Array, Array]:
-        """:meth:`pushed` at points (n, d), (n, d) and (n,), by one compiled program."""
+    def push(self) -> Push | None:
+        """:meth:`pushed` at points (n, d), (n, d) and (n,), by one program for any number of them.
+
+        None is returned where coordinates are unconstrained values.
+        """
         if not self.coordinates:
-            return jnp.asarray(x), jnp.zeros(len(x))
-        run = quick_jit(partial(lax.map, self.pushed, batch_size=BATCH))
-        found: tuple[Array, Array] = run(jnp.asarray(x))
-        return found
+            return None
+        run = quick_jit(jax.vmap(self.pushed))
+
+        def push(x: Any) -> tuple[np.ndarray, np.ndarray]:
+            parts = []
+            for start in range(0, len(x), BATCH):
+                rows = np.asarray(x[start : start + BATCH])
+                padding = np.repeat(rows[-1:], BATCH - len(rows), axis=0)
+                found = jax.device_get(run(np.concatenate([rows, padding])))
+                parts.append([a[: len(rows)] for a in found])
+            u, log_volume = zip(*parts, strict=True)
+            return np.concatenate(u), np.concatenate(log_volume)
+
+        return push
 
     def _latents(self, x: Any) -> tuple[dict[str, Any], Any]:
         latents = x if isinstance(x, dict) else unravel(x, self.shapes)

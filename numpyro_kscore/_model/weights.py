@@ -34,7 +34,7 @@ from numpyro_kscore._model.particles import (
 )
 from numpyro_kscore._model.preimages import find_preimages
 from numpyro_kscore._model.program import Program
-from numpyro_kscore._model.target import Target
+from numpyro_kscore._model.target import Push
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore._util.pareto import are_reliable, pareto_smooth, weight_ess
@@ -83,50 +83,77 @@ def draw_weighted(
 ) -> WeightedDraws:
     """Draw from a guide whose density is known, in its coordinates, and weigh the draws.
 
-    Batch after batch is drawn, until a number of seconds is over, compilation left out. ``tell`` is
-    given the share that is done. If wanted, and where the guide's noise allows it, a part of the
-    draws after the first 1000 comes from farther out than the guide's own.
-
-    Cost: ``num_samples`` values of the model; and 1000 densities each of a mixture over noise.
+    See :class:`Weigher`.
     """
-    noise = normal_noise(key, program, layout) if is_defended else ""
-    run = _batch_program(program, layout, noise)
-    size = min(BATCH, num_samples)
-    is_wide = np.zeros(size, bool)
-    columns = np.zeros(min(MOST, layout.size), int)
-    found: list[Any] = []
-    widened, clock = [], []
-    for number in range(-(-num_samples // size)):
-        if noise and number == -(-FIRST // size):
-            columns = _columns(found, noise)
-            is_wide = np.arange(size) % EVERY == 0
-        begin = time.perf_counter()
-        found.append(jax.device_get(run(jax.random.fold_in(key, number), is_wide, columns)))
-        widened.append(is_wide)
-        clock.append(time.perf_counter() - begin)
-        tell(min(1.0, size * len(found) / num_samples))
-        if sum(clock[1:]) > seconds:
-            break
-    (samples, log_density, log_q, is_behind), sources, valid = _joined(found, num_samples)
-    is_own = ~np.concatenate(widened)[:num_samples]
-    shares = np.zeros(len(samples))
-    if not is_own.all():
-        shares = log_shares(sources[noise], columns, 1 - is_own.mean())
-    sources = {name: value[valid] for name, value in sources.items()}
-    samples, log_density, log_q = samples[valid], log_density[valid], log_q[valid]
-    searched = find_preimages(
-        key_apart(key, 1), program, layout, sources, samples, log_q, is_behind[valid]
-    )
-    return WeightedDraws(
-        samples,
-        log_density,
-        searched.log_density,
-        int(len(valid) - valid.sum()),
-        searched.share,
-        float(np.median(clock[1:] or clock)) / size,
-        shares[valid],
-        is_own[valid],
-    )
+    batch = min(BATCH, num_samples)
+    return Weigher(key, program, layout, seconds, tell, is_defended, batch).draw(num_samples)
+
+
+class Weigher:
+    """A guide whose density is known, from which draws are taken and weighed.
+
+    Batch after batch is drawn, until a number of seconds is over, compilation left out. ``tell`` is
+    given the share that is done. If it is defended, and where the guide's noise allows it, a part
+    of the draws after the first 1000 comes from farther out than the guide's own.
+    """
+
+    def __init__(
+        self,
+        key: Array,
+        program: Program,
+        layout: Layout,
+        seconds: float = np.inf,
+        tell: Callable[[float], None] = lambda share: None,
+        is_defended: bool = True,
+        batch: int = BATCH,
+    ) -> None:
+        self._key, self._program, self._layout, self._batch = key, program, layout, batch
+        self._seconds, self._tell = seconds, tell
+        self._noise = normal_noise(key, program, layout) if is_defended else ""
+        self._run = _batch_program(program, layout, self._noise)
+        self._columns = np.zeros(min(MOST, layout.size), int)
+        self._found: list[Any] = []
+        self._clock: list[float] = []
+
+    def draw(self, num_samples: int) -> WeightedDraws:
+        """So many draws; the first of them are those of the call before.
+
+        Cost: ``num_samples`` values of the model; and 1000 densities each of a mixture over noise.
+        """
+        noise, layout, size = self._noise, self._layout, self._batch
+        first = -(-FIRST // size) if noise else np.inf
+        for number in range(len(self._found), -(-num_samples // size)):
+            if number == first:
+                self._columns = _columns(self._found, noise)
+            is_wide = (np.arange(size) % EVERY == 0) & (number >= first)
+            begin, key = time.perf_counter(), jax.random.fold_in(self._key, number)
+            self._found.append(jax.device_get(self._run(key, is_wide, self._columns)))
+            self._clock.append(time.perf_counter() - begin)
+            self._tell(min(1.0, size * len(self._found) / num_samples))
+            if sum(self._clock[1:]) > self._seconds:
+                break
+        (samples, log_density, log_q, is_behind), sources, valid = _joined(self._found, num_samples)
+        place = np.arange(len(valid))
+        is_own = (place % size % EVERY != 0) | (place // size < first)
+        shares = np.zeros(len(samples))
+        if not is_own.all():
+            shares = log_shares(sources[noise], self._columns, 1 - is_own.mean())
+        sources = {name: value[valid] for name, value in sources.items()}
+        samples, log_density, log_q = samples[valid], log_density[valid], log_q[valid]
+        key = key_apart(self._key, 1)
+        searched = find_preimages(
+            key, self._program, layout, sources, samples, log_q, is_behind[valid]
+        )
+        return WeightedDraws(
+            samples,
+            log_density,
+            searched.log_density,
+            int(len(valid) - valid.sum()),
+            searched.share,
+            float(np.median(self._clock[1:] or self._clock)) / size,
+            shares[valid],
+            is_own[valid],
+        )
 
 
 def _joined(found: list[Any], most: int) -> tuple[Any, dict[str, Any], np.ndarray]:
@@ -144,11 +171,14 @@ def _columns(found: list[Any], noise: str) -> np.ndarray:
     return choose_columns(sources[noise][valid], log_weights)
 
 
-def unconstrained_draws(draws: WeightedDraws, target: Target) -> WeightedDraws:
-    """The draws and the densities of unconstrained values, where these are finite; weights stay."""
-    if not target.coordinates:
+def unconstrained_draws(draws: WeightedDraws, push: Push | None) -> WeightedDraws:
+    """The draws and the densities of unconstrained values, where these are finite; weights stay.
+
+    ``push`` is that of the target, None if its coordinates are unconstrained values.
+    """
+    if push is None:
         return draws
-    u, log_volume = (np.asarray(a) for a in target.push_all(draws.samples))
+    u, log_volume = push(draws.samples)
     finite = np.isfinite(u).all(axis=1) & np.isfinite(log_volume)
     check_mostly_finite(finite)
     return draws._replace(

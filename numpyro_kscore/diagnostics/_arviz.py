@@ -228,7 +228,7 @@ def _draws_and_khat(
             tell=line.weights,
             is_defended=resample,
         )
-        weighted = unconstrained_draws(weighted, fitted.target)
+        weighted = unconstrained_draws(weighted, fitted.target.push())
         estimate = exact_khat(weighted) if khat is True else khat or None
         if not resample:
             return weighted, estimate, None

@@ -26,8 +26,9 @@ from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Layout
 from numpyro_kscore._model.particles import draw_finite
 from numpyro_kscore._model.weights import (
+    BATCH,
     NUM_DRAWS,
-    draw_weighted,
+    Weigher,
     has_density,
     unconstrained_draws,
 )
@@ -150,15 +151,15 @@ def _weighed(
 ) -> tuple[WeightedDraws, Weighing] | None:
     """Draws of the guide by their weights; None if these end with an error."""
 
-    def draw(count: int) -> WeightedDraws:
-        return draw_weighted(key, fitted.program, fitted.layout, count, seconds, stages.weights)
+    def weighed() -> tuple[WeightedDraws, Weighing]:
+        batch = min(BATCH, num_samples)
+        given = key, fitted.program, fitted.layout, seconds, stages.weights
+        weigher, push = Weigher(*given, batch=batch), fitted.target.push()
+        return weigh_closely(
+            weigher.draw, lambda draws: unconstrained_draws(draws, push), num_samples, seconds
+        )
 
-    def unconstrained(draws: WeightedDraws) -> WeightedDraws:
-        return unconstrained_draws(draws, fitted.target)
-
-    return stages.attempt(
-        "importance weights", lambda: weigh_closely(draw, unconstrained, num_samples, seconds), None
-    )
+    return stages.attempt("importance weights", weighed, None)
 
 
 def _known(layout: Layout) -> Known:

@@ -150,8 +150,9 @@ def model_density(fitted: FittedGuide, key: Array, target: Target | None = None)
     if fitted.tall is None:
         return ModelDensity(target.scored_density(fitted.forward_mode))
     draws = draw_many(key_apart(key, 5), fitted.program, fitted.layout, NUM_DRAWS)
-    if not target.coordinates:
-        draws = own.push_all(draws)[0]
+    push = None if target.coordinates else own.push()
+    if push is not None:
+        draws = jnp.asarray(push(draws)[0])
     finite = are_finite(draws)
     check_mostly_finite(finite)
     draws = jnp.where(finite[:, None], draws, center(draws))

@@ -81,10 +81,11 @@ def evaluate_fitted(fitted: FittedGuide, num_samples: int, key: Array) -> GuideD
     weighted = None
     if has_density(layout):
         weighted = draw_weighted(key, program, layout, num_samples, is_defended=False)
-        weighted = unconstrained_draws(weighted, target)
+        weighted = unconstrained_draws(weighted, target.push())
         samples = weighted.samples
     else:
-        samples = np.asarray(target.push_all(draw_many(key, program, layout, num_samples))[0])
+        samples, push = np.asarray(draw_many(key, program, layout, num_samples)), target.push()
+        samples = samples if push is None else push(samples)[0]
         samples = samples[np.isfinite(samples).all(axis=1)]
     scored, laplacian = jax.device_get(_evaluate(fitted, samples, key))
     valid = np.asarray(are_finite(*scored))

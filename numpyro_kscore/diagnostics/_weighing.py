@@ -137,6 +137,13 @@ class Weighing(NamedTuple):
         """Whether a part of the model has too few draws, of those that weights can tell of."""
         return self.is_poor or bool(np.any(self.is_thin))
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether more draws may tell that a part of the model has too few."""
+        heavier = self.shapes[self.shapes > self.own_shapes + HEAVIER]
+        shape = max(self.evidence.khat, float(np.max(heavier, initial=-np.inf)))
+        return not self.lacks_draws and shape >= IN_DOUBT
+
     def __str__(self) -> str:
         folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""
         return f"{self.evidence}; {max(self.divergence, 0.0):.3f} nats from the model{folds}"
@@ -195,8 +202,7 @@ def weigh_closely(
     """
     draws = draw(count)
     weights = weigh(unconstrained(draws))
-    is_clear = weights.lacks_draws or weights.largest_shape < IN_DOUBT
-    if is_clear or TIMES * count * draws.seconds > seconds:
+    if not weights.is_in_doubt or TIMES * count * draws.seconds > seconds:
         return draws, weights
     draws = draw(TIMES * count)
     return draws, weigh(unconstrained(draws))

@@ -21,7 +21,7 @@ from numpyro_kscore._model.defense import (
     widen,
 )
 from numpyro_kscore._model.program import Program, inspect_program
-from numpyro_kscore._model.weights import draw_weighted
+from numpyro_kscore._model.weights import Weigher, draw_weighted
 from numpyro_kscore.diagnostics._fitted import fitted_guide
 from numpyro_kscore.diagnostics._weighing import weigh
 
@@ -53,6 +53,19 @@ def fitted():
 def weighed(fitted, **kwargs):
     draws = draw_weighted(random.key(1), fitted.program, fitted.layout, NUM, **kwargs)
     return draws, weigh(draws)
+
+
+@pytest.mark.thorough
+def test_more_draws_go_on_where_the_first_ended(fitted):
+    weigher = Weigher(random.key(1), fitted.program, fitted.layout)
+    few, more = weigher.draw(500), weigher.draw(2_000)
+    whole = draw_weighted(random.key(1), fitted.program, fitted.layout, 2_000)
+    np.testing.assert_array_equal(more.samples[:500], few.samples)
+    for one, other in zip(more[:4], whole[:4], strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(more.is_own, whole.is_own)
+    assert np.all(few.is_own)
+    assert not np.all(more.is_own)
 
 
 @pytest.mark.thorough
