@@ -66,18 +66,22 @@ def draw_prior(
 
     # With the keys in the same program, which would take one of its own. The seed is an argument:
     # the draws of a constant would be computed while it compiles. What is not asked for is not
-    # drawn: XLA leaves it out.
-    def every(seed: Array) -> tuple[Array, Array]:
-        key = random.key(seed)
-        few = jax.vmap(lambda key: draw(key, latents))(random.split(key, PRIOR_DRAWS))
-        if not chosen:
-            return few, few[:, :0]
-        keys = random.split(random.fold_in(key, 1), count)
-        return few, jax.vmap(lambda key: draw(key, chosen))(keys)
+    # drawn: XLA leaves it out. Many draws are another program, since few compile without
+    # optimization.
+    def few(seed: Array) -> Array:
+        keys = random.split(random.key(seed), PRIOR_DRAWS)
+        return jax.vmap(lambda key: draw(key, latents))(keys)
 
-    found = quick_jit(every, runs_once=True)(jnp.asarray(np.uint32(1)))
-    few, many = (np.asarray(a, float) for a in found)
-    return PriorDraws(few[np.all(np.isfinite(few), axis=1)], many, columns)
+    def many(seed: Array) -> Array:
+        keys = random.split(random.fold_in(random.key(seed), 1), count)
+        return jax.vmap(lambda key: draw(key, chosen))(keys)
+
+    seed = jnp.asarray(np.uint32(1))
+    of_all = np.asarray(quick_jit(few, runs_once=True)(seed), float)
+    of_some = np.zeros((len(of_all), 0))
+    if chosen:
+        of_some = np.asarray(quick_jit(many, runs_once=True)(seed), float)
+    return PriorDraws(of_all[np.all(np.isfinite(of_all), axis=1)], of_some, columns)
 
 
 def are_among(names: Collection[str], latents: dict[str, Array]) -> np.ndarray:
