@@ -33,8 +33,9 @@ CHORDS, FALL, MOST_STEPS = 12, 0.5, 30
 ARRIVED = 1e-2
 # Nats over which the curvature stays the same.
 NEAR = 0.3
-# Decrease of the energy, as a part of what its slope promises, and most halvings of a step.
-DECREASE, HALVINGS = 1e-4, 8
+# Decrease of the energy, as a part of what its slope promises, and most halvings of a step: first,
+# and where curvatures say next to nothing, as of probabilities that are all but certain.
+DECREASE, HALVINGS, MOST_HALVINGS = 1e-4, 8, 24
 # The least curvature that a step goes by, in units of the diagonal.
 FLAT = 1e-3
 # Half the span of differences of gradients.
@@ -248,7 +249,8 @@ def _lower(others: Others, place: _Place, triangle: Arrow) -> _Place | None:
         return None
     direction = np.zeros_like(place.at)
     direction[others.indices] = -triangle.times(slopes)
-    for parts in (np.ones(1), 0.5 ** np.arange(1, HALVINGS)):
+    halvings = np.arange(1, HALVINGS), np.arange(HALVINGS, MOST_HALVINGS)
+    for parts in (np.ones(1), *(0.5**count for count in halvings)):
         trials = place.at + parts[:, None] * direction
         energies, gradients = others.held(trials, False)
         is_lower = np.isfinite(energies) & np.all(np.isfinite(gradients), axis=1)
