@@ -13,11 +13,10 @@ import numpy as np
 from numpyro_kscore._fit.programs import largest_errors
 from numpyro_kscore._fit.progress import CONVERGED, CloseLook, Run, Seen
 from numpyro_kscore._fit.svi import Inference
-from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.particles import open_for_weights
 from numpyro_kscore._model.weights import (
     NUM_DRAWS,
-    draw_weighted,
+    Weigher,
     has_density,
     unconstrained_draws,
 )
@@ -49,7 +48,7 @@ def last_look(
         key = key_apart(rng_key, FitKey.WEIGHTS)
         if exact is not None and not progress.looks:
             # Few weights of very many latents tell whether some are far off, but not which.
-            if exact.is_final and not evidence_of(exact.gaps).is_poor:
+            if exact.is_final and exact.weighted is None and not evidence_of(exact.gaps).is_poor:
                 return None
             return _weigh_exact(inference, exact, run.best, key)
         return _weigh(inference, run.best, key, max(LEAST, SHARE * seconds))
@@ -110,31 +109,24 @@ def covers(exact: ExactDraws | None) -> bool:
     """
     if exact is None:
         return True
-    weights = weigh(_as_weighted(exact))
+    weights = weigh(exact.as_weighted())
     return not (weights.is_poor or bool(np.any(weights.is_thin & (weights.ratio < 1))))
-
-
-def _as_weighted(exact: ExactDraws) -> WeightedDraws:
-    """The draws with their weights, which are all that counts of their densities."""
-    return WeightedDraws(exact.samples, exact.gaps, np.zeros(len(exact.gaps)), 0, 0.0)
 
 
 def _weigh(inference: Inference, state: Any, key: jax.Array, seconds: float) -> Weighing | None:
     program, layout = open_for_weights(key, inference.program_at(state))
     if not has_density(layout) or not (layout.implicit_parts or layout.mixtures):
         return None
+    weigher, push = Weigher(key, program, layout, seconds), program.target(layout).push()
     return weigh_closely(
-        lambda count: draw_weighted(key, program, layout, count, seconds),
-        lambda draws: unconstrained_draws(draws, program.target(layout)),
-        NUM_DRAWS,
-        seconds,
+        weigher.draw, lambda draws: unconstrained_draws(draws, push), NUM_DRAWS, seconds
     )[1]
 
 
 def _weigh_exact(inference: Inference, exact: ExactDraws, state: Any, key: jax.Array) -> Weighing:
     """Weigh draws of a start, at which both densities are known already."""
-    draws = _as_weighted(exact)
+    draws = exact.as_weighted()
     if inference.layout is not None and inference.layout.transformed:
         program, layout = open_for_weights(key, inference.program_at(state))
-        draws = unconstrained_draws(draws, program.target(layout))
+        draws = unconstrained_draws(draws, program.target(layout).push())
     return weigh(draws)

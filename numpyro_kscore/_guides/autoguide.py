@@ -44,7 +44,7 @@ from numpyro_kscore._model.preimages import announce_label
 from numpyro_kscore._model.prototype import find_prototype
 from numpyro_kscore._model.supports import has_dynamic_support
 from numpyro_kscore._model.target import Target
-from numpyro_kscore._starts.from_model import LARGEST_START, find_start, warn_of_loss
+from numpyro_kscore._starts.from_model import LARGEST_SMALL, LARGEST_START, find_start, warn_of_loss
 from numpyro_kscore._starts.pathfinder import COLD_SCALE
 from numpyro_kscore._starts.start import ExactDraws, GaussianStart
 from numpyro_kscore._transports.affine import Affine, Diagonal, GaussianMixture, OfFirst
@@ -455,7 +455,7 @@ class AutoImplicit(PosteriorDraws, PackageGuide):
         """Whether there are too many latents for a network of all of them."""
         if self.start is None:
             return self.latent_dim > LARGEST_START and self.noise_dim == self.latent_dim
-        return self.start.is_large
+        return self.start.is_by_structure and self.latent_dim > LARGEST_SMALL
 
     def _perceptron(self, size: int, labels: tuple[jax.Array, ...]) -> Perceptron:
         """The default network from noise, followed by the labels, to (size,)."""

@@ -92,4 +92,4 @@ def _find(search: Search, known: Candidate, scales: np.ndarray) -> Found | None:
         rest,
         search.rng,
     )
-    return find_scales(others, now, scales, is_small=True)
+    return find_scales(others, now, scales, is_small=True, is_dense=True)

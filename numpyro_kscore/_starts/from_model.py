@@ -29,11 +29,10 @@ from numpyro_kscore._starts.compiled_density import (
 from numpyro_kscore._starts.fit_marginals import fit_marginals
 from numpyro_kscore._starts.gaussian_search import find_gaussian
 from numpyro_kscore._starts.held_scales import batched_held, batched_products
-from numpyro_kscore._starts.large_search import find_large, higher, is_close
 from numpyro_kscore._starts.prior_draws import PriorDraws, are_among, draw_prior
-from numpyro_kscore._starts.scale_rounds import MOST_SCALES
-from numpyro_kscore._starts.search import HeldInForms, Latents, ProductsInForms
+from numpyro_kscore._starts.search import Density, HeldInForms, Latents, ProductsInForms
 from numpyro_kscore._starts.start import GaussianStart
+from numpyro_kscore._starts.structure_search import find_by_structure, higher, is_close
 from numpyro_kscore._starts.subset_density import (
     MOST_BLOCKS,
     MOST_ROWS,
@@ -49,9 +48,10 @@ from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._util.batches import Batches
 from numpyro_kscore._util.compiling import runs_in_double
 
-# Most latents whose whole covariance is looked at, rather than that given the scales: first of all,
-# and at all. Its matrices take O(d³) on the host.
-LARGEST_DENSE, LARGEST_START = 150, 1_000
+# Most latents of a small model, whose shapes under the prior count and for which there are other
+# searches and a network, and most whose whole covariance is looked at: its matrices take O(d³) on
+# the host.
+LARGEST_SMALL, LARGEST_START = 150, 1_000
 # The warning of a start that is not close to its model, in words.
 SKEWED = (
     "numpyro_kscore: at given scales the model's latents are not close to a Gaussian, which is all "
@@ -140,7 +140,7 @@ def _find_start(
     values, scales, between = _values(target, latents)
     hierarchical = () if plain else hierarchical_sites(seen, args, kwargs, values)
     # The distribution of a large model's scales is found with shapes of its own.
-    has_shapes = not plain and len(first) <= LARGEST_DENSE
+    has_shapes = not plain and len(first) <= LARGEST_SMALL
     independent = independent_sites(seen, args, kwargs, values) if has_shapes else ()
     rng = np.random.default_rng(first.view(np.uint32).tolist())
 
@@ -156,18 +156,18 @@ def _find_start(
     def search() -> GaussianStart | None:
         found: GaussianStart | None
         drawn = _draws_if_any(seen, args, kwargs, latents, independent)
-        marginals = fit_marginals(drawn.many, drawn.columns, len(first))
-        in_forms = in_all_forms(target, hierarchical, marginals)
-        given = in_forms, _seen_by(marginals, known, drawn), rng, forward_mode, plain
         try:
+            marginals = fit_marginals(drawn.many, drawn.columns, len(first))
+            in_forms = in_all_forms(target, hierarchical, marginals)
+            shaped = _seen_by(marginals, known, drawn)
             if batches is not None:
-                found = _find_by_batches(*given, batches)
-            elif few is None:
-                found = _find_at_once(*given)
-            else:
+                found = _find_by_batches(in_forms, shaped, rng, forward_mode, plain, batches)
+            elif few is not None:
                 of_given = in_forms.of_model(model)
                 some, every = of_rows(of_given, whole, few, forward_mode, in_blocks)
-                found = _find_by_parts(some, every, *given[1:3], plain)
+                found = _find_by_parts(some, every, shaped, rng, plain)
+            else:
+                found = _find_at_once(in_forms, shaped, rng, forward_mode, plain)
         except FloatingPointError:
             return None
         return None if found is None else found._replace(marginals=marginals)
@@ -226,20 +226,19 @@ def _find_at_once(
     forward_mode: bool,
     plain: bool,
 ) -> GaussianStart | None:
-    """The start by the density of all data; that of a large model is found by its structure."""
-    density = batched_density(in_forms.energy, forward_mode)
-    products, held = _given_scales(in_forms, latents.scales[:MOST_SCALES], forward_mode)
-    dim = len(latents.first)
-    if plain or dim <= LARGEST_DENSE:
-        return find_gaussian(density, latents, rng, products, with_forms=not plain)
-    large = find_large(density, products, held, latents, rng)
-    if large is not None and is_close(large):
-        return large
-    if dim <= LARGEST_START:
-        return higher(large, find_gaussian(density, latents, rng, products))
-    if large is not None:
-        warnings.warn(SKEWED, UserWarning, stacklevel=2)
-    return large
+    """The start by the density of all data: by its structure alone, if that says enough."""
+    density, products, held = _open(in_forms, latents, forward_mode)
+    dim, large = len(latents.first), None
+    if not plain:
+        own, is_small = rng.spawn(1)[0], dim <= LARGEST_SMALL
+        large = find_by_structure(density, products, held, latents, own, is_small)
+        if large is not None and is_close(large):
+            return large
+        if dim > LARGEST_START:
+            if large is not None:
+                warnings.warn(SKEWED, UserWarning, stacklevel=2)
+            return large
+    return higher(large, find_gaussian(density, latents, rng, products, with_forms=not plain))
 
 
 @contextmanager
@@ -252,21 +251,25 @@ def _unseen() -> Iterator[None]:
         yield
 
 
-def _given_scales(
-    in_forms: TargetInForms, scales: np.ndarray, forward_mode: bool
-) -> tuple[ProductsInForms, HeldInForms]:
-    """Products of Hessians and gradients, where latents are held that are scales as a whole."""
+def _open(
+    in_forms: TargetInForms, latents: Latents, forward_mode: bool
+) -> tuple[Density, ProductsInForms, HeldInForms]:
+    """The density, and products of its Hessians and its gradients where scales are held.
+
+    Only latents that are scales as a whole are.
+    """
     names, free, start = [], [], 0
     for name, shape in in_forms.target.shapes:
         places = np.arange(start, start + math.prod(shape))
         start += len(places)
-        if np.all(np.isin(places, scales)):
+        if np.all(np.isin(places, latents.held)):
             names.append(name)
         else:
             free.append(places)
-    given = partial(in_forms.energy_given, tuple(names))
-    settings = given, forward_mode, np.concatenate([np.empty(0, int), *free])
-    return batched_products(*settings), batched_held(*settings)
+    held = partial(in_forms.energy_given, tuple(names))
+    settings = held, forward_mode, np.concatenate([np.empty(0, int), *free])
+    density = batched_density(in_forms.energy, forward_mode)
+    return density, batched_products(*settings), batched_held(*settings)
 
 
 def _draws_if_any(

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_kscore._starts.fit_shapes import unshaped
 from numpyro_kscore._starts.laplace import Given
 from numpyro_kscore._starts.scale_distribution import along_axes, moments_by
-from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic
+from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic, factor
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.features import features, through_features
@@ -76,6 +76,16 @@ class Found(NamedTuple):
         """All of it, one after the other."""
         steps = (self.moved, self.skewed, self.conditional)
         return Chain(tuple(step for step in steps if step is not None))
+
+    @property
+    def gaussian(self) -> Affine | None:
+        """The Gaussian of all latents, if nothing changes with scales and all shapes are normal."""
+        given = self.conditional
+        if len(given.slopes) or self.skewed is not None:
+            return None
+        triangle = given.base.times(np.eye(len(given.mean)))
+        place = np.argsort(given.order)
+        return Affine(given.mean[place], factor((triangle.T @ triangle)[np.ix_(place, place)]))
 
     def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
         """The gradient of the evidence beyond the bound at points of the scales (n, k)."""

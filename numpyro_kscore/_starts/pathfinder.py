@@ -11,7 +11,7 @@ from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
 from numpyro_kscore._starts.candidates import Candidate, highest, in_form, lower_bound
 from numpyro_kscore._starts.newton import newton
 from numpyro_kscore._starts.noise import balanced
-from numpyro_kscore._starts.search import RADIUS, Search
+from numpyro_kscore._starts.search import QUANTILES, RADIUS, Search
 from numpyro_kscore._transports.affine import Affine, antithetic, factor
 from numpyro_kscore._transports.centering import Centering, is_same, of_degrees
 
@@ -28,8 +28,6 @@ PATH_DRAWS = 8
 LOOKS, ROUNDS = 6, 3
 # Scale of NumPyro's guides at their start.
 COLD_SCALE = 0.1
-# Quantiles of the prior that scales are held at.
-QUANTILES = (0.25, 0.5, 0.75)
 
 
 class PathEnd(NamedTuple):

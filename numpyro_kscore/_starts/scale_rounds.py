@@ -128,11 +128,13 @@ def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.
     return points[int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))]
 
 
-def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool) -> Found | None:
+def find_scales(
+    others: Others, now: Scales, indices: np.ndarray, is_small: bool, is_dense: bool
+) -> Found | None:
     """A Gaussian that changes with scales; None where their distribution is not found.
 
     Of a small model modes say enough, since batch and match follows: better Gaussians take many
-    times as many gradients. One or two scales are looked at densely in the end there. A
+    times as many gradients. One or two scales may be looked at densely in the end. A
     distribution of the scales that rounds have not settled is given all the same, but not that of a
     small model which they have not come near.
     """
@@ -144,9 +146,9 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         others, now = near
     in_pairs = design(count, ON_AXES, IN_PAIRS)
     first = in_pairs if is_small else design(count, ON_AXES)
-    is_denser = is_small and count in LAST
+    is_denser = is_dense and count in LAST
     last = design(count, *LAST[count]) if is_denser else first
-    if not is_small:
+    if not (is_small or is_denser):
         last = np.concatenate([first, between(count)])
     seen: Looks | None = None
     for _ in range(ROUNDS if count else 0):

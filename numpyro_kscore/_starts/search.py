@@ -9,11 +9,14 @@ import numpy as np
 
 from numpyro_kscore._starts.sparsity import Held, Products
 from numpyro_kscore._transports.centering import Centering
+from numpyro_kscore._transports.features import MANY
 from numpyro_kscore._transports.stretch import Marginals
 from numpyro_kscore._transports.transport import Evaluate
 
 # Most numbers of a site whose latents may be scales of all others.
 MOST_OF_SITE = 8
+# Quantiles of the prior that scales are held at first.
+QUANTILES = (0.25, 0.5, 0.75)
 # Fewest draws that tell widths.
 FEWEST_DRAWS = 16
 # Radius of random starts in unconstrained coordinates, as NumPyro's.
@@ -52,12 +55,19 @@ ProductsInForms = Callable[[np.ndarray, np.ndarray, Centering], np.ndarray]
 HeldInForms = Callable[[np.ndarray, bool, Centering], tuple[np.ndarray, np.ndarray]]
 
 
+class TooManyGradients(Exception):  # noqa: N818  # no error, but the end of a search
+    """The end of a search that has taken more gradients than it may."""
+
+
 class CountedDensity:
     """The density at points, with a count of its gradients.
 
     Attributes:
         count: gradients and products of Hessians so far.
         has_products: whether there are products.
+
+    Raises:
+        TooManyGradients: by all methods, if the count is beyond ``most``.
     """
 
     def __init__(
@@ -65,13 +75,19 @@ class CountedDensity:
         density: Density,
         products: ProductsInForms | None = None,
         held: HeldInForms | None = None,
+        most: float = np.inf,
     ) -> None:
         self._density, self._products, self._held, self.count = density, products, held, 0
-        self.has_products = products is not None
+        self.has_products, self._most = products is not None, most
+
+    def _add(self, count: int) -> None:
+        self.count += count
+        if self.count > self._most:
+            raise TooManyGradients
 
     def at(self, points: np.ndarray, centering: Centering, other: Centering) -> AtPoints:
         """The density at points (n, d) in one form of coordinates, and the points in another."""
-        self.count += len(points)
+        self._add(len(points))
         return self._density(points, centering, other)
 
     def in_form(self, centering: Centering) -> Evaluate:
@@ -94,7 +110,7 @@ class CountedDensity:
             raise ValueError("products: expected a density that has them; got none")
 
         def products(points: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-            self.count += len(points) * len(vectors)
+            self._add(len(points) * len(vectors))
             return given(points, vectors, centering)
 
         return products
@@ -106,7 +122,7 @@ class CountedDensity:
             return None
 
         def held(points: np.ndarray, with_scales: bool) -> tuple[np.ndarray, np.ndarray]:
-            self.count += len(points)
+            self._add(len(points))
             return given(points, with_scales, centering)
 
         return held
@@ -139,6 +155,12 @@ class Latents(NamedTuple):
         """Indices of the latents that count as scales: sites of few numbers."""
         is_small = np.repeat(self.sizes, self.sizes) <= MOST_OF_SITE
         return np.flatnonzero((self.is_scale | self.is_between) & is_small)
+
+    @property
+    def held(self) -> np.ndarray:
+        """Indices of the scales that are held: eight at most, and none if they are all latents."""
+        scales = self.scales[:MANY]
+        return scales[:0] if len(scales) == len(self.first) else scales
 
     @property
     def prior_widths(self) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
 from numpyro_kscore._transports.sizes import Sizes
@@ -29,6 +30,8 @@ class ExactDraws(NamedTuple):
         gaps: log density of the model less the start's, (n,).
         divergence: that of the start from the model by these gaps, in nats.
         samples: the points pushed to the coordinates of the guide, (n, d).
+        weighted: these draws with others from farther out, by their weights; None if there are
+            none.
         is_final: whether a fit leaves the start as it is, since there are too many latents for
             steps to bring it nearer.
     """
@@ -40,6 +43,13 @@ class ExactDraws(NamedTuple):
     divergence: float
     samples: np.ndarray
     is_final: bool = False
+    weighted: WeightedDraws | None = None
+
+    def as_weighted(self) -> WeightedDraws:
+        """The draws with their weights, those from farther out too if there are some."""
+        if self.weighted is not None:
+            return self.weighted
+        return WeightedDraws(self.samples, self.log_density, self.log_density - self.gaps, 0, 0.0)
 
 
 class GaussianStart(NamedTuple):
@@ -79,8 +89,8 @@ class GaussianStart(NamedTuple):
         return self.transports.steps[0]
 
     @property
-    def is_large(self) -> bool:
-        """Whether it is of a model with many latents, and has no covariance of all."""
+    def is_by_structure(self) -> bool:
+        """Whether it is from the structure of the model, and has no covariance of all latents."""
         return not isinstance(self.gaussian, Affine)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_kscore._fit import last_look
-from numpyro_kscore._fit.last_look import _as_weighted, covers
+from numpyro_kscore._fit.last_look import covers
 from numpyro_kscore._fit.programs import largest_errors, moment_errors
 from numpyro_kscore._fit.progress import CloseLook, Ending, Look, Progress, Rule
 from numpyro_kscore._fit.stopping import advance, begin, conclude, step_sizes, window_gain
@@ -391,7 +391,7 @@ def test_a_thin_tail_counts_where_weights_make_it_wider(monkeypatch, ratio, shap
     points = np.random.default_rng(0).normal(size=(1000, 1))
     exact = ExactDraws(points, points, points[:, 0], np.zeros(1000), 0.0, points)
     assert covers(exact)
-    seen = weigh(_as_weighted(exact))
+    seen = weigh(exact.as_weighted())
     seen = seen._replace(ratio=np.array([ratio]), shapes=np.array([shape]))
     monkeypatch.setattr(last_look, "weigh", lambda draws: seen)
     assert seen.lacks_draws == (shape > 0.7)

@@ -193,7 +193,7 @@ def test_a_large_model_is_fitted_without_a_step():
     result = fit(svi, random.key(0), counts, progress_bar=False)
     assert result.info.converged
     assert result.info.steps == 0
-    assert guide.start.is_large
+    assert guide.start.is_by_structure
     assert guide.start.num_gradients < 10_000
     # Steps go on from it all the same.
     state, loss = svi.update(result.state, counts)
