@@ -284,7 +284,7 @@ def conclude(
         if weights is not None:
             # Looks see moments where the guide is, weights those of the model.
             shift, width = (max(pair) for pair in zip((shift, width), _moved(weights), strict=True))
-        is_known = weights is None or bool(np.all(weights.is_known))
+        is_known = weights is None or weights.knows_all
         is_known = is_known and (close is None or close.most < rule.tol)
         is_within = _is_below(best, rule) and not max(shift, width) >= rule.tol
         if cause == "tol" and not (is_known and is_within):
@@ -295,6 +295,8 @@ def conclude(
     if best is not None and cause in CONVERGED:
         best = best._replace(shift=shift, width=width)
         doubt = _doubt(best, progress.recoveries, skipped, weights)
+    if rule.is_final and cause in CONVERGED and weights is not None and weights.knows_all:
+        cause, doubt, shift, width = _by_weights(weights, rule.tol)
     numbers = (steps, rule.tol, distance, progress.recoveries, shift, width, skipped)
     if weights is None:
         return Ending(cause, doubt, *numbers)
@@ -302,10 +304,22 @@ def conclude(
     return Ending(cause, doubt, *numbers, effective, weights.largest_shape)
 
 
-def _moved(weights: Weighing) -> tuple[float, float]:
-    """The errors of means and log standard deviations by weights, beyond two standard errors."""
+def _by_weights(weights: Weighing, tol: float) -> tuple[Cause, Doubt, float, float]:
+    """The ending of a start that stays as it is, and its errors, by weights that know all.
+
+    It has few draws far out, whose scores are wild and say that means are off or are too noisy to
+    tell. They have no weight.
+    """
+    shift, width = _moved(weights)
+    is_within = max(_moved(weights, -2.0)) < tol
+    doubt: Doubt = "moments" if max(shift, width) >= DOUBTFUL_MOMENT else ""
+    return "tol" if is_within else "plateau", doubt, shift, width
+
+
+def _moved(weights: Weighing, errors_less: float = 2.0) -> tuple[float, float]:
+    """The errors of means and log standard deviations by weights, less two standard errors."""
     errors = (
-        np.where(weights.is_known, np.maximum(np.abs(value) - 2 * error, 0.0), 0.0)
+        np.where(weights.is_known, np.maximum(np.abs(value) - errors_less * error, 0.0), 0.0)
         for value, error in (
             (weights.shift, weights.shift_error),
             (np.log(weights.ratio), weights.ratio_error),

@@ -123,6 +123,11 @@ class Weighing(NamedTuple):
         return ~self.is_thin & self.evidence.is_reliable
 
     @property
+    def knows_all(self) -> bool:
+        """Whether weights tell the mean and the standard deviation of all coordinates."""
+        return bool(np.all(self.is_known))
+
+    @property
     def largest_shape(self) -> float:
         """The largest Pareto shape, of the weights and of these times squared deviations."""
         return max(self.evidence.khat, float(np.max(self.shapes)))

@@ -396,3 +396,25 @@ def test_a_thin_tail_counts_where_weights_make_it_wider(monkeypatch, ratio, shap
     monkeypatch.setattr(last_look, "weigh", lambda draws: seen)
     assert seen.lacks_draws == (shape > 0.7)
     assert covers(exact) == covered
+
+
+@pytest.mark.parametrize(
+    ("ratio", "error", "shape", "cause", "doubt"),
+    [
+        (0.97, 0.02, 0.4, "tol", ""),
+        (0.97, 0.05, 0.4, "plateau", ""),
+        (0.7, 0.02, 0.4, "plateau", "moments"),
+        (0.97, 0.02, 0.8, "plateau", "moments"),
+    ],
+)
+def test_a_start_that_stays_is_judged_by_weights(ratio, error, shape, cause, doubt):
+    """Few draws far out say that its means are off, if weights do not know better."""
+    wild = Look(50.0, 20.0, 0, 1, 0, 1, 0, 0, shift=24.0, width=3.0, bound=0.0, divergence=0.1)
+    progress = Progress(phase="done", cause="plateau", start=wild)
+    points = np.random.default_rng(0).normal(size=(1000, 1))
+    exact = ExactDraws(points, points, points[:, 0], np.zeros(1000), 0.0, points)
+    weights = weigh(exact.as_weighted())._replace(
+        ratio=np.array([ratio]), ratio_error=np.array([error]), shapes=np.array([shape])
+    )
+    ending = conclude(progress, RULE._replace(is_final=True), weights=weights)
+    assert (ending.cause, ending.doubt) == (cause, doubt)
