@@ -3,7 +3,8 @@
     python -m benchmarks.accuracy.ablation --csv FILE [--suites familiar harder textbook]
         [--targets eight_schools ...] [--forms sizes ...] [--fits --cache FOLDER] [--quick]
 
-The search runs with all forms, and then without one of them, from the same random numbers and with
+The structure of a model, which comes first, is left out: it may need none of them. The search that
+follows it runs with all forms, and then without one of them, from the same random numbers and with
 the same compiled density. Bounds come from 4096 draws of their own, which no search has seen.
 ``changed`` says whether the start differs at all; if not, the form was not taken, and what it cost
 is the difference in gradients and seconds. With ``--fits`` every start that differs is also fitted,
@@ -82,6 +83,11 @@ def _latents(latents: Any, form: str) -> Any:
     return latents
 
 
+def no_structure() -> Any:
+    """A context in which no start comes from the structure of a model."""
+    return patch.object(from_model, "find_by_structure", _nothing)
+
+
 @contextmanager
 def without(form: str) -> Iterator[None]:
     """Searches inside do without a form."""
@@ -94,6 +100,7 @@ def without(form: str) -> Iterator[None]:
         for module, name, replacement in FORMS.get(form, []):
             stack.enter_context(patch.object(module, name, replacement))
         stack.enter_context(patch.object(from_model, "find_gaussian", find))
+        stack.enter_context(no_structure())
         yield
 
 
@@ -182,7 +189,7 @@ class Searches:
             return original(density, latents, rng, *rest, **options)
 
         guide = AutoImplicit(posterior.target.model)
-        with patch.object(from_model, "find_gaussian", every):
+        with patch.object(from_model, "find_gaussian", every), no_structure():
             guide.set_up(random.split(random.key(0), 3)[2], *posterior.fit_args)
         self._target, self._found = target, found
         return found
