@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -230,7 +231,8 @@ def _find_at_once(
     density, products, held = _open(in_forms, latents, forward_mode)
     dim, large = len(latents.first), None
     if not plain:
-        own, is_small = rng.spawn(1)[0], dim <= LARGEST_SMALL
+        # The searches that follow have the same draws with and without it.
+        own, is_small = deepcopy(rng), dim <= LARGEST_SMALL
         large = find_by_structure(density, products, held, latents, own, is_small)
         if large is not None and is_close(large):
             return large

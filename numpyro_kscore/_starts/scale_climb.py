@@ -20,10 +20,10 @@ FIRST_WIDTH, WIDTHS = 0.3, (0.003, 0.5)
 # Most values of the scales on the way up, or three for each, and what a step must promise to go on,
 # in nats.
 CLIMB, NEAR_TOP = 60, 0.1
-# Starts of the others that look for other modes; nats below the highest evidence from which on an
-# end hardly counts; the depth of a valley between two ends, in nats; and the squared distance, in
-# standard deviations, of two modes.
-OTHER_STARTS, FARTHEST, VALLEY, APART = 6, 5.0, 1.0, 16.0
+# Draws of the prior from which other modes are looked for; nats below the highest evidence from
+# which on an end hardly counts; the depth of a valley between two ends, in nats; and the squared
+# distance, in standard deviations, of two modes.
+OTHER_STARTS, FARTHEST, VALLEY, APART = 12, 5.0, 1.0, 16.0
 
 
 class Top(NamedTuple):
@@ -59,9 +59,12 @@ def find_top(
     tops = [_top_from(others, at, mode, scales, shaped) for at, mode in first]
     top = max(tops, key=lambda one: one.evidence)
     if only_one:
-        starts_of_others = [*(one.at for one in tops if one is not top), *latents.from_prior]
+        draws = latents.from_prior[:OTHER_STARTS]
+        # And their mirror images: some draws may all be on one side.
+        mirrored = 2 * np.median(latents.from_prior, axis=0) - draws if len(draws) else draws
+        starts_of_others = [*(one.at for one in tops if one is not top), *draws, *mirrored]
         if any(_is_another(top, one, scales) for one in tops) or _has_other_mode(
-            top, starts_of_others[:OTHER_STARTS]
+            top, starts_of_others
         ):
             return None
     return top

@@ -67,4 +67,4 @@ def log_evidence(
         fitted = fitted_guide(svi, result, args, kwargs, key)
         check_has_density(fitted.layout, "log_evidence")
         draws = draw_weighted(key, fitted.program, fitted.layout, num_samples, tell=line.weights)
-    return evidence_of(draws.log_weights, draws.rounding)
+    return evidence_of(draws.log_weights, draws.rounding, draws.log_shares)

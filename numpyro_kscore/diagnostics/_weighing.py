@@ -9,7 +9,7 @@ few draws, though weights themselves may hardly vary (Vehtari et al. 2024, secti
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,7 +157,7 @@ class Weighing(NamedTuple):
 def weigh(draws: WeightedDraws) -> Weighing:
     """Compare moments of draws with and without their weights."""
     log_weights = draws.log_weights
-    evidence = evidence_of(log_weights, draws.rounding)
+    evidence = evidence_of(log_weights, draws.rounding, draws.log_shares)
     weights = np.exp(pareto_smooth(log_weights)[0])
     # Some coordinates at a time: ten copies of draws of thousands of them would be gigabytes.
     parts = np.array_split(draws.samples, -(-draws.samples.size // PIECE), axis=1)
@@ -219,8 +219,11 @@ def second_moment_shapes(deviations: np.ndarray, log_weights: np.ndarray) -> np.
     return np.array([pareto_smooth(log_weights + column)[1] for column in squares.T])
 
 
-def evidence_of(log_weights: np.ndarray, rounding: float = 0.0) -> Evidence:
+def evidence_of(log_weights: np.ndarray, rounding: float = 0.0, log_shares: Any = 0.0) -> Evidence:
     """The evidence by importance weights, whose logarithms are normalized, (n,).
+
+    Shares of the guide in what the draws are from have a mean of 1, but for noise, most of which
+    the weights of a guide near the model have too: their ratio has next to none.
 
     The variance of weights alone is too small an error where a guide has thin tails: it has next to
     no draws where weights are large, so that nearly all samples of weights have too low a mean.
@@ -228,9 +231,11 @@ def evidence_of(log_weights: np.ndarray, rounding: float = 0.0) -> Evidence:
     n, highest = len(log_weights), np.max(log_weights)
     ratios = np.exp(log_weights - highest)
     mean = float(np.mean(ratios))
+    shares = np.exp(np.broadcast_to(log_shares, n).astype(float))
     khat = pareto_smooth(log_weights)[1]
-    of_weights = float(np.std(ratios) / n**0.5)
+    of_weights = float(np.std(ratios - shares * (mean / np.mean(shares))) / n**0.5)
     # The largest ratio is 1.
     unseen = UNSEEN / n / (1 - min(max(khat, 0.0), LARGEST_SHAPE))
     error = float(np.hypot(np.hypot(of_weights, unseen) / mean, rounding))
-    return Evidence(float(np.log(mean) + highest), error, khat, weight_ess(log_weights), n)
+    value = float(np.log(mean / np.mean(shares)) + highest)
+    return Evidence(value, error, khat, weight_ess(log_weights), n)

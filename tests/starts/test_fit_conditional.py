@@ -21,6 +21,7 @@ from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.conditional import Conditional
 from support.autoguides import first_state
 from support.compiling import quick_jit
+from support.searches import without_structure
 
 STEPS, NOISE, SPAN = 10, 0.5, 1e-5
 # Where a scale's logarithm is integrated.
@@ -213,12 +214,13 @@ def test_where_a_mode_has_no_finite_density_there_is_none():
 
 
 @pytest.mark.thorough
-def test_a_guide_starts_at_the_posterior_of_a_curve():
+def test_a_guide_starts_at_the_posterior_of_a_curve(monkeypatch):
     """A Gaussian process with unknown scale, length and noise, written with standardized values.
 
     The guide before any step, against importance sampling of the three from their prior, with the
     curve integrated out.
     """
+    without_structure(monkeypatch)
     x = jnp.linspace(0, 1, 15)
     rng = np.random.default_rng(10)
     data = jnp.asarray(np.sin(6 * np.asarray(x)) + 0.3 * rng.normal(size=15))

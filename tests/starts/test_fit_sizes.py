@@ -18,6 +18,7 @@ from numpyro_kscore._starts.fit_sizes import rates_by_regression
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import pulled_back
 from support.compiling import quick_jit
+from support.searches import without_structure
 
 DIM = 6
 ANY = np.ones(DIM, bool)
@@ -108,6 +109,7 @@ def varying(y):
 def guide():
     guide = AutoImplicit(varying)
     with pytest.MonkeyPatch.context() as patch:
+        without_structure(patch)
         # A Gaussian that changes with the scale is even closer.
         patch.setattr(gaussian_search, "fit_conditional", lambda search, known: known)
         guide.set_up(random.key(3), jnp.array([1.5, -1.0, 2.0, -0.3, 0.9, -1.8, 0.2, -0.6]))
@@ -128,6 +130,7 @@ def test_a_mean_of_effects_that_bend_is_no_cause_of_their_sizes(monkeypatch):
 
     With any latents as causes the mean was one, and the bound .1 nats lower.
     """
+    without_structure(monkeypatch)
     monkeypatch.setattr(gaussian_search, "fit_conditional", lambda search, known: known)
     guide = AutoImplicit(counted)
     guide.set_up(random.key(0), jnp.array([2, 0, 0, 0, 1, 4, 6, 5, 0, 0, 0, 1, 0, 0, 1, 0]))

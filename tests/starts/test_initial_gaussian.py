@@ -33,6 +33,7 @@ from numpyro_kscore._transports.centering import is_same, of_degrees
 from numpyro_kscore._transports.conditional import Conditional
 from support.autoguides import first_state
 from support.doubles import GaussianScore
+from support.searches import without_structure
 
 KEY = random.key(0)
 CHEAP = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
@@ -144,9 +145,9 @@ def test_hierarchical_models_are_partially_centered():
     degrees = unravel(params["auto_centering_degrees"], guide._shapes)
     assert degrees["mean"] == 1
     assert degrees["spread"] == 1
-    # Standard errors are two or three times the spread: both non-centered forms have nearly
-    # the same bound, and then the non-centered one is taken.
-    assert np.all(degrees["effect"] == 0)
+    # Standard errors are two or three times the spread: the data have a fifth to a tenth of the
+    # precision, or less by as much as 256 draws are off.
+    assert np.all(degrees["effect"] < 0.2)
     draws = guide.sample_posterior(KEY, params, sample_shape=(1000,))
     np.testing.assert_allclose(draws["twice"], 2 * draws["effect"], rtol=1e-6)
     # As in the posterior, small spreads go with effects near the mean.
@@ -161,7 +162,8 @@ def test_hierarchical_models_are_partially_centered():
 
 
 @pytest.mark.thorough
-def test_a_step_leaves_the_start_as_it_is():
+def test_a_step_leaves_the_start_as_it_is(monkeypatch):
+    without_structure(monkeypatch)
     guide = AutoImplicit(schools, hidden_dims=(4,))
     svi = SVI(schools, guide, optax.adam(1e-2), CHEAP)
     state = first_state(svi)
