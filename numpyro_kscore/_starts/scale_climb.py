@@ -149,10 +149,8 @@ def climbed(top: Top, scales: np.ndarray) -> Top:
         before = path.count
         path.receive(-found.evidence, -evidence_slopes(others, trial, found)[scales])
         if path.count > before:
-            now, evidence = (
-                now._replace(mode=found.mean, triangle=found.triangle),
-                found.evidence,
-            )
+            now = now._replace(mode=found.mean, triangle=found.triangle)
+            evidence = found.evidence
     if path.iterates:
         last = path.iterates[-1]
         sizes = np.sqrt(np.diag(last.inverse_hessian))

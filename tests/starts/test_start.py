@@ -97,7 +97,7 @@ def test_a_look_at_them_sees_what_one_at_the_guide_sees():
         error = np.hypot(ours[f"{name}_error"], theirs[f"{name}_error"])
         assert abs(ours[name] - theirs[name]) < 4 * error, name
     # The error of the divergence is that of the variance of some gaps with a heavy tail.
-    # That of a start this near is the rounding of log densities in single precision.
+    # A start this near leaves only the rounding of log densities in single precision.
     of_guide = float(theirs["divergence"])
     assert ours["divergence"] == pytest.approx(of_guide, rel=0.5, abs=1e-4)
     assert max(float(ours[name]) for name in ("shift", "width")) < 0.1
