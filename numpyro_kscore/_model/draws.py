@@ -143,5 +143,7 @@ class WeightedDraws(NamedTuple):
     @property
     def rounding(self) -> float:
         """Error of the log weights that all draws may share: a sum of many terms is rounded."""
-        largest = np.abs(self.log_density).max() + np.abs(self.log_q).max()
-        return float(np.finfo(self.samples.dtype).eps * largest)
+        weights = np.exp(self.log_weights - np.max(self.log_weights))
+        # Draws far out, where densities may be millions of nats down, have no weight.
+        sizes = np.abs(self.log_density) + np.abs(self.log_q)
+        return float(np.finfo(self.samples.dtype).eps * np.average(sizes, weights=weights))

@@ -23,7 +23,7 @@ from jax import Array
 from numpyro.infer import SVI
 
 from numpyro_kscore._model.draws import WeightedDraws
-from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.layout import Layout, coordinate_names
 from numpyro_kscore._model.particles import draw_finite
 from numpyro_kscore._model.weights import (
     BATCH,
@@ -37,7 +37,7 @@ from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._budget import Clock, Stages
 from numpyro_kscore.diagnostics._codes import Known
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis
-from numpyro_kscore.diagnostics._examine import examine
+from numpyro_kscore.diagnostics._examine import examine, verdict_of
 from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide, model_density
 from numpyro_kscore.diagnostics._weighing import Weighing, weigh_closely
 
@@ -92,7 +92,8 @@ def diagnose(
         ValueError: see there; for fewer than 100 draws, and a budget that is not positive.
         FloatingPointError: if fewer than half of the draws are finite.
 
-    Cost: ``num_samples`` values of the model; 64 chains or more of 100 transitions from afar, and
+    Cost: ``num_samples`` values of the model, or up to sixteen times as many where these leave the
+    verdict open and there is time; 64 chains or more of 100 transitions from afar, and
     up to 48 ascents. If chains are needed, up to 512 of 120 to 960 transitions with up to 24
     gradients each, as few as decide.
 
@@ -155,8 +156,13 @@ def _weighed(
         batch = min(BATCH, num_samples)
         given = key, fitted.program, fitted.layout, seconds, stages.weights
         weigher, push = Weigher(*given, batch=batch), fitted.target.push()
+        names = coordinate_names(fitted.layout.sites)
         return weigh_closely(
-            weigher.draw, lambda draws: unconstrained_draws(draws, push), num_samples, seconds
+            weigher.draw,
+            lambda draws: unconstrained_draws(draws, push),
+            num_samples,
+            seconds,
+            lambda weights: weights.knows_all and verdict_of(weights, names) == "cannot tell",
         )
 
     return stages.attempt("importance weights", weighed, None)

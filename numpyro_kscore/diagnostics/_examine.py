@@ -23,7 +23,7 @@ from numpyro_kscore.diagnostics._budget import (
     seconds_of,
 )
 from numpyro_kscore.diagnostics._chains import ChainProgram, fit_metric
-from numpyro_kscore.diagnostics._codes import Finding, Known
+from numpyro_kscore.diagnostics._codes import Finding, Known, Verdict
 from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis
 from numpyro_kscore.diagnostics._messages import advise, describe
@@ -68,7 +68,7 @@ def examine(
     movement = None
     if weights is not None:
         movement = by_weights(weights)
-        verdict = judge(movement, names)[0] if np.all(weights.is_known) else "cannot tell"
+        verdict = verdict_of(weights, names)
         if verdict == "good":
             stages.tell("searching for modes")
             given = density.evaluate, samples, sites, key_apart(key, 3), density.exact, clock
@@ -95,6 +95,11 @@ def examine(
         len(samples),
         weights,
     )
+
+
+def verdict_of(weights: Weighing, names: Sequence[str]) -> Verdict:
+    """The verdict by weights alone, modes left out."""
+    return judge(by_weights(weights), names)[0] if weights.knows_all else "cannot tell"
 
 
 def by_weights(weights: Weighing) -> Movement:

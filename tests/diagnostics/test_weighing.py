@@ -98,6 +98,33 @@ def test_a_tail_in_doubt_is_looked_at_again(scale, seconds, counts):
     assert len(draws.samples) == weights.evidence.num_draws == counts[-1]
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(np.inf, 160_000), (1.0, 40_000)])
+def test_an_open_question_takes_up_to_sixteen_times_the_draws(seconds, most):
+    asked = []
+
+    def draw(count):
+        asked.append(count)
+        return weighted(0.97, n=count)._replace(seconds=2e-5)
+
+    weigh_closely(draw, lambda draws: draws, 10_000, seconds, lambda weights: True)
+    assert asked[-1] == most
+    asked.clear()
+    few = lambda weights: weights.evidence.num_draws < 40_000  # noqa: E731
+    weigh_closely(draw, lambda draws: draws, 10_000, seconds, few)
+    assert asked == [10_000, 40_000]
+
+
+def test_densities_without_weight_have_no_rounding():
+    """One draw a million nats down rounds to a tenth of a nat, and counts for nothing."""
+    draws = weighted(1.0)
+    far = draws.log_density.copy()
+    far[0] -= 1e6
+    found = draws._replace(log_density=far, samples=draws.samples.astype(np.float32))
+    assert found.rounding < 1e-5
+    everywhere = found._replace(log_density=draws.log_density + 1e6)
+    assert everywhere.rounding > 0.1
+
+
 def test_weights_that_hardly_vary_are_reliable():
     assert are_reliable(1.5, 9_900.0, 10_000)
     assert not are_reliable(1.5, 9_000.0, 10_000)
