@@ -5,7 +5,7 @@ E log p(x, z) - log 1/(K+1) [q(z | ε) + Σ q(z | ε_k)]. It is below the eviden
 gradients are those of the bound itself.
 
 Settings: the family and steps of :mod:`benchmarks.accuracy.rivals.family`, at most 100 draws a
-step, as K 100 in all steps; the authors let K grow to its largest number.
+step, and K = 100 in all steps, where the authors let K grow. These two numbers are ours.
 """
 
 from __future__ import annotations
