@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import optax
 from jax import Array, random
 from numpyro.infer import SVI
@@ -37,7 +38,7 @@ def fit(estimator: Any, problem: Problem, key: Array, share: float) -> Outcome:
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
     svi = SVI(target.model, guide, optimizer, loss)
     result = svi.run(run_key, steps, *target.args, progress_bar=False)
-    draw = drawn_by_guide(problem, guide, result.params)
+    draw = drawn_by_guide(problem, guide, jax.block_until_ready(result.params))
     return Outcome(draw, steps, steps * PARTICLES)
 
 

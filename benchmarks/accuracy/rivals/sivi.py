@@ -4,8 +4,8 @@ The bound is their equation (9), with K further noises that all draws of a step 
 E log p(x, z) - log 1/(K+1) [q(z | ε) + Σ q(z | ε_k)]. It is below the evidence for every K, and
 gradients are those of the bound itself.
 
-Settings: the family and steps of :mod:`benchmarks.accuracy.rivals.family`, at most 100 draws a
-step, and K = 100 in all steps, where the authors let K grow. These two numbers are ours.
+Settings: the family, draws and steps of :mod:`benchmarks.accuracy.rivals.family`, and K = 100 in
+all steps, where the authors let K grow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax import Array, random
 from benchmarks.accuracy.rivals import family
 from benchmarks.accuracy.rivals.problem import Outcome, Problem, train
 
-BATCH, NUM_NOISES = 100, 100
+NUM_NOISES = 100
 
 
 def surrogate_log_density(params: Any, x: Array, noise: Array, others: Array) -> Array:
@@ -49,15 +49,14 @@ def loss(
 def fit(problem: Problem, key: Array, share: float) -> Outcome:
     """Draws of a semi-implicit Gaussian that maximizes the bound."""
     settings = family.settings_of(problem.dim).shorter(share)
-    batch = min(settings.batch, BATCH)
     init_key, run_key = random.split(key)
     params = family.start(init_key, problem.dim, settings)
-    gradient = partial(jax.grad(loss), problem=problem, batch=batch)
+    gradient = partial(jax.grad(loss), problem=problem, batch=settings.batch)
     params, _ = train(
         lambda params, extra, key, _: (gradient(params, key), extra),
         params, None, settings.optimizer(), run_key, settings.steps,
     )  # fmt: skip
-    return drawn(params, settings.steps, batch)
+    return drawn(params, settings.steps, settings.batch)
 
 
 def drawn(params: Any, steps: int, batch: int, said: str = "") -> Outcome:
