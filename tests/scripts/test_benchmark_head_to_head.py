@@ -3,6 +3,7 @@
 import argparse
 import csv
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from benchmarks.accuracy.rivals import (
 )
 from benchmarks.accuracy.rivals.problem import Outcome, make_problem
 from benchmarks.accuracy.targets import Target
+from support.compiling import quick_jit
 
 MIXING = np.array([[1.0, 0.4, -0.3], [0.2, -0.8, 0.5]]).T  # of three noises to two dimensions
 LOG_VAR = np.log([0.3, 0.6])
@@ -82,20 +84,24 @@ def test_draws_of_the_family_have_its_conditional_density(x64):
 
 def test_the_density_of_sivi_is_a_mean_over_noises(x64):
     params, covariance = linear_family()
-    noise, _, x = family.draw(params, random.key(0), 3)
-    others = random.normal(random.key(1), (4, 3))
-    found = sivi.surrogate_log_density(params, x, noise, others)
-    every = [family.log_given(params, x, noise)]
-    every += [family.log_given(params, x, jnp.tile(other, (3, 1))) for other in others]
-    np.testing.assert_allclose(found, jax.nn.logsumexp(jnp.stack(every), 0) - np.log(5))
-    # With many noises it is the marginal's.
-    marginal = dist.MultivariateNormal(jnp.zeros(2), covariance).log_prob(x)
-    others = random.normal(random.key(2), (20_000, 3))
-    found = sivi.surrogate_log_density(params, x, noise, others)
-    terms = np.exp(family.log_given(params, x, others[:, None]) - marginal)
-    # The draw's own noise is one term more.
+
+    @quick_jit
+    def run(key):
+        noise, _, x = family.draw(params, key, 3)
+        others = random.normal(random.fold_in(key, 1), (20_000, 3))
+        few = sivi.surrogate_log_density(params, x, noise, others[:4])
+        many = sivi.surrogate_log_density(params, x, noise, others)
+        marginal = dist.MultivariateNormal(jnp.zeros(2), covariance).log_prob(x)
+        own = family.log_given(params, x, noise)
+        return few, many, own, family.log_given(params, x, others[:, None]), marginal
+
+    few, many, own, others, marginal = run(random.key(0))
+    every = np.exp(np.concatenate([own[None], others]))
+    np.testing.assert_allclose(few, np.log(every[:5].mean(0)), rtol=1e-9)
+    # With many noises it is the marginal's; the draw's own noise is one term more.
+    terms = every[1:] / np.exp(marginal)
     limit = 4 * terms.std(0) / len(terms) ** 0.5 + 10 / len(terms)
-    assert (np.abs(found - marginal) < limit).all()
+    assert (np.abs(many - marginal) < limit).all()
 
 
 def test_the_bound_of_sivi_is_below_that_of_the_marginal(x64):
@@ -177,7 +183,7 @@ def test_the_bandwidth_of_ksivi_is_that_of_the_median():
 
 def test_the_flow_of_pvi_descends_the_free_energy(x64):
     """The gradient along paths is that of an integral over a grid in one dimension."""
-    params = pvi.start(random.key(0), 1, width=4, particles=3)
+    params = quick_jit(lambda key: pvi.start(key, 1, width=4, particles=3))(random.key(0))
     log_p = lambda x: -0.5 * (x**4).sum(-1)  # noqa: E731
     grid = jnp.linspace(-9, 9, 2_001)[:, None]
 
@@ -189,7 +195,7 @@ def test_the_flow_of_pvi_descends_the_free_energy(x64):
         unit = random.normal(key, (50, 3, 1))
         return pvi.free_energy_gradient(params, unit, log_p)
 
-    exact = jax.grad(free_energy)(params)
+    exact = quick_jit(jax.grad(free_energy))(params)
     found = jax.lax.map(jax.jit(estimate), random.split(random.key(1), 100))
     assert within(found["z"], 3 * exact["z"])
     assert within(found["theta"]["sd"], exact["theta"]["sd"])
@@ -215,23 +221,34 @@ def test_the_direction_of_svgd_is_its_definition(x64):
 def moved_flow(dim, context):
     """A flow that is not the identity."""
     flow = coupling.start(random.key(0), dim, context, 3, 8)
-    keys = iter(random.split(random.key(1), 100))
-    return jax.tree.map(lambda a: a + 0.4 * random.normal(next(keys), a.shape), flow)
+    return jax.tree.map(lambda a: a + 0.3 * jnp.cos(jnp.arange(a.size)).reshape(a.shape), flow)
 
 
 def test_a_flow_has_the_density_of_its_draws(x64):
-    flow, context = moved_flow(3, 1), jnp.array([0.7])
-    u = random.normal(random.key(2), (3,))
-    x = coupling.push(flow, u, context)
-    jacobian = jax.jacobian(lambda u: coupling.push(flow, u, context))(u)
-    expected = dist.Normal().log_prob(u).sum() - jnp.linalg.slogdet(jacobian)[1]
-    np.testing.assert_allclose(coupling.log_density(flow, x, context), expected, rtol=1e-9)
+    context = jnp.array([0.7])
+
+    @quick_jit
+    def run(u):
+        flow = moved_flow(3, 1)
+        push = lambda u: coupling.push(flow, u, context)  # noqa: E731
+        return coupling.log_density(flow, push(u), context), jax.jacfwd(push)(u)
+
+    u = np.array([0.3, -1.0, 0.6])
+    found, jacobian = run(u)
+    expected = -0.5 * (u**2 + np.log(2 * np.pi)).sum() - np.linalg.slogdet(jacobian)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_the_gradient_of_a_flow_has_no_noise_at_the_posterior(x64):
     """As gradients along paths have none: a flow that starts is standard normal, as the model."""
-    flow = coupling.start(random.key(0), 2, 0, 2, 4)
-    gradient = jax.grad(realnvp.loss)(flow, random.key(1), gaussian_problem(), 20)
+    problem = gaussian_problem()
+
+    @quick_jit
+    def run(key):
+        flow = coupling.start(key, 2, 0, 2, 4)
+        return jax.grad(realnvp.loss)(flow, key, problem, 20)
+
+    gradient = run(random.key(1))
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(gradient)) < 1e-12
 
 
@@ -288,7 +305,9 @@ def test_the_report_orders_and_marks():
     assert [line[0] for line in list(head_to_head.report(rows))[1:]] == ["*", " "]
 
 
-def test_figures_of_exact_draws_and_of_others():
+def test_figures_of_exact_draws_and_of_others(monkeypatch):
+    few = partial(two_samples.rejection_rate, num_tests=3)
+    monkeypatch.setattr(head_to_head, "rejection_rate", few)
     problem = gaussian_problem()
     sets = np.split(np.random.default_rng(0).normal(size=(500, 2)), 5)
     case = head_to_head.Case(problem, tuple(sets), 0.05)
@@ -307,6 +326,8 @@ def test_a_method_that_fails_says_why(monkeypatch):
         raise RuntimeError("out of luck")
 
     monkeypatch.setitem(head_to_head.METHODS, "sivi", fail)
+    case = head_to_head.Case(gaussian_problem())
+    monkeypatch.setattr(head_to_head, "make_case", lambda *_: case)
     options = argparse.Namespace(data=None, cache=None, quick=True)
     found = head_to_head.compute(options, "sivi", "banana", 0, 0.1)
     assert found["said"] == "RuntimeError: out of luck"
