@@ -5,7 +5,7 @@ Stein gradient estimator of Li and Turner (2018, equation 8), both with a Gaussi
 median distance, by themselves: neither a base score nor a correction of bias is added.
 
 Settings: the network of noise that :mod:`benchmarks.accuracy.own_guides` fits, 128 draws a step,
-20 000 steps of Adam along a cosine from 3e-3; SSGE keeps eigenvalues that hold .95 of the trace,
+40 000 steps of Adam along a cosine from 3e-3; SSGE keeps eigenvalues that hold .95 of the trace,
 and Stein takes λ = 1e-3 on the eigenvalues of K/n.
 """
 
@@ -25,7 +25,7 @@ from numpyro_kscore import ImplicitELBO
 from numpyro_kscore.estimators import ssge, stein
 from numpyro_kscore.kernels import Gaussian
 
-PARTICLES, STEPS, WIDTH = 128, 20_000, 64
+PARTICLES, STEPS, WIDTH = 128, 40_000, 64
 
 
 def fit(estimator: Any, problem: Problem, key: Array, share: float) -> Outcome:
