@@ -40,7 +40,8 @@ def model(x: Array, y: Array) -> None:
         "v": numpyro.sample("v", prior.expand([WIDTH]).to_event(1)),
         "c": numpyro.sample("c", prior),
     }
-    noise = numpyro.sample("noise", dist.Gamma(1.0, 0.1))
+    # Named apart from the noise of a guide.
+    noise = numpyro.sample("noise_precision", dist.Gamma(1.0, 0.1))
     numpyro.sample("y", dist.Normal(network(weights, x), noise**-0.5), obs=y)
 
 
@@ -59,7 +60,7 @@ def predict(problem: Problem, outcome: Outcome, key: Array, parts: Split) -> dic
     def of_draw(x: Array) -> tuple[Array, Array]:
         sites = problem.constrain(x)
         means = network(sites, parts.x_test)
-        return means, dist.Normal(means, sites["noise"] ** -0.5).log_prob(parts.y_test)
+        return means, dist.Normal(means, sites["noise_precision"] ** -0.5).log_prob(parts.y_test)
 
     means, log_densities = jax.lax.map(of_draw, draws, batch_size=100)
     found = jax.nn.logsumexp(log_densities, axis=0) - np.log(len(draws))
