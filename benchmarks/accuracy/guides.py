@@ -39,7 +39,7 @@ from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore.diagnostics import diagnose
 from numpyro_kscore.estimators import nu_method, ssge, stein
 
-__all__ = ["METHODS", "NUM_STEPS", "Fitted", "fit_implicit"]
+__all__ = ["METHODS", "NUM_STEPS", "Fitted", "fit_implicit", "num_particles"]
 
 NUM_STEPS = 5_000
 # The same for every guide: at 5e-3 the full-rank Gaussian does not converge on correlated
@@ -92,8 +92,8 @@ def fit_implicit(posterior: Posterior, key: Array, num_steps: int, **options: An
         # and Hessian, and 17 values of the rows, of which three take as long as a gradient.
         num_expansions = 1 + (len(info.trace) - 1).bit_length()
         searched += num_expansions * (1 + 2 * guide.latent_dim + 6)
-    num_particles = _num_particles(svi, result.params, args)
-    drawn = EVALUATION_DRAWS * len(info.trace) + num_particles * info.steps
+    particles = num_particles(svi, result.params, args)
+    drawn = EVALUATION_DRAWS * len(info.trace) + particles * info.steps
     gradients = searched + drawn * posterior.batch_share
     return Fitted(svi, result, (clocks[0], clocks[1]), gradients)
 
@@ -112,7 +112,7 @@ def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int, **opti
     )  # fmt: skip
 
 
-def _num_particles(svi: SVI, params: dict[str, Any], args: tuple[Any, ...]) -> int:
+def num_particles(svi: SVI, params: dict[str, Any], args: tuple[Any, ...]) -> int:
     """The number of particles of a step of :class:`ImplicitELBO`."""
     program = Program(params, svi.model, svi.guide, args, {}, {})
     return inspect_program(random.key(0), program).default_num_particles
@@ -140,7 +140,7 @@ def _svi(
     implicit = isinstance(loss, ImplicitELBO)
     particles = TRACE_PARTICLES
     if implicit:
-        particles = _num_particles(svi, result.params, args)
+        particles = num_particles(svi, result.params, args)
     return Fit(
         posterior.summarize(draws), *seconds, num_steps,
         num_steps * particles * posterior.batch_share,

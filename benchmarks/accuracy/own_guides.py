@@ -143,8 +143,15 @@ def _example(target: Target) -> dict[str, Array]:
     return {name: sites[name]["value"] for name in target.supports()}
 
 
-def fitted(method: Method, guide: Any, key: Array, target: Target, quick: bool) -> tuple[Any, Row]:
-    """Parameters of the guide, and what is said of the fit."""
+def fitted(
+    method: Method,
+    guide: Any,
+    key: Array,
+    target: Target,
+    quick: bool,
+    callback: Callable[..., Any] | None = None,
+) -> tuple[Any, Row]:
+    """Parameters of the guide, and what is said of the fit, which calls back after each look."""
 
     def svi_of(optimizer: Any, num_particles: int | None) -> SVI:
         return SVI(target.model, guide, optimizer, ImplicitELBO(num_particles=num_particles))
@@ -154,7 +161,7 @@ def fitted(method: Method, guide: Any, key: Array, target: Target, quick: bool) 
     if method.by_fit:
         most = 100 if quick else 5_000
         svi = svi_of(numpyro.optim.Adam(1e-2), method.fit_particles)
-        result = fit(svi, key, *target.args, max_steps=most, progress_bar=False)
+        result = fit(svi, key, *target.args, max_steps=most, progress_bar=False, callback=callback)
         params, reason = result.params, result.info.reason
         claim = reason.partition("within ")[2].split(" ")[0]
         said |= {"steps": result.info.steps, "within": claim, "reason": reason}

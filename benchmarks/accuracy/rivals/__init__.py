@@ -1,0 +1,1 @@
+"""Rivals of the head to head, each written from its paper, one module a method."""
