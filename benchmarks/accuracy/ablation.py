@@ -68,7 +68,6 @@ FORMS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "hierarchical coordinates": [],  # no latent counts as hierarchical, see _latents
     "partial centering": [(climb, "recentered", _nothing)],
     "sizes": [(gaussian_search, "fit_sizes", _known)],
-    "changing with scales": [(gaussian_search, "fit_conditional", _known)],
     "batch and match": [(batch_match, "match_scores", _stay)],
     "prior draws": [],  # see _latents
     "Newton at given scales": [(gaussian_search, "given_scales", lambda *_: [])],
@@ -147,7 +146,6 @@ def taken(start: Any) -> str:
         "partly centered": bool(np.any((degrees > 0) & (degrees < 1))),
         "sizes": start.sizes is not None,
         "modes": bool(start.parts),
-        "changing with scales": len(start.transports.steps) > 1,
     }
     return " + ".join(name for name, has in names.items() if has) or "plain"
 

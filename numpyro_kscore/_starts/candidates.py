@@ -11,7 +11,6 @@ from numpyro_kscore._starts.batch_match import Bound, elbo
 from numpyro_kscore._starts.search import Search
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering
-from numpyro_kscore._transports.conditional import Conditional
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import Evaluate
 
@@ -28,14 +27,12 @@ class Candidate(NamedTuple):
         gaussian: the Gaussian.
         centering: the form of its coordinates, arrays (d,).
         sizes: how the sizes of latents vary; None if they do not.
-        conditional: the map to these coordinates from those of the Gaussian; None if these are one.
     """
 
     bound: Bound
     gaussian: Affine
     centering: Centering
     sizes: Sizes | None = None
-    conditional: Conditional | None = None
 
 
 def bounded(

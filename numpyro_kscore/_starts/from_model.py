@@ -240,7 +240,7 @@ def _find_at_once(
             if large is not None:
                 warnings.warn(SKEWED, UserWarning, stacklevel=2)
             return large
-    return higher(large, find_gaussian(density, latents, rng, products, with_forms=not plain))
+    return higher(large, find_gaussian(density, latents, rng, with_forms=not plain))
 
 
 @contextmanager

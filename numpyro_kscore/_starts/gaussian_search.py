@@ -14,7 +14,6 @@ import numpy as np
 
 from numpyro_kscore._starts.candidates import Candidate, highest, in_form, preferred
 from numpyro_kscore._starts.climb import climb_in_forms, match_mode
-from numpyro_kscore._starts.fit_conditional import fit_conditional
 from numpyro_kscore._starts.fit_sizes import fit_sizes
 from numpyro_kscore._starts.modes import find_modes, may_be_more
 from numpyro_kscore._starts.noise import balanced
@@ -24,7 +23,7 @@ from numpyro_kscore._starts.pathfinder import (
     given_scales,
     more_paths,
 )
-from numpyro_kscore._starts.search import CountedDensity, Density, Latents, ProductsInForms, Search
+from numpyro_kscore._starts.search import CountedDensity, Density, Latents, Search
 from numpyro_kscore._starts.start import GaussianStart, draw_exactly
 from numpyro_kscore._transports.affine import Affine, antithetic
 from numpyro_kscore._transports.centering import of_degrees
@@ -44,12 +43,11 @@ def find_gaussian(
     density: Density,
     latents: Latents,
     rng: np.random.Generator,
-    products: ProductsInForms | None = None,
     with_forms: bool = True,
 ) -> GaussianStart:
     """A Gaussian near the posterior, in coordinates that suit it.
 
-    With forms, sizes of latents may vary with others, and the Gaussian with scales.
+    With forms, sizes of latents may vary with others.
 
     Raises:
         FloatingPointError: if the density is finite at no start.
@@ -57,7 +55,7 @@ def find_gaussian(
     Cost: 3000 to 15000 gradients of the model in up to ten dimensions, 30000 to 200000 in a hundred
     (docs/start); O(d³) for each step of batch and match.
     """
-    model, dim = CountedDensity(density, products), len(latents.first)
+    model, dim = CountedDensity(density), len(latents.first)
     latents = latents.with_spread(rng)
     search = Search(model, latents, rng, balanced(antithetic(rng, LAST_DRAWS, dim)))
     forms = [of_degrees(np.ones(dim))]
@@ -84,15 +82,14 @@ def find_gaussian(
     # Several modes are apart in the coordinates that they were found in.
     if not with_forms or len(start.weights) > 1:
         return start
-    chosen, finalist = _in_other_forms(search, own.with_own_draws(), finalists)
+    chosen, finalist = _with_sizes(search, finalists)
     if finalist is not plain:
         start = start_from(finalist)
     # Modes may be unknown: then there are no weights.
     if len(start.weights) <= 1:
         if chosen is not finalist:
-            further = () if chosen.conditional is None else (chosen.conditional,)
             start = start._replace(
-                transports=Chain((chosen.gaussian, *further)),
+                transports=Chain((chosen.gaussian,)),
                 elbo=chosen.bound.value,
                 sizes=chosen.sizes,
             )
@@ -104,14 +101,11 @@ def find_gaussian(
     return start._replace(num_gradients=model.count)
 
 
-def _in_other_forms(
-    search: Search, own: Search, finalists: list[Candidate]
-) -> tuple[Candidate, Candidate]:
-    """The best Gaussian with sizes that vary, changing with scales, or plain; and its finalist."""
+def _with_sizes(search: Search, finalists: list[Candidate]) -> tuple[Candidate, Candidate]:
+    """The best Gaussian with sizes that vary, or plain; and the finalist that it is from."""
     found = []
     for one in finalists:
         found.append((fit_sizes(search.model.in_form(one.centering), search, one), one))
         found.append((one, one))
-    found += [(fit_conditional(own, one), one) for one in finalists]
     best = preferred([candidate for candidate, _ in found], EQUAL_IN_THE_END)
     return next(pair for pair in found if pair[0] is best)

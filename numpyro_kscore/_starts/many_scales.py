@@ -47,7 +47,7 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     Cost: for k latents the best densities at 2 k + 1 values of them, in two rounds or three, and
     2 k gradients at each.
     """
-    near = approached(others, now, indices, is_small=False)
+    near = approached(others, now, indices)
     if near is None:
         return None
     others, now = near

@@ -48,9 +48,9 @@ CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {
     7: ((0, 1, 2, 3, 4, 5),),
     8: ((0, 1, 2, 3), (0, 1, 4, 5)),
 }
-# Changes of the distribution of scales after which it is near, and there; there if a last move
+# Changes of the distribution of scales after which it is near, and there, since a last move
 # follows; and most rounds.
-NEAR, THERE, BEFORE_MOVE, ROUNDS = 0.5, 0.15, 0.35, 10
+NEAR, THERE, ROUNDS = 0.5, 0.35, 10
 # Noise of a mean score, in nats for each standard deviation of a scale, that is too much.
 ROUGH = 0.5
 # Nats by which a round may lower the evidence before it is taken back.
@@ -128,34 +128,27 @@ def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.
     return points[int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))]
 
 
-def find_scales(
-    others: Others, now: Scales, indices: np.ndarray, is_small: bool, is_dense: bool
-) -> Found | None:
-    """A Gaussian that changes with scales; None where their distribution is not found.
+def find_scales(others: Others, now: Scales, indices: np.ndarray, is_dense: bool) -> Found | None:
+    """A Gaussian that changes with scales; None where a mode of the others is not found.
 
-    Of a small model modes say enough, since batch and match follows: better Gaussians take many
-    times as many gradients. One or two scales may be looked at densely in the end. A
-    distribution of the scales that rounds have not settled is given all the same, but not that of a
-    small model which they have not come near.
+    One or two scales may be looked at densely in the end. A distribution of the scales that rounds
+    have not settled is given all the same.
     """
     count = len(indices)
     if count:
-        near = approached(others, now, indices, is_small)
+        near = approached(others, now, indices)
         if near is None:
             return None
         others, now = near
-    in_pairs = design(count, ON_AXES, IN_PAIRS)
-    first = in_pairs if is_small else design(count, ON_AXES)
+    in_pairs, first = design(count, ON_AXES, IN_PAIRS), design(count, ON_AXES)
     is_denser = is_dense and count in LAST
-    last = design(count, *LAST[count]) if is_denser else first
-    if not (is_small or is_denser):
-        last = np.concatenate([first, between(count)])
+    last = design(count, *LAST[count]) if is_denser else np.concatenate([first, between(count)])
     seen: Looks | None = None
     for _ in range(ROUNDS if count else 0):
-        seen = look(others, now, indices, first, is_small, seen and seen._replace(nodes=[]))
+        seen = look(others, now, indices, first, False, seen and seen._replace(nodes=[]))
         if len(first) < len(in_pairs) and seen.nodes and are_rough(now, indices, seen.nodes):
             first = last = in_pairs
-            seen = look(seen.others, now, indices, first, is_small, seen)
+            seen = look(seen.others, now, indices, first, False, seen)
         if not seen.nodes:
             return None
         others, nodes = seen.others, seen.nodes
@@ -163,16 +156,16 @@ def find_scales(
         gradients = None if by_evidence else mean_scores_at(now, indices, first, nodes)
         evidences = evidences_at(now, first, nodes)
         change = change_nearby(first, evidences, now.slopes, gradients, now.steepest)
-        is_there = change.size < (THERE if is_small else BEFORE_MOVE)
+        is_there = change.size < THERE
         if is_denser or not is_there:
             now, seen = moved(now, change, first, nodes), seen._replace(nodes=[])
         if is_there or seconds_left() <= 0:
             break
-    others, nodes, _ = look(others, now, indices, last, is_small, seen)
+    others, nodes, _ = look(others, now, indices, last, False, seen)
     if not nodes:
         return None
     found = interpolated(np.concatenate([indices, others.indices]), now, last, nodes)
-    return found if is_small or not count else found._replace(moved=last_move(now, last, nodes))
+    return found._replace(moved=last_move(now, last, nodes)) if count else found
 
 
 class _Round(NamedTuple):
@@ -181,7 +174,7 @@ class _Round(NamedTuple):
     now: Scales
     points: np.ndarray
     nodes: list[Given]
-    gradients: np.ndarray | None
+    gradients: np.ndarray
 
     def changed(self, most: float) -> tuple[Scales, float]:
         """The distribution after a change of it, by so many standard deviations, and its size."""
@@ -190,13 +183,10 @@ class _Round(NamedTuple):
         return moved(self.now, change, self.points, self.nodes), change.size
 
 
-def approached(
-    others: Others, now: Scales, indices: np.ndarray, is_small: bool
-) -> tuple[Others, Scales] | None:
+def approached(others: Others, now: Scales, indices: np.ndarray) -> tuple[Others, Scales] | None:
     """The distribution of scales after rounds by modes that came near to it.
 
-    A round that went too far, to a lower evidence, is taken back. Of a small model gradients of the
-    evidence would take longer than all else, and None is returned unless rounds come near.
+    A round that went too far, to a lower evidence, is taken back.
     """
     points, last = design(len(indices), AT_FIRST), None
     most = MOST_CHANGE * np.sqrt(max(1, len(indices) / MOST_SCALES))
@@ -205,18 +195,15 @@ def approached(
         if not nodes or (last and nodes[0].evidence < last.nodes[0].evidence - WORSE):
             most /= 2
             if last is None:
-                if is_small:
-                    return None
                 now = now._replace(gaussian=Affine(now.gaussian.mean, now.gaussian.factor / 2))
             else:
                 now, _ = last.changed(most)
             continue
-        gradients = None if is_small else gradients_at(others, now, indices, points, nodes)
-        last = _Round(now, points, nodes, gradients)
+        last = _Round(now, points, nodes, gradients_at(others, now, indices, points, nodes))
         now, size = last.changed(most)
         if size < NEAR or seconds_left() <= 0:
             return others, now
-    return None if is_small or last is None else (others, now)
+    return None if last is None else (others, now)
 
 
 def gradients_at(

@@ -64,7 +64,6 @@ class CountedDensity:
 
     Attributes:
         count: gradients and products of Hessians so far.
-        has_products: whether there are products.
 
     Raises:
         TooManyGradients: by all methods, if the count is beyond ``most``.
@@ -78,7 +77,7 @@ class CountedDensity:
         most: float = np.inf,
     ) -> None:
         self._density, self._products, self._held, self.count = density, products, held, 0
-        self.has_products, self._most = products is not None, most
+        self._most = most
 
     def _add(self, count: int) -> None:
         self.count += count

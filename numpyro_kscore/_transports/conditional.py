@@ -4,7 +4,7 @@ Given its scales, many a model is close to Gaussian in all else: time series, sm
 (Rue, Martino and Chopin 2009). But every value of the scales has another Gaussian. Where effects
 are written as standardized ones times a scale no prior says how it changes, and where there are
 several scales no basis makes all of these Gaussians independent. So modes and Cholesky factors are
-taken at some values of the scales (see ``_starts.fit_conditional``) and interpolated. The logarithm
+taken at some values of the scales (see ``_starts.scale_rounds``) and interpolated. The logarithm
 of the volume is then known everywhere.
 """
 

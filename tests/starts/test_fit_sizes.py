@@ -13,7 +13,6 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_kscore import AutoImplicit, initial_gaussian
 from numpyro_kscore._model.dependencies import seeded
-from numpyro_kscore._starts import gaussian_search
 from numpyro_kscore._starts.fit_sizes import rates_by_regression
 from numpyro_kscore._transports.sizes import Sizes
 from numpyro_kscore._transports.transport import pulled_back
@@ -110,8 +109,6 @@ def guide():
     guide = AutoImplicit(varying)
     with pytest.MonkeyPatch.context() as patch:
         without_structure(patch)
-        # A Gaussian that changes with the scale is even closer.
-        patch.setattr(gaussian_search, "fit_conditional", lambda search, known: known)
         guide.set_up(random.key(3), jnp.array([1.5, -1.0, 2.0, -0.3, 0.9, -1.8, 0.2, -0.6]))
     return guide
 
@@ -131,7 +128,6 @@ def test_a_mean_of_effects_that_bend_is_no_cause_of_their_sizes(monkeypatch):
     With any latents as causes the mean was one, and the bound .1 nats lower.
     """
     without_structure(monkeypatch)
-    monkeypatch.setattr(gaussian_search, "fit_conditional", lambda search, known: known)
     guide = AutoImplicit(counted)
     guide.set_up(random.key(0), jnp.array([2, 0, 0, 0, 1, 4, 6, 5, 0, 0, 0, 1, 0, 0, 1, 0]))
     causes = np.any(guide.start.sizes.rates != 0, axis=0)

@@ -59,7 +59,7 @@ def test_scales_have_their_exact_moments(monkeypatch, limit):
             np.zeros((2, SIZE)),
             mode.triangle,
         )
-        found = find_scales(others, now, np.arange(2), is_small=False, is_dense=False)
+        found = find_scales(others, now, np.arange(2), is_dense=False)
         mean, covariance = moments_on_a_grid(log_density)
     noise = np.random.default_rng(6).standard_normal((20_000, SIZE + 2))
     draws = found.transport.push(noise)[:, :2]

@@ -12,16 +12,16 @@ from numpyro.optim import Adam
 from scipy import special
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO
-from numpyro_kscore._starts.candidates import in_form
-from numpyro_kscore._starts.fit_conditional import fit_conditional
-from numpyro_kscore._starts.gaussian_search import find_gaussian
-from numpyro_kscore._starts.search import AtPoints, CountedDensity, Latents, Search
+from numpyro_kscore._starts import structure_search
+from numpyro_kscore._starts.interpolation import Scales
+from numpyro_kscore._starts.laplace import NUM_POINTS, make_others
+from numpyro_kscore._starts.scale_rounds import find_scales
+from numpyro_kscore._starts.start import FAR_FOR_EACH
 from numpyro_kscore._transports.affine import Affine
-from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.stretch import unstretched
 from support.autoguides import first_state
 from support.compiling import quick_jit
-from support.searches import without_structure
 
 STEPS, NOISE, SPAN = 10, 0.5, 1e-5
 # Where a scale's logarithm is integrated.
@@ -68,14 +68,8 @@ class Walks:
         log_density += -0.5 * np.sum(scales**2) - 0.5 * self.count * np.log(2 * np.pi)
         return covariance @ joint.T @ self.data / NOISE**2, covariance, log_density
 
-    def density(self, points, centering, other):
-        del centering, other
-        nothing = np.zeros_like(points)
-        return AtPoints(*self.evaluate(points), points, points, nothing, nothing)
-
-    def products(self, points, vectors, centering):
+    def products(self, points, vectors):
         """Central differences of gradients, which for these energies have errors of 1e-8."""
-        del centering
         moved = [
             (self.evaluate(point + SPAN * vectors)[1] - self.evaluate(point - SPAN * vectors)[1])
             / (2 * SPAN)
@@ -83,36 +77,29 @@ class Walks:
         ]
         return np.mean(moved, axis=0)
 
-    def latents(self):
-        rng = np.random.default_rng(4)
-        is_scale = np.arange(self.dim) < self.count
-        none = np.zeros(self.dim, bool)
-        draws = rng.normal(size=(64, self.dim))
-        sizes = (1,) * self.count + (STEPS,) * self.count
-        return Latents(np.zeros(self.dim), draws, none, is_scale, none, sizes)
+    def find(self, evaluate=None):
+        """The Gaussian that changes with scales, from one that is far too narrow."""
+        rng = np.random.default_rng(5)
+        points = 0.1 * rng.normal(size=(NUM_POINTS, self.dim))
+        scales, rest = np.split(np.arange(self.dim), [self.count])
+        evaluate = evaluate or self.evaluate
+        others = make_others(evaluate, self.products, points, rest, rng)
+        narrow = Affine(np.zeros(self.count), 0.1 * np.eye(self.count))
+        moves = np.zeros((self.count, len(rest)))
+        now = Scales(narrow, unstretched(self.count), np.zeros(len(rest)), moves)
+        return find_scales(others, now, scales, is_dense=True)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def found(request):
-    """Some scales, and what is found of their model from a Gaussian that is far too narrow."""
+    """Some scales, and what is found of their model."""
     walks = Walks(request.param)
-    mean, covariance, _ = walks.given(np.zeros(walks.count))
-    factor = 0.1 * np.eye(walks.dim)
-    factor[walks.count :, walks.count :] = np.linalg.cholesky(covariance)
-    narrow = Affine(np.concatenate([np.zeros(walks.count), mean]), factor)
-    rng = np.random.default_rng(5)
-    half = rng.normal(size=(32, walks.dim))
-    model = CountedDensity(walks.density, walks.products)
-    noise = np.concatenate([half, -half])
-    search = Search(model, walks.latents(), rng, noise)
-    known = in_form(search, narrow, of_degrees(np.ones(walks.dim)))
-    return walks, known, fit_conditional(search, known)
+    return walks, walks.find().transport
 
 
 def test_between_the_values_looked_at_it_is_the_conditional_posterior(found):
     """The divergence of the interpolated Gaussian from the exact one, where the scales are."""
-    walks, _, candidate = found
-    given = candidate.conditional
+    walks, given = found
     rng = np.random.default_rng(6)
     of_scales = np.clip(rng.normal(size=(50, walks.count)), -2.5, 2.5)
     rest = walks.dim - walks.count
@@ -142,8 +129,7 @@ def divergence(mean, factor, other, covariance):
 @pytest.mark.parametrize("found", [1], indirect=True)
 def test_where_the_scales_are_is_found(found):
     """The mean and width of one scale, which no mode tells, agree with quadrature."""
-    walks, _, candidate = found
-    given = candidate.conditional
+    walks, given = found
     masses = np.exp([walks.given(np.array([s]))[2] for s in LINE])
     masses /= masses.sum()
     mean = masses @ LINE
@@ -159,58 +145,31 @@ def test_where_the_scales_are_is_found(found):
 
 
 def test_its_bound_is_near_the_evidence(found):
-    """Quadrature checks it for one scale; for more it is above its Gaussian's bound."""
-    walks, known, candidate = found
-    assert candidate.bound.value > known.bound.value + 0.5
+    """Quadrature checks it for one scale; to most draws it leaves what a start may leave to them.
+
+    Few draws far out have wild weights, and do not count for that.
+    """
+    walks, given = found
+    noise = np.random.default_rng(7).normal(size=(2000, walks.dim))
+    gaps = 0.5 * np.sum(noise**2, axis=1) + 0.5 * walks.dim * np.log(2 * np.pi)
+    gaps = gaps + given.log_volume(noise) - walks.evaluate(given.push(noise))[0]
+    low, high = np.quantile(gaps, [0.16, 0.84])
+    assert 0.5 * (0.5 * (high - low)) ** 2 < FAR_FOR_EACH * walks.dim
     if walks.count == 1:
         densities = np.array([walks.given(np.array([s]))[2] for s in LINE])
         evidence = np.log(np.sum(np.exp(densities)) * (LINE[1] - LINE[0]))
-        error = 4 * candidate.bound.standard_error
-        assert evidence - 0.1 - error < candidate.bound.value < evidence + error
-
-
-@pytest.mark.thorough
-def test_a_search_ends_with_it():
-    walks = Walks(2)
-    start = find_gaussian(walks.density, walks.latents(), np.random.default_rng(7), walks.products)
-    assert isinstance(start.transports.steps[1], Conditional)
-
-
-def test_without_scales_or_with_too_many_there_is_none():
-    walks = Walks(1)
-    model, rng = CountedDensity(walks.density, walks.products), np.random.default_rng(8)
-    latents = walks.latents()
-    noise = rng.normal(size=(8, walks.dim))
-    ones = of_degrees(np.ones(walks.dim))
-    search = Search(model, latents, rng, noise)
-    known = in_form(search, Affine(np.zeros(walks.dim), np.eye(walks.dim)), ones)
-
-    def look(latents):
-        return fit_conditional(search._replace(latents=latents), known)
-
-    none = np.zeros(walks.dim, bool)
-    before = model.count
-    assert look(latents._replace(is_scale=none)) is known
-    assert look(latents._replace(is_scale=~none, sizes=(1,) * walks.dim)) is known
-    # Too many numbers for one latent to be scales.
-    assert look(latents._replace(is_scale=~none, sizes=(walks.dim,))) is known
-    assert model.count == before
+        error = 4 * np.std(gaps) / len(gaps) ** 0.5
+        assert evidence - 0.1 - error < np.mean(gaps) < evidence + error
 
 
 def test_where_a_mode_has_no_finite_density_there_is_none():
     walks = Walks(1)
 
-    def broken(points, centering, other):
-        at = walks.density(points, centering, other)
-        is_far = np.abs(points[:, 0]) > 0.05
-        return at._replace(energies=np.where(is_far, np.nan, at.energies))
+    def broken(points):
+        energies, gradients = walks.evaluate(points)
+        return np.where(np.abs(points[:, 0]) > 0.05, np.nan, energies), gradients
 
-    model, rng = CountedDensity(broken, walks.products), np.random.default_rng(9)
-    noise = 1e-3 * rng.normal(size=(8, walks.dim))
-    narrow = Affine(np.zeros(walks.dim), 0.1 * np.eye(walks.dim))
-    search = Search(model, walks.latents(), rng, noise)
-    known = in_form(search, narrow, of_degrees(np.ones(walks.dim)))
-    assert fit_conditional(search, known) is known
+    assert walks.find(broken) is None
 
 
 @pytest.mark.thorough
@@ -220,7 +179,8 @@ def test_a_guide_starts_at_the_posterior_of_a_curve(monkeypatch):
     The guide before any step, against importance sampling of the three from their prior, with the
     curve integrated out.
     """
-    without_structure(monkeypatch)
+    # Its draws need weights, so that other searches would follow.
+    monkeypatch.setattr(structure_search, "_are_good", lambda gaps, dim: True)
     x = jnp.linspace(0, 1, 15)
     rng = np.random.default_rng(10)
     data = jnp.asarray(np.sin(6 * np.asarray(x)) + 0.3 * rng.normal(size=15))
@@ -237,7 +197,7 @@ def test_a_guide_starts_at_the_posterior_of_a_curve(monkeypatch):
     guide = AutoImplicit(model)
     svi = SVI(model, guide, Adam(1e-2), ImplicitELBO())
     state = first_state(svi)
-    assert isinstance(guide.start.transports.steps[1], Conditional)
+    assert any(isinstance(step, Conditional) for step in guide.start.transports.steps)
     draws = guide.sample_posterior(random.key(1), svi.get_params(state), sample_shape=(4000,))
 
     def log_likelihood(scale, length, noise):
