@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kscore._starts.fit_shapes import unshaped
 from numpyro_kscore._starts.laplace import Given
-from numpyro_kscore._starts.scale_distribution import along_axes, moments_by
+from numpyro_kscore._starts.scale_distribution import ENDS, FAR_ENDS, along_axes, moments_by
 from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic, factor
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
@@ -53,6 +53,18 @@ class Scales(NamedTuple):
         if self.is_shaped is None:
             return np.full(len(widths), np.inf)
         return np.where(self.is_shaped, 1 / widths, np.inf)
+
+
+class Tails(NamedTuple):
+    """The evidence at points on the axes of scales, farther out than what is interpolated.
+
+    Attributes:
+        points: (m, k).
+        evidences: the highest ones of all values of the other scales, (m,).
+    """
+
+    points: np.ndarray
+    evidences: np.ndarray
 
 
 class Found(NamedTuple):
@@ -140,11 +152,13 @@ def to_features(values: np.ndarray) -> np.ndarray:
     return np.linalg.solve(gram, values.T)
 
 
-def last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirst | None:
+def last_move(
+    now: Scales, points: np.ndarray, nodes: Sequence[Given], tails: Tails | None
+) -> OfFirst | None:
     """The move of standard normal scales to the density that the evidence at points says.
 
-    Each of them gets its shape on its own axis, and all together the moments of the evidence,
-    interpolated.
+    Each of them gets its shape on its own axis, where the evidence may be known farther out; and
+    all together the moments of the evidence, interpolated.
     """
     values, evidences = features(points), evidences_at(now, points, nodes)
     rest = evidences + 0.5 * np.sum(points**2, axis=1)
@@ -152,7 +166,12 @@ def last_move(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> OfFirs
     draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
     count = points.shape[1]
     most = now.steepest / np.max(now.slopes[:, [0, -1]], axis=1)
-    _, _, slopes = along_axes(points, evidences, unstretched(count), most)
+    ends = ENDS
+    if tails is not None:
+        ends = FAR_ENDS
+        points = np.concatenate([points, tails.points])
+        evidences = np.concatenate([evidences, tails.evidences])
+    _, _, slopes = along_axes(points, evidences, unstretched(count), most, ends)
     shape = Marginals(np.zeros(count), slopes)
     moved = shape.push(draws)
     change = 0.5 * np.sum(draws**2 - moved**2, axis=1) + shape.log_volume(draws)

@@ -13,22 +13,23 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.features import MANY
-from numpyro_kscore._transports.stretch import stretched, unstretched
+from numpyro_kscore._transports.stretch import KNOTS, stretched, unstretched
 
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
 # Places between which slopes are taken, probabilities below them, and the grid on which quantiles
 # are found; the least slope of a log density in its tails.
-ENDS = np.arange(-3.0, 4.0)
-BELOW = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in ENDS])
+ENDS, FAR_ENDS = np.arange(-3.0, 4.0), np.arange(-5.0, 6.0)
 GRID = np.linspace(-40.0, 40.0, 8001)
 LEAST_FALL = 0.25
 # Least effective part of weighted points by which a distribution moves in the end.
 LEAST_EFFECTIVE = 0.5
 # Places at which a distribution is compared with the one before, and some of them.
 INSIDE = np.abs(ENDS) <= 2
-SIDES = np.searchsorted(ENDS, (-2.0, 0.0, 2.0))
+SIDES = (-2.0, 0.0, 2.0)
+# Places from which on a tail is known at few points, between which its logarithm is a line.
+FAR = 3.5
 
 
 class Change(NamedTuple):
@@ -103,18 +104,25 @@ def along_axes(
     evidences: np.ndarray,
     slopes: np.ndarray,
     most: np.ndarray | float = MOST_STRETCH,
+    ends: np.ndarray = ENDS,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Medians, widths (k,) and slopes (k, 10) of scales by the evidence on the axis of each."""
+    """Medians, widths (k,) and slopes (k, 10) of scales by the evidence on the axis of each.
+
+    Slopes between some ``ends`` are by quantiles; what is missing of them continues these.
+    """
     count = points.shape[1]
-    places = np.empty((len(ENDS), count))
+    places = np.empty((len(ends), count))
     for k in range(count):
         is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
-        places[:, k] = _quantiles(points[is_on, k], evidences[is_on])
+        places[:, k] = _quantiles(points[is_on, k], evidences[is_on], ends)
     places = stretched(places, slopes)
-    low, middle, high = places[SIDES]
+    low, middle, high = places[np.searchsorted(ends, SIDES)]
     widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
-    found = np.diff((places - middle) / widths, axis=0).T / np.diff(ENDS)
-    return middle, widths, _continued(np.maximum(found, 1 / MOST_STRETCH), most / widths)
+    found = np.diff((places - middle) / widths, axis=0).T / np.diff(ends)
+    found = np.maximum(found, 1 / MOST_STRETCH)
+    if len(ends) > len(KNOTS):
+        return middle, widths, np.minimum(found, MOST_STRETCH)
+    return middle, widths, _continued(found, most / widths)
 
 
 def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
@@ -187,30 +195,36 @@ def _quadratic_by_differences(
     return gradients[0] + 0.5 * bends.sum(axis=0), 0.5 * (half + half.T)
 
 
-def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
-    """Quantiles of a density on a line, where a normal distribution has them at ``ENDS``.
+def _quantiles(places: np.ndarray, evidences: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Quantiles of a density on a line, where a normal distribution has them at some ends.
 
-    Its logarithm is a spline through what is known. Beyond it falls along lines, by no less than
-    between the last two places: the slope of a spline at its end may be anything.
+    Its logarithm is a spline through what is known near the middle. Farther out it is a line from
+    place to place, and falls on beyond the last, by no less than between the last two: the slope
+    of a spline at its end may be anything.
     """
     # JAX itself needs SciPy.
     from scipy.interpolate import CubicSpline
 
     order = np.argsort(places)
     places, evidences = places[order], evidences[order]
-    curve = CubicSpline(places, evidences)
+    is_near = np.abs(places) < FAR
+    near = places[is_near]
+    curve = CubicSpline(near, evidences[is_near])
     secants = np.diff(evidences) / np.diff(places)
-    rise = max(float(curve(places[0], 1)), secants[0], LEAST_FALL)
-    fall = max(-float(curve(places[-1], 1)), -secants[-1], LEAST_FALL)
-    density = curve(np.clip(GRID, places[0], places[-1]))
+    # Where nothing is known farther out.
+    rise = max(float(curve(near[0], 1)) if is_near[0] else 0.0, secants[0], LEAST_FALL)
+    fall = max(-float(curve(near[-1], 1)) if is_near[-1] else 0.0, -secants[-1], LEAST_FALL)
+    inside = (near[0] <= GRID) & (near[-1] >= GRID)
+    density = np.where(inside, curve(GRID), np.interp(GRID, places, evidences))
     density += rise * np.minimum(GRID - places[0], 0) - fall * np.maximum(GRID - places[-1], 0)
     density = np.exp(density - density.max())
     # Sums from both sides: upper tails are differences of what is nearly 1.
     below, above = (np.cumsum(a) - 0.5 * a for a in (density, density[::-1]))
     total = density.sum()
-    left = np.interp(BELOW, below / total, GRID)
-    right = np.interp(BELOW[::-1], above / total, GRID[::-1])
-    return np.where(ENDS < 0, left, right)
+    shares = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in ends])
+    left = np.interp(shares, below / total, GRID)
+    right = np.interp(shares[::-1], above / total, GRID[::-1])
+    return np.where(ends < 0, left, right)
 
 
 def limited(move: np.ndarray, most: float = MOST_CHANGE) -> np.ndarray:

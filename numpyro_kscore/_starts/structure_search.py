@@ -235,7 +235,7 @@ def _find_scales(
     if len(indices) > MOST_SCALES:
         found = find_many(top.others, top.now, indices, len(scales))
     else:
-        found = find_scales(top.others, top.now, indices, is_dense=is_small)
+        found = find_scales(top.others, top.now, indices, is_small)
     return None if found is None else (given.centering, found)
 
 

@@ -87,7 +87,7 @@ class Walks:
         narrow = Affine(np.zeros(self.count), 0.1 * np.eye(self.count))
         moves = np.zeros((self.count, len(rest)))
         now = Scales(narrow, unstretched(self.count), np.zeros(len(rest)), moves)
-        return find_scales(others, now, scales, is_dense=True)
+        return find_scales(others, now, scales, is_small=True)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore._starts import scale_rounds
+from numpyro_kscore._starts import looks
 from numpyro_kscore._starts.interpolation import Scales
 from numpyro_kscore._starts.scale_rounds import find_scales
 from numpyro_kscore._transports.affine import Affine
@@ -48,7 +48,7 @@ def moments_on_a_grid(log_density):
 @pytest.mark.parametrize("limit", [np.inf, 0.0], ids=["scores", "values alone"])
 def test_scales_have_their_exact_moments(monkeypatch, limit):
     """Where mean scores are too noisy, values of the evidence in pairs take their place."""
-    monkeypatch.setattr(scale_rounds, "ROUGH", limit)
+    monkeypatch.setattr(looks, "ROUGH", limit)
     energy, log_density = walk()
     with jax.enable_x64(True):
         others, at, mode = dense_others(energy, [-1.0, 0.0], SIZE)
@@ -59,7 +59,7 @@ def test_scales_have_their_exact_moments(monkeypatch, limit):
             np.zeros((2, SIZE)),
             mode.triangle,
         )
-        found = find_scales(others, now, np.arange(2), is_dense=False)
+        found = find_scales(others, now, np.arange(2), is_small=False)
         mean, covariance = moments_on_a_grid(log_density)
     noise = np.random.default_rng(6).standard_normal((20_000, SIZE + 2))
     draws = found.transport.push(noise)[:, :2]

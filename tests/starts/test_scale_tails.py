@@ -1,0 +1,64 @@
+"""Tails of scales that data hardly tell from zero, against quadrature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_kscore._starts.interpolation import Scales
+from numpyro_kscore._starts.scale_rounds import find_scales
+from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.stretch import unstretched
+from support.dense_others import dense_others
+
+GROUPS = 8
+# Where the logarithms of the scale of effects and of that of the noise are integrated.
+LINE, NOISES = np.linspace(-20.0, 3.0, 2301), np.linspace(-3.0, 1.5, 181)
+MIDDLES = np.linspace(-1.3, 1.3, GROUPS)
+HALVES = 0.35 * np.array([1.0, -1.2, 0.8, 1.1, -0.9, -1.3, 0.7, 1.0])
+
+
+def energy(point):
+    """Two observations of each of eight effects ``exp(s) z``, both scales half normal."""
+    s, log_noise, z = point[0], point[1], point[2:]
+    y = jnp.stack([MIDDLES + HALVES, MIDDLES - HALVES])
+    left = (y - jnp.exp(s) * z) * jnp.exp(-log_noise)
+    of_scales = 0.5 * jnp.exp(2 * point[:2]) - point[:2]
+    return 0.5 * jnp.sum(left**2) + 2 * GROUPS * log_noise + 0.5 * jnp.sum(z**2) + of_scales.sum()
+
+
+def masses():
+    """The distribution of the logarithm of the scale of effects on its line."""
+    s, log_noise = LINE[:, None], NOISES
+    variance = np.exp(2 * log_noise)
+    of_middle = variance + 2 * np.exp(2 * s)
+    fit = GROUPS * 0.5 * (np.log(variance) + np.log(of_middle))
+    fit = fit + np.sum(HALVES**2) / variance + np.sum(MIDDLES**2) / of_middle
+    fit = fit + 0.5 * (np.exp(2 * s) + np.exp(2 * log_noise)) - s - log_noise
+    found = np.exp(-(fit - fit.min())).sum(axis=1)
+    return found / found.sum()
+
+
+@pytest.mark.thorough
+def test_a_scale_near_zero_has_its_tail():
+    """A fiftieth of the posterior of the logarithm is far out, and has much of its variance."""
+    with jax.enable_x64(True):
+        others, at, mode = dense_others(energy, [-0.3, -0.9], GROUPS)
+        now = Scales(
+            Affine(at[:2], 0.3 * np.eye(2)),
+            unstretched(2),
+            mode.mean,
+            np.zeros((2, GROUPS)),
+            mode.triangle,
+        )
+        found = find_scales(others, now, np.arange(2), is_small=True)
+    exact = masses()
+    mean = exact @ LINE
+    sd = np.sqrt(exact @ (LINE - mean) ** 2)
+    noise = np.random.default_rng(3).standard_normal((40_000, GROUPS + 2))
+    draws = found.transport.push(noise)[:, 0]
+    # Without looks at tails it is .56; parabolas are right to a tenth.
+    assert draws.std() / sd == pytest.approx(1, abs=0.15)
+    for end in (-2.0, -3.0, -4.0):
+        # The least of them is .0023, with a Monte-Carlo error of a tenth.
+        assert 0.6 < np.mean(draws < end) / exact[end > LINE].sum() < 1.7
