@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kscore._starts.fit_shapes import unshaped
 from numpyro_kscore._starts.laplace import Given
-from numpyro_kscore._starts.scale_distribution import ENDS, FAR_ENDS, along_axes, moments_by
+from numpyro_kscore._starts.scale_distribution import ENDS, FAR_ENDS, Tails, along_axes, moments_by
 from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic, factor
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
@@ -53,18 +53,6 @@ class Scales(NamedTuple):
         if self.is_shaped is None:
             return np.full(len(widths), np.inf)
         return np.where(self.is_shaped, 1 / widths, np.inf)
-
-
-class Tails(NamedTuple):
-    """The evidence at points on the axes of scales, farther out than what is interpolated.
-
-    Attributes:
-        points: (m, k).
-        evidences: the highest ones of all values of the other scales, (m,).
-    """
-
-    points: np.ndarray
-    evidences: np.ndarray
 
 
 class Found(NamedTuple):

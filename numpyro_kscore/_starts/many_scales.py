@@ -14,7 +14,6 @@ import numpy as np
 
 from numpyro_kscore._starts.interpolation import Found, Scales, evidences_at, interpolated
 from numpyro_kscore._starts.laplace import Given, Others, slopes_along
-from numpyro_kscore._starts.looks import gradients_at, look, mean_scores_at
 from numpyro_kscore._starts.scale_distribution import (
     Change,
     along_axes,
@@ -28,6 +27,9 @@ from numpyro_kscore._starts.scale_rounds import (
     ROUNDS,
     approached,
     design,
+    gradients_at,
+    look,
+    mean_scores_at,
     moved,
 )
 from numpyro_kscore._transports.affine import Affine, OfFirst

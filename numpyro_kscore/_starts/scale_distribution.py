@@ -48,6 +48,18 @@ class Change(NamedTuple):
     size: float
 
 
+class Tails(NamedTuple):
+    """The evidence at points on the axes of scales, farther out than what is interpolated.
+
+    Attributes:
+        points: (m, k).
+        evidences: the highest ones of all values of the other scales, (m,).
+    """
+
+    points: np.ndarray
+    evidences: np.ndarray
+
+
 def change_at_first(
     points: np.ndarray,
     evidences: np.ndarray,

@@ -14,25 +14,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpyro_kscore._starts.best_given import Shared, best_given
 from numpyro_kscore._starts.interpolation import (
     Found,
     Scales,
     evidences_at,
     interpolated,
     last_move,
+    to_features,
 )
-from numpyro_kscore._starts.laplace import Given, Others
-from numpyro_kscore._starts.looks import Looks, are_rough, gradients_at, look, mean_scores_at
+from numpyro_kscore._starts.laplace import Given, Others, evidence_slopes, mode_at
 from numpyro_kscore._starts.scale_distribution import (
     MOST_CHANGE,
     Change,
+    Tails,
     change_at_first,
     change_nearby,
 )
-from numpyro_kscore._starts.scale_tails import tails_at
+from numpyro_kscore._starts.scale_tails import tails_of
 from numpyro_kscore._transports.affine import Affine
-from numpyro_kscore._transports.features import MANY
-from numpyro_kscore._transports.stretch import stretched
+from numpyro_kscore._transports.features import MANY, features
+from numpyro_kscore._transports.stretch import slopes_at, stretched
 from numpyro_kscore._util.deadline import seconds_left
 
 # Most numbers of scales.
@@ -51,8 +53,81 @@ CORNERS: dict[int, tuple[tuple[int, ...], ...]] = {
 # Changes of the distribution of scales after which it is near, and there, since a last move
 # follows; and most rounds.
 NEAR, THERE, ROUNDS = 0.5, 0.35, 10
+# Noise of a mean score, in nats for each standard deviation of a scale, that is too much.
+ROUGH = 0.5
 # Nats by which a round may lower the evidence before it is taken back.
 WORSE = 1.0
+
+
+class Looks(NamedTuple):
+    """The others at points of the scales, the center first.
+
+    Attributes:
+        others: with the structure that they have at all of these points.
+        nodes: none where one of their modes is not found.
+        shared: see :func:`~numpyro_kscore._starts.best_given.best_given`; None by modes alone.
+    """
+
+    others: Others
+    nodes: list[Given]
+    shared: Shared | None
+
+
+def look(
+    others: Others,
+    now: Scales,
+    indices: np.ndarray,
+    points: np.ndarray,
+    by_modes: bool,
+    known: Looks | None = None,
+) -> Looks:
+    """The others at points of the scales (n, k), the center first; those have these indices.
+
+    Those at the first points may be known, and what they share. ``by_modes`` says that modes are
+    enough.
+    """
+    places = stretched(points, now.slopes)
+    starts = np.zeros((len(points), len(indices) + len(others.indices)))
+    starts[:, indices] = now.gaussian.push(places)
+    starts[:, others.indices] = now.mode + places @ now.moves
+    before, others = others, others.checked(starts)
+    # Factors of another structure are of no use.
+    known = known if others is before else None
+    nodes, shared = ([], None) if known is None else (list(known.nodes), known.shared)
+    expected = _expected(points, nodes)
+    for number in range(len(nodes), len(points)):
+        start = starts[number]
+        means = [start[others.indices], *(n.mean for n in nodes[:1])]
+        at = _nearest(others, start, means if expected is None else [*means, expected[number]])
+        node = mode_at(others, at, now.triangle, is_exact=by_modes)
+        if node is not None and not by_modes:
+            found = best_given(others, at, node, shared)
+            node, shared = (None, None) if found is None else found
+        if node is None:
+            return Looks(others, [], shared)
+        # All others are divided by the triangle of the center, which stays double.
+        nodes.append(node._replace(triangle=node.triangle.in_single()) if nodes else node)
+    return Looks(others, nodes, shared)
+
+
+def _expected(points: np.ndarray, known: Sequence[Given]) -> np.ndarray | None:
+    """Means of the others at points (n, k) by those at the first of them, the center first."""
+    if not known:
+        return None
+    values = features(points)
+    means = np.stack([node.mean - known[0].mean for node in known])
+    return known[0].mean + values @ (to_features(values[: len(known)]) @ means)
+
+
+def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.ndarray:
+    """The point (d,) with the scales of one, and of some means of the others the one most likely.
+
+    Where a mode moves along a curve, its tangent may end anywhere.
+    """
+    points = np.tile(at, (len(means), 1))
+    points[:, others.indices] = means
+    energies = others.held(points, False)[0] if len(means) > 1 else np.zeros(1)
+    return points[int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))]
 
 
 def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool) -> Found | None:
@@ -68,8 +143,8 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
             return None
         others, now = near
     in_pairs, first = design(count, ON_AXES, IN_PAIRS), design(count, ON_AXES)
-    is_smallr = is_small and count in LAST
-    last = design(count, *LAST[count]) if is_smallr else np.concatenate([first, between(count)])
+    is_denser = is_small and count in LAST
+    last = design(count, *LAST[count]) if is_denser else np.concatenate([first, between(count)])
     seen: Looks | None = None
     for _ in range(ROUNDS if count else 0):
         seen = look(others, now, indices, first, False, seen and seen._replace(nodes=[]))
@@ -84,7 +159,7 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
         evidences = evidences_at(now, first, nodes)
         change = change_nearby(first, evidences, now.slopes, gradients, now.steepest)
         is_there = change.size < THERE
-        if is_smallr or not is_there:
+        if is_denser or not is_there:
             now, seen = moved(now, change, first, nodes), seen._replace(nodes=[])
         if is_there or seconds_left() <= 0:
             break
@@ -95,8 +170,25 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     found = interpolated(np.concatenate([indices, seen.others.indices]), now, last, nodes)
     if not count:
         return found
-    tails = tails_at(seen, now, indices) if is_small else None
+    tails = _tails(seen, now, indices) if is_small else None
     return found._replace(moved=last_move(now, last, nodes, tails))
+
+
+def _tails(seen: Looks, now: Scales, indices: np.ndarray) -> Tails:
+    """The tails of scales whose others are known at the center."""
+    center = np.zeros(len(indices))
+    known = seen._replace(nodes=seen.nodes[:1])
+
+    def evidence_at(point: np.ndarray) -> tuple[float, np.ndarray] | None:
+        there = look(known.others, now, indices, np.stack([center, point]), False, known)
+        # With another structure all that is known would be of no use.
+        if not there.nodes or there.others is not known.others:
+            return None
+        given = point[None], there.nodes[1:]
+        return float(evidences_at(now, *given)[0]), mean_scores_at(now, indices, *given)[0]
+
+    highest = float(evidences_at(now, center[None], known.nodes)[0])
+    return tails_of(evidence_at, len(indices), highest)
 
 
 class _Round(NamedTuple):
@@ -135,6 +227,40 @@ def approached(others: Others, now: Scales, indices: np.ndarray) -> tuple[Others
         if size < NEAR or seconds_left() <= 0:
             return others, now
     return None if last is None else (others, now)
+
+
+def gradients_at(
+    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
+) -> np.ndarray:
+    """Gradients of the evidence at points (n, k) of scales that are not stretched."""
+    found = []
+    for point, node in zip(points, nodes, strict=True):
+        at = np.zeros(len(indices) + len(others.indices))
+        at[indices], at[others.indices] = now.gaussian.push(point), node.mean
+        found.append(evidence_slopes(others, at, node)[indices] @ now.gaussian.factor)
+    return np.stack(found)
+
+
+def mean_scores_at(
+    now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
+) -> np.ndarray:
+    """Gradients (n, k) of the evidence at points of scales, by the mean scores of best densities.
+
+    They are those of the bound, which is highest at the best density (Danskin's theorem).
+    """
+    scores = np.stack([node.scores[indices] for node in nodes if node.scores is not None])
+    slopes, bends = slopes_at(points, now.slopes)
+    return slopes * (scores @ now.gaussian.factor) + bends
+
+
+def are_rough(now: Scales, indices: np.ndarray, nodes: Sequence[Given]) -> bool:
+    """Whether the noise of mean scores hides how these change with the scales.
+
+    What all of them share does not matter. Sums of a thousand moves have a score of the size of a
+    move that varies by hundreds of nats.
+    """
+    noise = np.stack([n.noise_of_scores[indices] for n in nodes if n.noise_of_scores is not None])
+    return bool(np.max(np.std(noise @ now.gaussian.factor, axis=0)) > ROUGH)
 
 
 def design(count: int, on_axes: Sequence[float], in_pairs: Sequence[float] = ()) -> np.ndarray:

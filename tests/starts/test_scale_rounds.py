@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_kscore._starts import looks
+from numpyro_kscore._starts import scale_rounds
 from numpyro_kscore._starts.interpolation import Scales
 from numpyro_kscore._starts.scale_rounds import find_scales
 from numpyro_kscore._transports.affine import Affine
@@ -48,7 +48,7 @@ def moments_on_a_grid(log_density):
 @pytest.mark.parametrize("limit", [np.inf, 0.0], ids=["scores", "values alone"])
 def test_scales_have_their_exact_moments(monkeypatch, limit):
     """Where mean scores are too noisy, values of the evidence in pairs take their place."""
-    monkeypatch.setattr(looks, "ROUGH", limit)
+    monkeypatch.setattr(scale_rounds, "ROUGH", limit)
     energy, log_density = walk()
     with jax.enable_x64(True):
         others, at, mode = dense_others(energy, [-1.0, 0.0], SIZE)
