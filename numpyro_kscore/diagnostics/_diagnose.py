@@ -43,7 +43,7 @@ from numpyro_kscore.diagnostics._weighing import Weighing, weigh_closely
 
 # The seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are
 # unknown.
-BUDGET_SHARE, LEAST_BUDGET, UNKNOWN_BUDGET = 2.0, 30.0, 60.0
+BUDGET_SHARE, LEAST_BUDGET, UNKNOWN_BUDGET = 1.5, 10.0, 60.0
 # The part of them that weights may take: the search for modes needs some, too.
 WEIGHTS_SHARE = 0.5
 # Fewer draws have no tail that tells.
@@ -78,8 +78,8 @@ def diagnose(
         *args: arguments of the model, as in the fit.
         num_samples: fresh draws of the guide, at least 100. Chains start from up to 512 of them.
         budget: seconds that weights, search for modes and chains may take, without compilation; by
-            default twice those of the fit, at least 30, or 60 if they are not known. What does not
-            fit in is left out, and the diagnosis says how long it would take.
+            default 1.5 times those of the fit, at least 10, or 60 if they are not known. What does
+            not fit in is left out, and the diagnosis says how long it would take.
         rng_key: random key; by default ``jax.random.key(0)``.
         progress_bar: whether to show what is going on, if tqdm is installed.
         **kwargs: keyword arguments of the model.
