@@ -37,7 +37,7 @@ from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._budget import Clock, Stages
 from numpyro_kscore.diagnostics._codes import Known
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis
-from numpyro_kscore.diagnostics._examine import examine, verdict_of
+from numpyro_kscore.diagnostics._examine import examine, is_open
 from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide, model_density
 from numpyro_kscore.diagnostics._weighing import Weighing, weigh_closely
 
@@ -120,7 +120,7 @@ def diagnose(
         weights = None
         if found is not None:
             draws = found[0]
-            samples, num_lost = draws.samples[draws.is_own][:num_samples], draws.num_lost
+            samples, num_lost = draws.samples[draws.is_own], draws.num_lost
             clock.spend(draws.seconds * len(draws.samples))
             clock.gradient = GRADIENT_COST * draws.seconds
             if len(samples) >= LEAST_WEIGHTS:
@@ -162,7 +162,7 @@ def _weighed(
             lambda draws: unconstrained_draws(draws, push),
             num_samples,
             seconds,
-            lambda weights: weights.knows_all and verdict_of(weights, names) == "cannot tell",
+            lambda weights: is_open(weights, names),
         )
 
     return stages.attempt("importance weights", weighed, None)

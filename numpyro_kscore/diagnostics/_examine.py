@@ -102,6 +102,21 @@ def verdict_of(weights: Weighing, names: Sequence[str]) -> Verdict:
     return judge(by_weights(weights), names)[0] if weights.knows_all else "cannot tell"
 
 
+def is_open(weights: Weighing, names: Sequence[str]) -> bool:
+    """Whether errors of moments that weights tell are too large for a verdict.
+
+    More draws do not tell the others.
+    """
+    told, known = by_weights(weights), weights.is_known
+    told = told._replace(
+        shift=np.where(known, told.shift, 0.0),
+        shift_error=np.where(known, told.shift_error, 0.0),
+        ratio=np.where(known, told.ratio, 1.0),
+        ratio_error=np.where(known, told.ratio_error, 0.0),
+    )
+    return judge(told, names)[0] == "cannot tell"
+
+
 def by_weights(weights: Weighing) -> Movement:
     """The movement of means and standard deviations from draws to weighted draws."""
     still = np.zeros(len(weights.shift))

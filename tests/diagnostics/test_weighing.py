@@ -19,7 +19,7 @@ from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore._util.pareto import are_reliable
 from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock
-from numpyro_kscore.diagnostics._examine import examine
+from numpyro_kscore.diagnostics._examine import examine, is_open
 from numpyro_kscore.diagnostics._weighing import weigh, weigh_closely
 
 KEY = random.key(0)
@@ -112,6 +112,16 @@ def test_an_open_question_takes_up_to_sixteen_times_the_draws(seconds, most):
     few = lambda weights: weights.evidence.num_draws < 40_000  # noqa: E731
     weigh_closely(draw, lambda draws: draws, 10_000, seconds, few)
     assert asked == [10_000, 40_000]
+
+
+def test_a_question_is_open_where_weights_tell_a_moment_with_too_large_an_error():
+    names = ("a", "b")
+    found = weigh(weighted(1.0))
+    assert not is_open(found, names)
+    unsure = found._replace(ratio_error=np.array([0.05, 0.0]))
+    assert is_open(unsure, names)
+    # Of a coordinate whose tail has too few draws more of them tell no more.
+    assert not is_open(unsure._replace(shapes=np.array([0.9, 0.0])), names)
 
 
 def test_densities_without_weight_have_no_rounding():
