@@ -80,7 +80,7 @@ class Others(NamedTuple):
         far = [p for p in points if misses(self.structure, self.products, p, self.indices)]
         if not far:
             return self
-        if self.structure.is_small:
+        if self.structure.is_dense:
             return self._replace(structure=whole_structure(len(self.indices)))
         seen = np.concatenate([far, self.seen])
         structure = find_structure(self.products, seen, self.indices)

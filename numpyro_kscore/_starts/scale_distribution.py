@@ -18,7 +18,7 @@ from numpyro_kscore._transports.stretch import KNOTS, stretched, unstretched
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
-# Places between which slopes are taken, probabilities below them, and the grid on which quantiles
+# Places between which slopes are taken, and where tails are known, too; the grid on which quantiles
 # are found; the least slope of a log density in its tails.
 ENDS, FAR_ENDS = np.arange(-3.0, 4.0), np.arange(-5.0, 6.0)
 GRID = np.linspace(-40.0, 40.0, 8001)

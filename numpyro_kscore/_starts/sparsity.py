@@ -61,7 +61,7 @@ class Structure(NamedTuple):
         return self.recovery.seeds
 
     @property
-    def is_small(self) -> bool:
+    def is_dense(self) -> bool:
         """Whether it leaves out little that a whole matrix has."""
         return bool(self.pattern.nnz > DENSE * self.pattern.shape[0] ** 2)
 
