@@ -35,7 +35,7 @@ import numpyro.distributions as dist
 import optax
 from jax import Array, random
 from numpyro.distributions import biject_to
-from numpyro.infer import SVI, Predictive, init_to_uniform
+from numpyro.infer import SVI, Predictive
 
 from benchmarks.accuracy.posteriordb import sliced_wasserstein
 from benchmarks.accuracy.targets import TARGETS, Target, make_target, reference
@@ -112,7 +112,7 @@ def network_guide(
     """
     supports = target.supports()
     sites = list(supports)
-    shapes = {name: jnp.shape(value) for name, value in _example(target).items()}
+    shapes = {name: jnp.shape(value) for name, value in target.example().items()}
     dim = sum(int(np.prod(shapes[name])) for name in sites)
     output = noise_network(key, (max(NUM_NOISES, 2 * dim), width, width, dim))
 
@@ -132,15 +132,6 @@ def network_guide(
             first += size
 
     return guide
-
-
-def _example(target: Target) -> dict[str, Array]:
-    """One draw of the model's latents."""
-    seeded = numpyro.handlers.seed(target.model, random.key(0))
-    # A flat prior has no draws.
-    started = numpyro.handlers.substitute(seeded, substitute_fn=init_to_uniform)
-    sites = numpyro.handlers.trace(started).get_trace(*target.args)
-    return {name: sites[name]["value"] for name in target.supports()}
 
 
 def fitted(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,12 +78,20 @@ class Target:
 
     def supports(self) -> dict[str, constraints.Constraint]:
         """The model's latent sites, in sampling order, with their supports."""
+        return {name: site["fn"].support for name, site in self._latents().items()}
+
+    def example(self) -> Draws:
+        """Admissible values of the model's latent sites, in sampling order."""
+        return {name: site["value"] for name, site in self._latents().items()}
+
+    def _latents(self) -> dict[str, Any]:
+        """The model's latent sites as they are traced."""
         seeded = numpyro.handlers.seed(self.model, random.key(0))
         # ImproperUniform sites cannot be sampled, so every site gets an admissible value.
         seeded = numpyro.handlers.substitute(seeded, substitute_fn=numpyro.infer.init_to_feasible())
         trace = numpyro.handlers.trace(seeded).get_trace(*self.args)
         return {
-            name: site["fn"].support
+            name: site
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"]
         }

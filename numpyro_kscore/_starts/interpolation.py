@@ -9,7 +9,7 @@ import numpy as np
 
 from numpyro_kscore._starts.fit_shapes import unshaped
 from numpyro_kscore._starts.laplace import Given
-from numpyro_kscore._starts.scale_distribution import ENDS, FAR_ENDS, Tails, along_axes, moments_by
+from numpyro_kscore._starts.scale_distribution import Tails, along_axes, moments_by
 from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic, factor
 from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.conditional import Conditional
@@ -154,12 +154,7 @@ def last_move(
     draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
     count = points.shape[1]
     most = now.steepest / np.max(now.slopes[:, [0, -1]], axis=1)
-    ends = ENDS
-    if tails is not None:
-        ends = FAR_ENDS
-        points = np.concatenate([points, tails.points])
-        evidences = np.concatenate([evidences, tails.evidences])
-    _, _, slopes = along_axes(points, evidences, unstretched(count), most, ends)
+    _, _, slopes = along_axes(points, evidences, unstretched(count), most, tails)
     shape = Marginals(np.zeros(count), slopes)
     moved = shape.push(draws)
     change = 0.5 * np.sum(draws**2 - moved**2, axis=1) + shape.log_volume(draws)

@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.features import MANY
-from numpyro_kscore._transports.stretch import KNOTS, stretched, unstretched
+from numpyro_kscore._transports.stretch import stretched, unstretched
 
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
@@ -116,13 +116,17 @@ def along_axes(
     evidences: np.ndarray,
     slopes: np.ndarray,
     most: np.ndarray | float = MOST_STRETCH,
-    ends: np.ndarray = ENDS,
+    tails: Tails | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Medians, widths (k,) and slopes (k, 10) of scales by the evidence on the axis of each.
 
-    Slopes between some ``ends`` are by quantiles; what is missing of them continues these.
+    All slopes are by quantiles if tails are known. Otherwise those in tails continue the others.
     """
-    count = points.shape[1]
+    count, ends = points.shape[1], ENDS
+    if tails is not None:
+        ends = FAR_ENDS
+        points = np.concatenate([points, tails.points])
+        evidences = np.concatenate([evidences, tails.evidences])
     places = np.empty((len(ends), count))
     for k in range(count):
         is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
@@ -132,7 +136,7 @@ def along_axes(
     widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
     found = np.diff((places - middle) / widths, axis=0).T / np.diff(ends)
     found = np.maximum(found, 1 / MOST_STRETCH)
-    if len(ends) > len(KNOTS):
+    if tails is not None:
         return middle, widths, np.minimum(found, MOST_STRETCH)
     return middle, widths, _continued(found, most / widths)
 

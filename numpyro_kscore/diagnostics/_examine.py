@@ -23,7 +23,7 @@ from numpyro_kscore.diagnostics._budget import (
     seconds_of,
 )
 from numpyro_kscore.diagnostics._chains import ChainProgram, fit_metric
-from numpyro_kscore.diagnostics._codes import Finding, Known, Verdict
+from numpyro_kscore.diagnostics._codes import Finding, Known
 from numpyro_kscore.diagnostics._decide import decide, judge
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis
 from numpyro_kscore.diagnostics._messages import advise, describe
@@ -68,7 +68,7 @@ def examine(
     movement = None
     if weights is not None:
         movement = by_weights(weights)
-        verdict = verdict_of(weights, names)
+        verdict = judge(movement, names)[0] if weights.knows_all else "cannot tell"
         if verdict == "good":
             stages.tell("searching for modes")
             given = density.evaluate, samples, sites, key_apart(key, 3), density.exact, clock
@@ -97,24 +97,14 @@ def examine(
     )
 
 
-def verdict_of(weights: Weighing, names: Sequence[str]) -> Verdict:
-    """The verdict by weights alone, modes left out."""
-    return judge(by_weights(weights), names)[0] if weights.knows_all else "cannot tell"
-
-
 def is_open(weights: Weighing, names: Sequence[str]) -> bool:
     """Whether errors of moments that weights tell are too large for a verdict.
 
     More draws do not tell the others.
     """
-    told, known = by_weights(weights), weights.is_known
-    told = told._replace(
-        shift=np.where(known, told.shift, 0.0),
-        shift_error=np.where(known, told.shift_error, 0.0),
-        ratio=np.where(known, told.ratio, 1.0),
-        ratio_error=np.where(known, told.ratio_error, 0.0),
-    )
-    return judge(told, names)[0] == "cannot tell"
+    zeros, ones = np.zeros(len(names)), np.ones(len(names))
+    still = Movement(zeros, zeros, ones, zeros, zeros, zeros, 0, np.nan)
+    return judge(_merged(still, weights), names)[0] == "cannot tell"
 
 
 def by_weights(weights: Weighing) -> Movement:

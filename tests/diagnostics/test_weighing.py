@@ -120,7 +120,7 @@ def test_a_question_is_open_where_weights_tell_a_moment_with_too_large_an_error(
     assert not is_open(found, names)
     unsure = found._replace(ratio_error=np.array([0.05, 0.0]))
     assert is_open(unsure, names)
-    # Of a coordinate whose tail has too few draws more of them tell no more.
+    # More draws tell no more of a coordinate whose tail has too few.
     assert not is_open(unsure._replace(shapes=np.array([0.9, 0.0])), names)
 
 

@@ -137,7 +137,7 @@ def test_the_proposals_of_aisivi_give_the_score_of_the_marginal(x64):
 
 
 def test_paths_give_the_gradient_of_a_divergence(x64):
-    """Of Gaussians, by the scores of both."""
+    """Both are Gaussian, and the estimate is by their scores."""
     params, covariance = linear_family()
 
     def divergence(params):
@@ -156,7 +156,7 @@ def test_paths_give_the_gradient_of_a_divergence(x64):
 
 
 def test_the_discrepancy_of_ksivi_is_that_of_the_marginals(x64):
-    """Of N(0, a²) from N(0, 1) with a fixed kernel, the integral over both points in closed form.
+    """N(0, a²) and N(0, 1) have it in closed form, as an integral over both points of a kernel.
 
     Scores differ by c x, c = 1/a² - 1, and E x x' k(x, x') = a⁴ h / (h² + 2 a²)^(3/2).
     """
@@ -240,7 +240,7 @@ def test_a_flow_has_the_density_of_its_draws(x64):
 
 
 def test_the_gradient_of_a_flow_has_no_noise_at_the_posterior(x64):
-    """As gradients along paths have none: a flow that starts is standard normal, as the model."""
+    """Gradients along paths have none: a flow that starts is standard normal, as the model."""
     problem = gaussian_problem()
 
     @quick_jit

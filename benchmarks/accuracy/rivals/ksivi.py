@@ -64,7 +64,7 @@ def fit(problem: Problem, key: Array, share: float) -> Outcome:
     gradient = partial(jax.grad(loss), problem=problem, batch=settings.batch)
     optimizer = settings.optimizer()
     if problem.dim > 100:
-        # As the authors clip gradients for networks.
+        # The authors clip gradients for networks.
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optimizer)
     params, _ = train(
         lambda params, extra, key, _: (gradient(params, key), extra),

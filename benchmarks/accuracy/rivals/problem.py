@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer import init_to_uniform
 from numpyro.infer.util import potential_energy
 
 from benchmarks.accuracy.posterior import Posterior
@@ -82,13 +80,10 @@ class Problem:
 def make_problem(posterior: Posterior) -> Problem:
     """The posterior as a problem of one vector."""
     target = posterior.target
-    seeded = handlers.seed(target.model, random.key(0))
-    # A flat prior has no draws.
-    started = handlers.substitute(seeded, substitute_fn=init_to_uniform)
-    sites = handlers.trace(started).get_trace(*target.args)
+    supports = target.supports()
     shapes = {
-        name: jnp.shape(biject_to(support).inv(sites[name]["value"]))
-        for name, support in target.supports().items()
+        name: jnp.shape(biject_to(supports[name]).inv(value))
+        for name, value in target.example().items()
     }
     return Problem(posterior, shapes)
 
