@@ -39,7 +39,15 @@ from numpyro_kscore._model.program import Program, inspect_program
 from numpyro_kscore.diagnostics import diagnose
 from numpyro_kscore.estimators import nu_method, ssge, stein
 
-__all__ = ["METHODS", "NUM_STEPS", "Fitted", "fit_implicit", "num_particles"]
+__all__ = [
+    "METHODS",
+    "NUM_STEPS",
+    "PEERS",
+    "Fitted",
+    "fit_by_steps",
+    "fit_implicit",
+    "num_particles",
+]
 
 NUM_STEPS = 5_000
 # The same for every guide: at 5e-3 the full-rank Gaussian does not converge on correlated
@@ -118,6 +126,33 @@ def num_particles(svi: SVI, params: dict[str, Any], args: tuple[Any, ...]) -> in
     return inspect_program(random.key(0), program).default_num_particles
 
 
+def fit_by_steps(
+    make_guide: Callable[..., Any],
+    make_loss: Callable[[], Any],
+    posterior: Posterior,
+    key: Array,
+    num_steps: int,
+) -> Fitted:
+    """A guide by ``svi.run``, with a step size that falls to zero.
+
+    Args:
+        make_guide: from a model to a guide.
+        make_loss: makes the loss.
+        posterior: the posterior.
+        key: random key.
+        num_steps: number of steps.
+    """
+    target, args = posterior.target, posterior.fit_args
+    optimizer = optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
+    svi = SVI(target.model, make_guide(target.model), optimizer, make_loss())
+    result, *clocks = timed(lambda: svi.run(key, num_steps, *args, progress_bar=False))
+    particles = TRACE_PARTICLES
+    if isinstance(svi.loss, ImplicitELBO):
+        particles = num_particles(svi, result.params, args)
+    gradients = num_steps * particles * posterior.batch_share
+    return Fitted(svi, result, (clocks[0], clocks[1]), gradients)
+
+
 def _svi(
     make_guide: Callable[..., Any],
     make_loss: Callable[[], Any],
@@ -126,25 +161,16 @@ def _svi(
     num_steps: int,
     num_draws: int,
 ) -> Fit:
-    target, args = posterior.target, posterior.fit_args
+    args = posterior.fit_args
     run_key, draw_key = random.split(random.key(seed))
-    guide, loss = make_guide(target.model), make_loss()
-    optimizer = optax.adam(optax.cosine_decay_schedule(STEP_SIZE, num_steps))
-    svi = SVI(target.model, guide, optimizer, loss)
-    result, *seconds = timed(lambda: svi.run(run_key, num_steps, *args, progress_bar=False))
-    draws = guide.sample_posterior(draw_key, result.params, *args, sample_shape=(num_draws,))
-
-    def verdict() -> str:
-        return diagnose(svi, result, *args).verdict
-
-    implicit = isinstance(loss, ImplicitELBO)
-    particles = TRACE_PARTICLES
-    if implicit:
-        particles = num_particles(svi, result.params, args)
+    svi, result, clocks, gradients = fit_by_steps(
+        make_guide, make_loss, posterior, run_key, num_steps
+    )
+    shape = (num_draws,)
+    draws = svi.guide.sample_posterior(draw_key, result.params, *args, sample_shape=shape)
     return Fit(
-        posterior.summarize(draws), *seconds, num_steps,
-        num_steps * particles * posterior.batch_share,
-        diagnose=verdict if implicit else None,
+        posterior.summarize(draws), *clocks, num_steps, gradients,
+        diagnose=lambda: diagnose(svi, result, *args).verdict,
     )  # fmt: skip
 
 
@@ -177,6 +203,11 @@ def _stein(posterior: Posterior, seed: int, num_steps: int, num_draws: int) -> F
 
 
 _trace_elbo = partial(Trace_ELBO, num_particles=TRACE_PARTICLES)
+_OF_NUMPYRO = (AutoNormal, AutoMultivariateNormal, AutoIAFNormal, AutoBNAFNormal)
+# Guides whose densities are known.
+PEERS: dict[str, Callable[[Posterior, Array, int], Fitted]] = {
+    make.__name__: partial(fit_by_steps, make, _trace_elbo) for make in _OF_NUMPYRO
+}
 # Implicit inference as published: the guide's score without a base, shrunk toward zero.
 _published = partial(ImplicitELBO, base=None, debias=None, local_share=0.0)
 
@@ -184,10 +215,7 @@ METHODS: dict[str, Callable[[Posterior, int, int, int], Fit]] = {
     "AutoImplicit": _fit,
     "AutoImplicit, far start": partial(_fit, init_loc_fn=partial(init_to_uniform, radius=10)),
     "AutoImplicit, svi.run": partial(_svi, AutoImplicit, ImplicitELBO),
-    "AutoNormal": partial(_svi, AutoNormal, _trace_elbo),
-    "AutoMultivariateNormal": partial(_svi, AutoMultivariateNormal, _trace_elbo),
-    "AutoIAFNormal": partial(_svi, AutoIAFNormal, _trace_elbo),
-    "AutoBNAFNormal": partial(_svi, AutoBNAFNormal, _trace_elbo),
+    **{make.__name__: partial(_svi, make, _trace_elbo) for make in _OF_NUMPYRO},
     "SteinVI": _stein,
     "multi-Pathfinder": pathfinder,
     "NUTS": nuts,
