@@ -54,8 +54,7 @@ def judge(movement: Movement, names: Sequence[str]) -> tuple[Verdict, list[Findi
             findings.append(Finding("collapsed" if is_collapsed else code, *numbers, names[worst]))
     if findings:
         return "bad", findings
-    # Chains that remember have gone only part of the way.
-    way = 1 - np.clip(movement.memory, 0.0, 0.9)
+    way = _way(movement)
     whole = movement._replace(
         shift=shift / way,
         shift_error=movement.shift_error / way,
@@ -76,6 +75,21 @@ def judge(movement: Movement, names: Sequence[str]) -> tuple[Verdict, list[Findi
         if values[worst] > limit:
             return "cannot tell", [Finding(code, float(values[worst]), where=names[worst])]
     return "good", [Finding("nothing found", 0.0)]
+
+
+def relative_error(movement: Movement) -> np.ndarray:
+    """The larger error of mean and standard deviation of each coordinate, in their limits, (d,).
+
+    It is infinite where chains remember their start, or move on.
+    """
+    error = np.maximum(movement.shift_error / MEAN_LIMIT, movement.ratio_error / SD_LIMIT)
+    is_usable = (movement.memory <= MOST_MEMORY) & (movement.trend <= TREND)
+    return np.where(is_usable, error / _way(movement), np.inf)
+
+
+def _way(movement: Movement) -> np.ndarray:
+    """The part of the way to the model that chains have gone, (d,)."""
+    return 1 - np.clip(movement.memory, 0.0, 0.9)
 
 
 def _excess(movement: Movement, errors: float) -> tuple[np.ndarray, ...]:

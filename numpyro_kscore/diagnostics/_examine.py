@@ -24,7 +24,7 @@ from numpyro_kscore.diagnostics._budget import (
 )
 from numpyro_kscore.diagnostics._chains import ChainProgram, fit_metric
 from numpyro_kscore.diagnostics._codes import Finding, Known
-from numpyro_kscore.diagnostics._decide import decide, judge
+from numpyro_kscore.diagnostics._decide import decide, judge, relative_error
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis
 from numpyro_kscore.diagnostics._messages import advise, describe
 from numpyro_kscore.diagnostics._missed_modes import (
@@ -104,7 +104,8 @@ def is_open(weights: Weighing, names: Sequence[str]) -> bool:
     """
     zeros, ones = np.zeros(len(names)), np.ones(len(names))
     still = Movement(zeros, zeros, ones, zeros, zeros, zeros, 0, np.nan)
-    return judge(_merged(still, weights), names)[0] == "cannot tell"
+    known = _either(weights.is_known, by_weights(weights), still)
+    return judge(known, names)[0] == "cannot tell"
 
 
 def by_weights(weights: Weighing) -> Movement:
@@ -160,7 +161,7 @@ def _walk(
             shift_error=np.hypot(movement.shift_error, density.shift),
             ratio_error=np.hypot(movement.ratio_error, density.width),
         )
-        movement = movement if weights is None else _merged(movement, weights)
+        movement = movement if weights is None else merged(movement, weights)
         if modes == UNSEARCHED and _is_near(movement):
             home, mode_key = values[finite], key_apart(key, 3)
             stages.tell("searching for modes")
@@ -194,24 +195,25 @@ def _known_so_far(dim: int, weights: Weighing | None) -> Movement:
     """The movement by weights where they tell it; nothing is known of the rest."""
     zeros, ones, errors = np.zeros(dim), np.ones(dim), np.full(dim, np.inf)
     unknown = Movement(zeros, errors, ones, errors, zeros, zeros, 0, np.nan)
-    return unknown if weights is None else _merged(unknown, weights)
+    return unknown if weights is None else merged(unknown, weights)
 
 
-def _merged(movement: Movement, weights: Weighing) -> Movement:
-    """The movement by weights where they tell it, and by chains elsewhere."""
-    told, known = by_weights(weights), weights.is_known
+def merged(movement: Movement, weights: Weighing) -> Movement:
+    """The movement of each coordinate by weights if they tell it, or by chains if these do better.
 
-    def either(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        return np.where(known, first, second)
+    Weights know no more of a tail with few draws, while chains go on.
+    """
+    told = by_weights(weights)
+    is_better = relative_error(told) <= relative_error(movement)
+    return _either(weights.is_known & is_better, told, movement)
 
-    return movement._replace(
-        shift=either(told.shift, movement.shift),
-        shift_error=either(told.shift_error, movement.shift_error),
-        ratio=either(told.ratio, movement.ratio),
-        ratio_error=either(told.ratio_error, movement.ratio_error),
-        memory=either(told.memory, movement.memory),
-        trend=either(told.trend, movement.trend),
+
+def _either(is_first: np.ndarray, first: Movement, second: Movement) -> Movement:
+    """One movement in some coordinates (d,), and another in the others; transitions of this."""
+    columns = (
+        np.where(is_first, one, other) for one, other in zip(first[:6], second[:6], strict=True)
     )
+    return Movement(*columns, *second[6:])
 
 
 def _is_near(movement: Movement) -> bool:

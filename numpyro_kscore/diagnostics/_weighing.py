@@ -20,10 +20,10 @@ from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, 
 # least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at
 # most.
 UNSEEN, LARGEST_SHAPE = 3.0, 0.9
-# Shapes of weights between this one and the limit are looked at again, with four times the draws:
-# tails that 10 000 draws hardly reach had shapes of .5 to .65, and more beyond. Sixteen times as
-# many have errors a quarter as large.
-IN_DOUBT, TIMES = 0.5, (4, 16)
+# Shapes of weights between these are looked at again, with four times the draws: tails that 10 000
+# draws hardly reach had shapes of .5 to .65, and more beyond; and a shape of 300 tail draws has an
+# error of .1. Sixteen times as many have errors a quarter as large.
+IN_DOUBT, TIMES = (0.5, 0.85), (4, 16)
 # Numbers of draws that are looked at together.
 PIECE = 2_000_000
 # A weighted tail that is heavier than a guide's own by so much shows that the guide's is thin.
@@ -145,10 +145,10 @@ class Weighing(NamedTuple):
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether more draws may tell that a part of the model has too few."""
+        """Whether more draws may tell if a part of the model has too few."""
         heavier = self.shapes[self.shapes > self.own_shapes + HEAVIER]
         shape = max(self.evidence.khat, float(np.max(heavier, initial=-np.inf)))
-        return not self.lacks_draws and shape >= IN_DOUBT
+        return not self.is_poor and IN_DOUBT[0] <= shape < IN_DOUBT[1]
 
     def __str__(self) -> str:
         folds = f"; {self.folded:.1%} of the draws are folded" if self.folded else ""

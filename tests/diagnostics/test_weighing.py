@@ -18,8 +18,9 @@ from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.tall_density import ModelDensity
 from numpyro_kscore._util.pareto import are_reliable
+from numpyro_kscore.diagnostics import Movement
 from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock
-from numpyro_kscore.diagnostics._examine import examine, is_open
+from numpyro_kscore.diagnostics._examine import examine, is_open, merged
 from numpyro_kscore.diagnostics._weighing import weigh, weigh_closely
 
 KEY = random.key(0)
@@ -112,6 +113,21 @@ def test_an_open_question_takes_up_to_sixteen_times_the_draws(seconds, most):
     few = lambda weights: weights.evidence.num_draws < 40_000  # noqa: E731
     weigh_closely(draw, lambda draws: draws, 10_000, seconds, few)
     assert asked == [10_000, 40_000]
+
+
+def test_the_more_precise_of_weights_and_chains_tells_a_moment():
+    zeros, errors = np.zeros(2), np.full(2, 0.01)
+    chains = Movement(zeros, errors, np.full(2, 0.9), errors, zeros, zeros, 240, 0.8)
+    found = weigh(weighted(1.0))._replace(
+        ratio_error=np.array([0.001, 0.05]), shift_error=np.full(2, 0.001)
+    )
+    ones = found.ratio
+    np.testing.assert_array_equal(merged(chains, found).ratio, [ones[0], 0.9])
+    # Chains that remember where they started are no better, nor are weights where a tail is thin.
+    slow = chains._replace(memory=np.full(2, 0.8))
+    np.testing.assert_array_equal(merged(slow, found).ratio, ones)
+    thin = found._replace(shapes=np.array([0.9, 0.0]))
+    np.testing.assert_array_equal(merged(chains, thin).ratio, [0.9, 0.9])
 
 
 def test_a_question_is_open_where_weights_tell_a_moment_with_too_large_an_error():
