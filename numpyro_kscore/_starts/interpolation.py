@@ -12,7 +12,7 @@ from numpyro_kscore._starts.laplace import Given
 from numpyro_kscore._starts.scale_distribution import Tails, along_axes, moments_by
 from numpyro_kscore._transports.affine import Affine, OfFirst, antithetic, factor
 from numpyro_kscore._transports.arrow import Arrow
-from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.conditional import Conditional, StretchedGaussian
 from numpyro_kscore._transports.features import features, through_features
 from numpyro_kscore._transports.skewed import Skewed
 from numpyro_kscore._transports.stretch import Marginals, slopes_at, unstretched
@@ -31,7 +31,7 @@ class Scales(NamedTuple):
 
     Attributes:
         gaussian: the Gaussian of the scales, before each is stretched.
-        slopes: see :class:`~numpyro_kscore._transports.conditional.Conditional`, (k, 10).
+        slopes: see :class:`~numpyro_kscore._transports.conditional.StretchedGaussian`, (k, 10).
         mode: the mode of the others at the mean, (r,).
         moves: how that moves with the scales in units of the Gaussian, (k, r).
         triangle: the factor of the covariance of the others at the mean, if it is known.
@@ -45,6 +45,11 @@ class Scales(NamedTuple):
     moves: np.ndarray
     triangle: Arrow | None = None
     is_shaped: np.ndarray | None = None
+
+    @property
+    def transport(self) -> StretchedGaussian:
+        """The distribution of the scales as a map of standard normal points."""
+        return StretchedGaussian(self.gaussian, self.slopes)
 
     @property
     def steepest(self) -> np.ndarray:
@@ -81,7 +86,7 @@ class Found(NamedTuple):
     def gaussian(self) -> Affine | None:
         """The Gaussian of all latents, if nothing changes with scales and all shapes are normal."""
         given = self.conditional
-        if len(given.slopes) or self.skewed is not None:
+        if len(given.scales.slopes) or self.skewed is not None:
             return None
         triangle = given.base.times(np.eye(len(given.mean)))
         place = np.argsort(given.order)
@@ -121,8 +126,7 @@ def interpolated(
     sums, kept = _main_sums(weights, rests)
     beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
     conditional = Conditional(
-        now.gaussian,
-        now.slopes,
+        now.transport,
         mean,
         base,
         weights @ means,
@@ -141,7 +145,7 @@ def to_features(values: np.ndarray) -> np.ndarray:
 
 
 def last_move(
-    now: Scales, points: np.ndarray, nodes: Sequence[Given], tails: Tails | None
+    now: Scales, points: np.ndarray, nodes: Sequence[Given], tails: Tails
 ) -> OfFirst | None:
     """The move of standard normal scales to the density that the evidence at points says.
 
@@ -154,12 +158,19 @@ def last_move(
     draws = antithetic(np.random.default_rng(0), MOMENT_DRAWS, points.shape[1])
     count = points.shape[1]
     most = now.steepest / np.max(now.slopes[:, [0, -1]], axis=1)
-    _, _, slopes = along_axes(points, evidences, unstretched(count), most, tails)
-    shape = Marginals(np.zeros(count), slopes)
-    moved = shape.push(draws)
-    change = 0.5 * np.sum(draws**2 - moved**2, axis=1) + shape.log_volume(draws)
-    affine = moments_by(features(moved) @ coefficients + change, draws)
-    return None if affine is None else OfFirst(Chain((affine, shape)), count)
+    widths = np.ones(count)
+    # Moments widen the tails with the rest, which are known as they are.
+    for _ in range(2):
+        narrower = tails._replace(points=tails.points / widths)
+        _, _, slopes = along_axes(points, evidences, unstretched(count), most, narrower)
+        shape = Marginals(np.zeros(count), slopes)
+        moved = shape.push(draws)
+        change = 0.5 * np.sum(draws**2 - moved**2, axis=1) + shape.log_volume(draws)
+        affine = moments_by(features(moved) @ coefficients + change, draws)
+        if affine is None:
+            return None
+        widths = np.linalg.norm(affine.factor, axis=1)
+    return OfFirst(Chain((affine, shape)), count)
 
 
 def _skewed(weights: np.ndarray, nodes: Sequence[Given], count: int) -> Skewed | None:

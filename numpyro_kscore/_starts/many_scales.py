@@ -34,7 +34,6 @@ from numpyro_kscore._starts.scale_rounds import (
 )
 from numpyro_kscore._transports.affine import Affine, OfFirst
 from numpyro_kscore._transports.features import features
-from numpyro_kscore._transports.stretch import slopes_at, stretched
 from numpyro_kscore._util.deadline import seconds_left
 
 
@@ -107,14 +106,13 @@ def _products_of_two(
     """
     count, base = len(indices), nodes[0].triangle
     vectors = np.zeros((count, count + len(others.indices)))
-    vectors[:, indices] = now.gaussian.factor.T
     slopes = []
     for point, node in zip(points[1:], nodes[1:], strict=True):
         at = np.zeros(vectors.shape[1])
-        at[indices] = now.gaussian.push(stretched(point, now.slopes))
+        at[indices] = now.transport.push(point)
         at[others.indices] = node.mean
-        widened = vectors * slopes_at(point, now.slopes)[0][:, None]
-        across = slopes_along(others.evaluate, at, widened)[:, others.indices]
+        vectors[:, indices] = now.transport.derivative(point).T
+        across = slopes_along(others.evaluate, at, vectors)[:, others.indices]
         slopes.append(-base.solve(node.triangle.times(node.triangle.transposed(across))))
     ahead, behind = np.split(np.stack(slopes), 2)
     reach = features(points[1])[count] ** 0.5

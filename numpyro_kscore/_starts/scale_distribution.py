@@ -18,8 +18,8 @@ from numpyro_kscore._transports.stretch import stretched, unstretched
 # The distribution widens, narrows or, in standard deviations, moves so much at once; largest
 # correlation in a step; most that a slope may differ from the mean one, and grow at once.
 MOST_CHANGE, MOST_CORRELATION, MOST_STRETCH, MOST_GROWTH = 3.0, 0.9, 20.0, 2.0
-# Places between which slopes are taken, and where tails are known, too; the grid on which quantiles
-# are found; the least slope of a log density in its tails.
+# Places between which slopes are taken, the outer ones where tails are known; the grid on which
+# quantiles are found; the least slope of a log density in its tails.
 ENDS, FAR_ENDS = np.arange(-3.0, 4.0), np.arange(-5.0, 6.0)
 GRID = np.linspace(-40.0, 40.0, 8001)
 LEAST_FALL = 0.25
@@ -120,25 +120,29 @@ def along_axes(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Medians, widths (k,) and slopes (k, 10) of scales by the evidence on the axis of each.
 
-    All slopes are by quantiles if tails are known. Otherwise those in tails continue the others.
+    Slopes in tails are by quantiles if these are known. Otherwise they continue the others.
     """
-    count, ends = points.shape[1], ENDS
+    count = points.shape[1]
+    far = np.empty((0, count)) if tails is None else tails.points
     if tails is not None:
-        ends = FAR_ENDS
-        points = np.concatenate([points, tails.points])
+        points = np.concatenate([points, far])
         evidences = np.concatenate([evidences, tails.evidences])
-    places = np.empty((len(ends), count))
+    places = np.empty((len(FAR_ENDS), count))
     for k in range(count):
         is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
-        places[:, k] = _quantiles(points[is_on, k], evidences[is_on], ends)
+        places[:, k] = _quantiles(points[is_on, k], evidences[is_on])
     places = stretched(places, slopes)
-    low, middle, high = places[np.searchsorted(ends, SIDES)]
+    low, middle, high = places[np.searchsorted(FAR_ENDS, SIDES)]
     widths = np.clip((high - low) / 4, 1 / MOST_CHANGE, MOST_CHANGE)
-    found = np.diff((places - middle) / widths, axis=0).T / np.diff(ends)
-    found = np.maximum(found, 1 / MOST_STRETCH)
-    if tails is not None:
-        return middle, widths, np.minimum(found, MOST_STRETCH)
-    return middle, widths, _continued(found, most / widths)
+    by_quantiles = np.diff((places - middle) / widths, axis=0).T / np.diff(FAR_ENDS)
+    by_quantiles = np.clip(by_quantiles, 1 / MOST_STRETCH, MOST_STRETCH)
+    found = _continued(by_quantiles[:, 2:-2], most / widths)
+    for side, is_known in (
+        (slice(2), np.any(far < 0, axis=0)),
+        (slice(-2, None), np.any(far > 0, axis=0)),
+    ):
+        found[is_known, side] = by_quantiles[is_known, side]
+    return middle, widths, found
 
 
 def moments_by(values: np.ndarray, points: np.ndarray) -> Affine | None:
@@ -211,8 +215,8 @@ def _quadratic_by_differences(
     return gradients[0] + 0.5 * bends.sum(axis=0), 0.5 * (half + half.T)
 
 
-def _quantiles(places: np.ndarray, evidences: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Quantiles of a density on a line, where a normal distribution has them at some ends.
+def _quantiles(places: np.ndarray, evidences: np.ndarray) -> np.ndarray:
+    """Quantiles of a density on a line, where a normal distribution has them at the far ends.
 
     Its logarithm is a spline through what is known near the middle. Farther out it is a line from
     place to place, and falls on beyond the last, by no less than between the last two: the slope
@@ -237,10 +241,10 @@ def _quantiles(places: np.ndarray, evidences: np.ndarray, ends: np.ndarray) -> n
     # Sums from both sides: upper tails are differences of what is nearly 1.
     below, above = (np.cumsum(a) - 0.5 * a for a in (density, density[::-1]))
     total = density.sum()
-    shares = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in ends])
+    shares = np.array([0.5 * math.erfc(-end / math.sqrt(2)) for end in FAR_ENDS])
     left = np.interp(shares, below / total, GRID)
     right = np.interp(shares[::-1], above / total, GRID[::-1])
-    return np.where(ends < 0, left, right)
+    return np.where(FAR_ENDS < 0, left, right)
 
 
 def limited(move: np.ndarray, most: float = MOST_CHANGE) -> np.ndarray:

@@ -34,7 +34,7 @@ from numpyro_kscore._starts.scale_distribution import (
 from numpyro_kscore._starts.scale_tails import tails_of
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.features import MANY, features
-from numpyro_kscore._transports.stretch import slopes_at, stretched
+from numpyro_kscore._transports.stretch import stretched
 from numpyro_kscore._util.deadline import seconds_left
 
 # Most numbers of scales.
@@ -88,7 +88,7 @@ def look(
     """
     places = stretched(points, now.slopes)
     starts = np.zeros((len(points), len(indices) + len(others.indices)))
-    starts[:, indices] = now.gaussian.push(places)
+    starts[:, indices] = now.transport.push(points)
     starts[:, others.indices] = now.mode + places @ now.moves
     before, others = others, others.checked(starts)
     # Factors of another structure are of no use.
@@ -133,8 +133,9 @@ def _nearest(others: Others, at: np.ndarray, means: Sequence[np.ndarray]) -> np.
 def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool) -> Found | None:
     """A Gaussian that changes with scales; None where a mode of the others is not found.
 
-    Of a small model one or two scales are looked at densely in the end, and all of them far out. A
-    distribution of the scales that rounds have not settled is given all the same.
+    One or two scales of a small model are looked at densely in the end, and all far out that may
+    have long tails. A distribution of the scales that rounds have not settled is given all the
+    same.
     """
     count = len(indices)
     if count:
@@ -170,7 +171,7 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     found = interpolated(np.concatenate([indices, seen.others.indices]), now, last, nodes)
     if not count:
         return found
-    tails = _tails(seen, now, indices) if is_small else None
+    tails = _tails(seen, now, indices)
     return found._replace(moved=last_move(now, last, nodes, tails))
 
 
@@ -188,7 +189,7 @@ def _tails(seen: Looks, now: Scales, indices: np.ndarray) -> Tails:
         return float(evidences_at(now, *given)[0]), mean_scores_at(now, indices, *given)[0]
 
     highest = float(evidences_at(now, center[None], known.nodes)[0])
-    return tails_of(evidence_at, len(indices), highest)
+    return tails_of(evidence_at, now.slopes, highest)
 
 
 class _Round(NamedTuple):
@@ -249,8 +250,7 @@ def mean_scores_at(
     They are those of the bound, which is highest at the best density (Danskin's theorem).
     """
     scores = np.stack([node.scores[indices] for node in nodes if node.scores is not None])
-    slopes, bends = slopes_at(points, now.slopes)
-    return slopes * (scores @ now.gaussian.factor) + bends
+    return -now.transport.pull(points, -scores)
 
 
 def are_rough(now: Scales, indices: np.ndarray, nodes: Sequence[Given]) -> bool:

@@ -127,7 +127,7 @@ def _start(
     """The start, with its draws at points (n, d) if their densities are finite."""
     draws = draws_at(model.in_form(form), transport, points)
     # Scores of the scales are those of their own density, with the evidence beyond the bound.
-    count = len(found.conditional.slopes)
+    count = len(found.conditional.scales.slopes)
     draws.scores[:, :count] += found.slopes_beyond(draws.points[:, :count])
     return GaussianStart(
         transport,

@@ -7,6 +7,7 @@ import pytest
 
 from numpyro_kscore._starts.interpolation import Scales
 from numpyro_kscore._starts.scale_rounds import find_scales
+from numpyro_kscore._starts.scale_tails import tails_of
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.stretch import unstretched
 from support.dense_others import dense_others
@@ -37,6 +38,26 @@ def masses():
     fit = fit + 0.5 * (np.exp(2 * s) + np.exp(2 * log_noise)) - s - log_noise
     found = np.exp(-(fit - fit.min())).sum(axis=1)
     return found / found.sum()
+
+
+def test_others_follow_into_a_long_tail_and_are_integrated_out():
+    """Others that are normal there, narrower or wider, are integrated exactly."""
+    asked = []
+
+    def evidence_at(point):
+        asked.append(point)
+        place, width = 0.3 * point[0], np.exp(0.1 * point[0])
+        away = (point[1] - place) / width
+        return -0.5 * abs(point[0]) - 0.5 * away**2, np.array([np.nan, -away / width])
+
+    slopes = unstretched(2)
+    slopes[0, 0] = 2.0
+    found = tails_of(evidence_at, slopes, 0.0)
+    # One side of one scale may be long: the others are not looked at.
+    assert all(point[0] < 0 for point in asked)
+    places = found.points[:, 0]
+    np.testing.assert_array_equal(places, [-4.5, -6.5, -10.0, -16.0])
+    np.testing.assert_allclose(found.evidences, 0.6 * places, rtol=1e-6)
 
 
 @pytest.mark.thorough

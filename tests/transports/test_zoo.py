@@ -16,7 +16,7 @@ from numpyro_kscore._transports.affine import (
 )
 from numpyro_kscore._transports.arrow import Arrow, dense
 from numpyro_kscore._transports.centering import Centered, Centering, LocationScale, centered
-from numpyro_kscore._transports.conditional import Conditional
+from numpyro_kscore._transports.conditional import Conditional, StretchedGaussian
 from numpyro_kscore._transports.features import exponents
 from numpyro_kscore._transports.network import Perceptron, ResidualNetwork
 from numpyro_kscore._transports.sizes import Sizes
@@ -60,14 +60,19 @@ def sizes_of_functions():
     )
 
 
+def stretched_gaussian(count):
+    rng = np.random.default_rng(5)
+    slopes = np.exp(0.5 * rng.normal(size=(count, len(KNOTS) + 1)))
+    return StretchedGaussian(Affine(rng.normal(size=count), triangle(rng, count)), slopes)
+
+
 def conditional(count, arrow=None):
     """Latents that change with up to three others, in an order of their own."""
     rng, powers = np.random.default_rng(0), len(exponents(count))
     base, rests = arrow or (dense(triangle(rng, 4)), dense(rests_of(rng, 2, 4)))
     rest = len(base.places)
     return Conditional(
-        Affine(rng.normal(size=count), triangle(rng, count)),
-        np.exp(0.5 * rng.normal(size=(count, len(KNOTS) + 1))),
+        stretched_gaussian(count),
         rng.normal(size=rest),
         base,
         0.2 * rng.normal(size=(powers, rest)),
@@ -138,6 +143,7 @@ ZOO = {
     "the first": lambda: (OfFirst(Chain((affine(4), marginals())), 4), 6, True),
     "shapes": lambda: (skewed(2), 5, True),
     "one by one": lambda: (marginals(), 4, True),
+    "stretched": lambda: (stretched_gaussian(3), 3, True),
     "shapes without scales": lambda: (skewed(0), 3, True),
     "centering": lambda: (recentered(False), 4, False),
     "centering of a vector": lambda: (recentered(True), 4, False),
