@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ from numpyro_kscore.diagnostics._weighing import Weighing
 
 # A part of a diagnosis, in words.
 MODES = "the search for modes"
+# The fields of a movement that each coordinate has.
+OF_COORDINATES = ("shift", "shift_error", "ratio", "ratio_error", "memory", "trend")
 # Windows of ten transitions after which the verdict is tried.
 LOOKS = (12, 24, 48, 96)
 # The time of a gradient is measured if that takes fewer seconds.
@@ -209,11 +211,12 @@ def merged(movement: Movement, weights: Weighing) -> Movement:
 
 
 def _either(is_first: np.ndarray, first: Movement, second: Movement) -> Movement:
-    """One movement in some coordinates (d,), and another in the others; transitions of this."""
-    columns = (
-        np.where(is_first, one, other) for one, other in zip(first[:6], second[:6], strict=True)
-    )
-    return Movement(*columns, *second[6:])
+    """One movement in some coordinates (d,), and another in the others."""
+    found: dict[str, Any] = {
+        name: np.where(is_first, getattr(first, name), getattr(second, name))
+        for name in OF_COORDINATES
+    }
+    return second._replace(**found)
 
 
 def _is_near(movement: Movement) -> bool:
