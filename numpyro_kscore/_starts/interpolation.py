@@ -159,7 +159,7 @@ def last_move(
     count = points.shape[1]
     most = now.steepest / np.max(now.slopes[:, [0, -1]], axis=1)
     widths = np.ones(count)
-    # Moments widen the tails with the rest, which are known as they are.
+    # Moments widen all of a distribution, but its tails are known as they are.
     for _ in range(2):
         narrower = tails._replace(points=tails.points / widths)
         _, _, slopes = along_axes(points, evidences, unstretched(count), most, narrower)

@@ -123,10 +123,9 @@ def along_axes(
     Slopes in tails are by quantiles if these are known. Otherwise they continue the others.
     """
     count = points.shape[1]
-    far = np.empty((0, count)) if tails is None else tails.points
-    if tails is not None:
-        points = np.concatenate([points, far])
-        evidences = np.concatenate([evidences, tails.evidences])
+    far = Tails(np.empty((0, count)), np.empty(0)) if tails is None else tails
+    points = np.concatenate([points, far.points])
+    evidences = np.concatenate([evidences, far.evidences])
     places = np.empty((len(FAR_ENDS), count))
     for k in range(count):
         is_on = np.all(np.delete(points, k, axis=1) == 0, axis=1)
@@ -138,8 +137,8 @@ def along_axes(
     by_quantiles = np.clip(by_quantiles, 1 / MOST_STRETCH, MOST_STRETCH)
     found = _continued(by_quantiles[:, 2:-2], most / widths)
     for side, is_known in (
-        (slice(2), np.any(far < 0, axis=0)),
-        (slice(-2, None), np.any(far > 0, axis=0)),
+        (slice(2), np.any(far.points < 0, axis=0)),
+        (slice(-2, None), np.any(far.points > 0, axis=0)),
     ):
         found[is_known, side] = by_quantiles[is_known, side]
     return middle, widths, found
