@@ -107,15 +107,22 @@ def fit_implicit(posterior: Posterior, key: Array, num_steps: int, **options: An
 
 
 def _fit(posterior: Posterior, seed: int, num_steps: int, num_draws: int, **options: Any) -> Fit:
-    args = posterior.fit_args
     run_key, draw_key = random.split(random.key(seed))
-    svi, result, clocks, gradients = fit_implicit(posterior, run_key, num_steps, **options)
-    shape = (num_draws,)
-    draws = svi.guide.sample_posterior(draw_key, result.params, *args, sample_shape=shape)
-    info = result.info
+    fitted = fit_implicit(posterior, run_key, num_steps, **options)
+    info = fitted.result.info
+    ending = ", ".join(filter(None, (info.cause, info.doubt)))
+    return _with_draws(fitted, posterior, draw_key, num_draws, info.steps, ending)
+
+
+def _with_draws(
+    fitted: Fitted, posterior: Posterior, key: Array, num_draws: int, steps: int, ending: str = ""
+) -> Fit:
+    """A fitted guide by its draws."""
+    args, (svi, result, clocks, gradients) = posterior.fit_args, fitted
+    draws = svi.guide.sample_posterior(key, result.params, *args, sample_shape=(num_draws,))
     return Fit(
-        posterior.summarize(draws), *clocks, info.steps, gradients,
-        ending=", ".join(filter(None, (info.cause, info.doubt))),
+        posterior.summarize(draws), *clocks, steps, gradients,
+        ending=ending,
         diagnose=lambda: diagnose(svi, result, *args).verdict,
     )  # fmt: skip
 
@@ -161,17 +168,9 @@ def _svi(
     num_steps: int,
     num_draws: int,
 ) -> Fit:
-    args = posterior.fit_args
     run_key, draw_key = random.split(random.key(seed))
-    svi, result, clocks, gradients = fit_by_steps(
-        make_guide, make_loss, posterior, run_key, num_steps
-    )
-    shape = (num_draws,)
-    draws = svi.guide.sample_posterior(draw_key, result.params, *args, sample_shape=shape)
-    return Fit(
-        posterior.summarize(draws), *clocks, num_steps, gradients,
-        diagnose=lambda: diagnose(svi, result, *args).verdict,
-    )  # fmt: skip
+    fitted = fit_by_steps(make_guide, make_loss, posterior, run_key, num_steps)
+    return _with_draws(fitted, posterior, draw_key, num_draws, num_steps)
 
 
 def _origin_of_improper(site: dict[str, Any]) -> Array | None:
