@@ -12,8 +12,9 @@ to the network (width).
 
 W is the sliced Wasserstein distance of 10 000 draws to exact ones, over that between exact ones, in
 the mean over five sets of both. ``within`` is what ``fit`` claims, in standard deviations, if it
-does. ``mean`` is the largest error of a mean, in standard deviations, and ``low`` and ``high`` are
-ratios of these.
+does. ``verdict`` is that of ``diagnose`` with the method "fit, judged", whose CPU seconds include
+it. ``mean`` is the largest error of a mean, in standard deviations, and ``low`` and ``high`` are
+ratios of these. A guide is right if it is as in ``weights``: up to 0.15, and within 0.9 and 1.1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations
@@ -38,16 +40,17 @@ from numpyro.distributions import biject_to
 from numpyro.infer import SVI, Predictive
 
 from benchmarks.accuracy.posteriordb import sliced_wasserstein
+from benchmarks.accuracy.report import within_limits
 from benchmarks.accuracy.targets import TARGETS, Target, make_target, reference
 from examples.common.tables import Row, fill
-from numpyro_kscore import Implicit, ImplicitELBO, fit, initial_gaussian
+from numpyro_kscore import Implicit, ImplicitELBO, diagnose, fit, initial_gaussian
 from numpyro_kscore._starts.initial_gaussian import InitialGaussian
 
 TOYS = ("banana", "multimodal", "x_shape", "ring")
 NUM_NOISES, NUM_DRAWS = 8, 10_000
 # Sets of draws: W of two sets varies by a factor of two from one pair to another.
 NUM_SETS = 5
-COLUMNS = ("W", "mean", "low", "high", "cpu", "steps", "within", "reason")
+COLUMNS = ("W", "mean", "low", "high", "cpu", "steps", "within", "reason", "verdict", "codes")
 
 
 class Method(NamedTuple):
@@ -60,6 +63,7 @@ class Method(NamedTuple):
         width: of the hidden layers.
         fit_particles: of the objective that ``fit`` takes; None is the default.
         framed: whether the network works in the units of a Gaussian near the posterior.
+        is_judged: whether ``diagnose`` is asked about what ``fit`` returns.
     """
 
     by_fit: bool = False
@@ -68,10 +72,12 @@ class Method(NamedTuple):
     width: int = 64
     fit_particles: int | None = None
     framed: bool = False
+    is_judged: bool = False
 
 
 METHODS = {
     "fit": Method(by_fit=True),
+    "fit, judged": Method(by_fit=True, is_judged=True),
     "fit, framed": Method(by_fit=True, framed=True),
     "run": Method(steps=5_000),
     "run, 4 times the steps": Method(steps=20_000),
@@ -148,7 +154,7 @@ def fitted(
         return SVI(target.model, guide, optimizer, ImplicitELBO(num_particles=num_particles))
 
     params: Any = None
-    said: Row = dict.fromkeys(("steps", "within", "reason"), "")
+    said: Row = dict.fromkeys(("steps", "within", "reason", "verdict", "codes"), "")
     if method.by_fit:
         most = 100 if quick else 5_000
         svi = svi_of(numpyro.optim.Adam(1e-2), method.fit_particles)
@@ -156,6 +162,9 @@ def fitted(
         params, reason = result.params, result.info.reason
         claim = reason.partition("within ")[2].split(" ")[0]
         said |= {"steps": result.info.steps, "within": claim, "reason": reason}
+        if method.is_judged:
+            found = diagnose(svi, result, *target.args, progress_bar=False)
+            said |= {"verdict": found.verdict, "codes": "; ".join(found.codes)}
     if method.steps:
         steps = 20 if quick else method.steps
         optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, steps))
@@ -206,6 +215,15 @@ def report(rows: Sequence[Row]) -> Iterator[str]:
             f"{method:26} {target:11} W/floor {np.median(values):.2f}, worst {max(values):.2f}; "
             f"{seconds:.0f} s of CPU"
         )
+    right = [within_limits(*(float(row[name]) for name in COLUMNS[1:4])) for row in rows]
+    claims = [
+        true for row, true in zip(rows, right, strict=True) if row["within"] not in ("", None)
+    ]
+    if claims:
+        yield f"claims of a distance: {len(claims)} of {len(rows)}, of which true: {sum(claims)}"
+    verdicts = Counter((row["verdict"], true) for row, true in zip(rows, right, strict=True))
+    for verdict in sorted({str(row["verdict"]) for row in rows} - {"", "None"}):
+        yield f"{verdict}: {verdicts[verdict, True]} right, {verdicts[verdict, False]} wrong"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

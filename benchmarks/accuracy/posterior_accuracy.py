@@ -48,7 +48,13 @@ from benchmarks.accuracy.fits import Fit
 from benchmarks.accuracy.guides import METHODS, NUM_STEPS
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
-from benchmarks.accuracy.references import QUICK, Reference, Sizes, load_reference
+from benchmarks.accuracy.references import (
+    QUICK,
+    Reference,
+    Sizes,
+    load_reference,
+    location_and_spread,
+)
 from benchmarks.accuracy.report import FLOOR, over_seeds, plot, table, verdict
 from examples.common.tables import Row, fill
 from numpyro_kscore.diagnostics import sliced_wasserstein
@@ -56,14 +62,6 @@ from numpyro_kscore.diagnostics import sliced_wasserstein
 FIGURES = ("distance", "mean_error", "sd_low", "sd_high")
 COLUMNS = ("dim", "finite", *FIGURES, "seconds", "cpu_seconds", "steps", "gradients", "ending")
 QUICK_TARGETS, QUICK_METHODS = ("banana", "eight_schools"), ("AutoImplicit", "AutoNormal")
-
-
-def location_and_spread(draws: Array, heavy_tails: bool) -> tuple[Array, Array]:
-    """Mean and sd of each coordinate; under heavy tails median and scaled interquartile range."""
-    if not heavy_tails:
-        return draws.mean(0), draws.std(0)
-    low, middle, high = jnp.quantile(draws, jnp.array([0.25, 0.5, 0.75]), axis=0)
-    return middle, (high - low) / 1.349  # that of a Gaussian with unit variance
 
 
 def mean_distance(x: Array, y: Array, num_pairs: int) -> float:

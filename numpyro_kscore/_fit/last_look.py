@@ -9,11 +9,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from numpyro_kscore._fit.programs import largest_errors
-from numpyro_kscore._fit.progress import CONVERGED, CloseLook, Run, Seen
+from numpyro_kscore._fit.progress import (
+    CONVERGED,
+    EVALUATION_DRAWS,
+    SMALLEST_BATCH,
+    CloseLook,
+    Run,
+    Seen,
+)
 from numpyro_kscore._fit.svi import Inference
-from numpyro_kscore._model.particles import open_for_weights
+from numpyro_kscore._model.layout import Layout
+from numpyro_kscore._model.particles import (
+    at_source,
+    draw_particle,
+    draw_sources,
+    open_for_weights,
+)
 from numpyro_kscore._model.weights import (
     NUM_DRAWS,
     Weigher,
@@ -21,8 +35,10 @@ from numpyro_kscore._model.weights import (
     unconstrained_draws,
 )
 from numpyro_kscore._starts.start import ExactDraws
+from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import FitKey, key_apart
 from numpyro_kscore.diagnostics._codes import Cause
+from numpyro_kscore.diagnostics._rays import move_along_rays
 from numpyro_kscore.diagnostics._weighing import Weighing, evidence_of, weigh, weigh_closely
 
 # The seconds that weights may take without compilation: a share of those of the fit, and so many.
@@ -65,14 +81,17 @@ def last_look(
 def look_closely(
     inference: Inference, run: Run, look: Callable[..., Seen] | None, stopped: Cause
 ) -> CloseLook | None:
-    """Look ten times at a guide without a density, each time at other draws, after a fit.
+    """Look ten times at a guide without a density, each time at other draws, and along their rays.
 
     None is returned for a guide whose density is known, all looks at which have the same noise; for
     minibatches; and if the fit was stopped or did not converge.
 
-    Cost: ten looks, whose program is compiled already.
+    Cost: ten looks, whose program is compiled already, and 32 768 values of the model.
     """
-    if look is None or inference.is_quiet or not _may_look(inference, run, stopped):
+    layout = inference.layout
+    if look is None or layout is None or inference.is_quiet:
+        return None
+    if not _may_look(inference, run, stopped):
         return None
     seen = []
     for number in range(CLOSE_LOOKS):
@@ -82,15 +101,32 @@ def look_closely(
         return None
     means, errors = np.moveaxis(np.stack([np.asarray(one.moments, float) for one in seen]), 1, 0)
     error = np.sqrt(np.mean(errors**2, axis=0) / CLOSE_LOOKS)
-    mean = np.mean(means, axis=0)
-    shift, width = largest_errors(jnp.asarray(np.stack([mean, error])))
+    at_draws = np.stack([np.mean(means, axis=0), error])
+    moments = np.concatenate([at_draws, _look_along_rays(inference, layout, run.best)], axis=-1)
+    shift, width = largest_errors(jnp.asarray(moments))
     values, spreads = (
         np.array([float(one.numbers[name]) for one in seen])
         for name in ("discrepancy", "discrepancy_error")
     )
     spread = float(np.sqrt(np.mean(spreads**2) / CLOSE_LOOKS))
-    most = float(np.max(np.abs(mean) + 2 * error))
+    most = float(np.max(np.abs(moments[0]) + 2 * moments[1]))
     return CloseLook(float(np.mean(values)), spread, float(shift), float(width), most)
+
+
+def _look_along_rays(inference: Inference, layout: Layout, state: Any) -> np.ndarray:
+    """Errors of moments by what lies beyond the draws, (2, 2, d)."""
+    one_by_one = inference.svi.loss.vectorize_particles is False
+
+    @quick_jit
+    def moved(state: Any) -> jax.Array:
+        key, program = key_apart(state.rng_key, FitKey.WEIGHTS), inference.program_at(state)
+        sources = draw_sources(key, program, layout, (EVALUATION_DRAWS,))
+        draw = at_source(draw_particle, key, program, layout)
+        samples = lax.map(lambda source: draw(source).flat, sources, batch_size=SMALLEST_BATCH)
+        density = program.target(layout).log_density
+        return move_along_rays(density, samples, key, 1 if one_by_one else SMALLEST_BATCH)
+
+    return np.asarray(moved(state), float)
 
 
 def _may_look(inference: Inference, run: Run, stopped: Cause) -> bool:
