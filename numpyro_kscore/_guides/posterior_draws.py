@@ -118,7 +118,7 @@ class PosteriorDraws(AutoContinuous):
             draws = draw_weighted(
                 rng_key, program, layout, max(NUM_DRAWS, count), tell=line.weights
             )
-        warn_of_weights(draws.log_weights, stacklevel=4)
+        warn_of_weights(draws, stacklevel=4)
         samples = jnp.asarray(draws.samples)
         chosen = importance_resample(key_apart(rng_key, 0), samples, draws.log_weights, count)
         with Hidden():

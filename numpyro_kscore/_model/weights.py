@@ -37,7 +37,7 @@ from numpyro_kscore._model.program import Program
 from numpyro_kscore._model.target import Push
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.keys import key_apart
-from numpyro_kscore._util.pareto import are_reliable, pareto_smooth, weight_ess
+from numpyro_kscore._util.pareto import are_reliable, pareto_smooth, weight_ess, weight_variation
 
 # Numbers of draws: those that a verdict rests on, and those that are made at once. They are few, so
 # that models of a second each are told apart soon.
@@ -60,13 +60,15 @@ def check_has_density(layout: Layout, asker: str) -> None:
         )
 
 
-def warn_of_weights(log_weights: np.ndarray, stacklevel: int) -> None:
+def warn_of_weights(draws: WeightedDraws, stacklevel: int) -> None:
     """Warn where draws are to be resampled by weights that cannot be trusted."""
-    khat, effective = pareto_smooth(log_weights)[1], weight_ess(log_weights)
-    if not are_reliable(khat, effective, len(log_weights)):
+    log_weights = draws.log_weights
+    khat, variation = pareto_smooth(log_weights)[1], weight_variation(log_weights, draws.log_shares)
+    if not are_reliable(khat, variation):
         warnings.warn(
-            f"resample: k̂ of the weights is {khat:.2f} (limit 0.7), with {effective:.0f} "
-            f"effective draws of {len(log_weights)}: a part of the posterior has too few draws",
+            f"resample: k̂ of the weights is {khat:.2f} (limit 0.7), with "
+            f"{weight_ess(log_weights):.0f} effective draws of {len(log_weights)}: a part of the "
+            "posterior has too few draws",
             UserWarning,
             stacklevel=stacklevel,
         )
@@ -148,7 +150,8 @@ class Weigher:
             samples,
             log_density,
             searched.log_density,
-            int(len(valid) - valid.sum()),
+            # Far out, where the guide has no draws of its own, a density of zero is no loss.
+            int((is_own & ~valid).sum()),
             searched.share,
             float(np.median(self._clock[1:] or self._clock)) / size,
             shares[valid],

@@ -37,7 +37,7 @@ from numpyro_kscore._transports.centering import Centering, of_degrees
 from numpyro_kscore._transports.stretch import unstretched
 from numpyro_kscore._transports.transport import Chain, Evaluate
 from numpyro_kscore._util.deadline import seconds_left
-from numpyro_kscore._util.pareto import are_reliable, pareto_smooth, weight_ess
+from numpyro_kscore._util.pareto import are_reliable, pareto_smooth, weight_ess, weight_variation
 
 # Width of points that show what depends on what, in those of the prior.
 SPREAD = 0.1
@@ -186,10 +186,9 @@ def _are_good(gaps: np.ndarray, dim: int) -> bool:
 
     If each latent leaves as much to the model the logarithm of the share falls with their number.
     """
-    effective, count = weight_ess(gaps), len(gaps)
     least = max(LEAST_SHARE, np.exp(-FAR_FOR_EACH * dim))
-    is_near = effective >= least * count
-    return bool(is_near and are_reliable(pareto_smooth(gaps)[1], effective, count))
+    is_near = weight_ess(gaps) >= least * len(gaps)
+    return bool(is_near and are_reliable(pareto_smooth(gaps)[1], weight_variation(gaps)))
 
 
 def is_close(start: GaussianStart) -> bool:

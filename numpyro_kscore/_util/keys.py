@@ -41,6 +41,15 @@ def as_numbers(x: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if is_typed_key(x) else jnp.asarray(x))
 
 
+def host_generator(key: jax.Array) -> np.random.Generator:
+    """NumPy's generator with the numbers of a key as its seed.
+
+    Orders and choices on the host take no time by it; JAX compiles a sort for each of them, which
+    takes a second.
+    """
+    return np.random.default_rng(as_numbers(key).ravel().tolist())
+
+
 def check_key(name: str, key: Any, before: str = "") -> None:
     """Raise ``TypeError`` unless ``key`` is a random key; seeds and data are refused.
 

@@ -18,12 +18,12 @@ import numpy as np
 from jax import Array
 
 from numpyro_kscore._util.checks import check_count
-from numpyro_kscore._util.keys import check_key, key_apart
+from numpyro_kscore._util.keys import check_key, host_generator
 
 GOOD_KHAT = 0.7
 # Log weights with a smaller range count as equal: there is no tail to fit.
 CONSTANT = 1e-2
-# Coefficient of variation below which weights do not matter, whatever their shape. By Cauchy and
+# Variation below which weights do not matter, whatever their shape. By Cauchy and
 # Schwarz they change no average by more than .15 sd: what `diagnose` calls good (a variance changes
 # by .15 √2 of itself at most where tails are Gaussian, an sd by 10 %).
 SMALLEST_VARIATION = 0.15
@@ -147,14 +147,23 @@ def weight_ess(log_weights: Any) -> float:
     return float(np.sum(weights) ** 2 / np.sum(weights**2))
 
 
-def are_reliable(khat: float, num_effective: float, num_draws: int) -> bool:
+def weight_variation(log_weights: np.ndarray, log_shares: Any = 0.0) -> float:
+    """The standard deviation of weights (n,) over their mean.
+
+    Where draws are not all of the guide itself, its own shares in what they are from, of which the
+    logarithms are given, are the weights of a guide that is the model. What counts then is how far
+    weights are from these.
+    """
+    n = len(log_weights)
+    shares = np.exp(np.broadcast_to(log_shares, n).astype(np.float64))
+    weights = np.exp(log_weights - np.max(log_weights))
+    difference = weights / np.mean(weights) - shares / np.mean(shares)
+    return float(np.mean(difference**2) ** 0.5)
+
+
+def are_reliable(khat: float, variation: float) -> bool:
     """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
-    return khat < GOOD_KHAT or are_nearly_equal(num_effective, num_draws)
-
-
-def are_nearly_equal(num_effective: float, num_draws: int) -> bool:
-    """Whether weights vary too little to matter."""
-    return num_draws / num_effective - 1 < SMALLEST_VARIATION**2
+    return khat < GOOD_KHAT or variation < SMALLEST_VARIATION
 
 
 def importance_resample(
@@ -198,9 +207,9 @@ def importance_resample(
             )
     count = n if num_samples is None else num_samples
     check_count("num_samples", count)
-    offset = float(jax.random.uniform(rng_key))
-    levels = (np.arange(count) + offset) / count
+    generator = host_generator(rng_key)
+    levels = (np.arange(count) + generator.uniform()) / count
     rows = np.minimum(np.searchsorted(np.cumsum(weights) / np.sum(weights), levels), n - 1)
     # Shuffled: neighbors would be copies of each other.
-    rows = np.asarray(jax.random.permutation(key_apart(rng_key, 1), jnp.asarray(rows)))
+    rows = generator.permutation(rows)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], values)

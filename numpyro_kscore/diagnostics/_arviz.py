@@ -232,7 +232,7 @@ def _draws_and_khat(
         estimate = exact_khat(weighted) if khat is True else khat or None
         if not resample:
             return weighted, estimate, None
-        warn_of_weights(weighted.log_weights, stacklevel=4)
+        warn_of_weights(weighted, stacklevel=4)
         chosen = _resampled(weighted, num_samples, key_apart(key, 4))
         return chosen, estimate, weight_ess(weighted.log_weights)
     num_draws = num_samples if khat is False else max(num_samples, ENERGY_DRAWS)

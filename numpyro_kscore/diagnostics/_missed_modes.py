@@ -22,7 +22,7 @@ from jax import Array
 from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.target import Density
 from numpyro_kscore._starts.bfgs import Iterate, quasi_newton_paths
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import host_generator, key_apart
 from numpyro_kscore.diagnostics._budget import GRADIENTS_OF_A_LOOK, Clock, seconds_of
 from numpyro_kscore.diagnostics._chains import DIAGNOSIS, ChainProgram, ChainState, fit_metric
 
@@ -165,7 +165,7 @@ def find_missed_modes(
     once = seconds_of(lambda: jax.block_until_ready(program.evaluate(home.point)))
     host = _Host(program, num_chains, clock, once)
     roams = GRADIENTS_OF_A_LOOK * once < clock.left
-    rng = np.random.default_rng(np.asarray(jax.random.bits(key_apart(key, 0), (4,))))
+    rng = host_generator(key_apart(key, 0))
     z = metric.whiten(samples)
     far = metric.whiten(far_points(sites, samples, num_chains, rng))
     roamed = host.walk(far, home.log_step, ROAMING if roams else (), key_apart(key, 1))
@@ -207,7 +207,7 @@ def find_modes_without_draws(
     )
     if samples.shape[1] > MOST_DIMENSIONS:
         return UNSEARCHED
-    chosen = jax.random.permutation(key_apart(key, 4), len(samples))[:count]
+    chosen = host_generator(key_apart(key, 4)).permutation(len(samples))[:count]
     points = jnp.asarray(samples)
     program = ChainProgram(density, fit_metric(points))
     home = program.start(program.metric.whiten(points[chosen]))

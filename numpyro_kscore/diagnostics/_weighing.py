@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_kscore._model.draws import WeightedDraws
-from numpyro_kscore._util.pareto import GOOD_KHAT, are_reliable, pareto_smooth, weight_ess
+from numpyro_kscore._util.pareto import (
+    GOOD_KHAT,
+    SMALLEST_VARIATION,
+    are_reliable,
+    pareto_smooth,
+    weight_ess,
+    weight_variation,
+)
 
 # A region without draws may have 3/n of the guide's probability, by the rule of three. It weighs at
 # least as much as the largest weight, times the mean excess of a Pareto tail, of this shape at
@@ -40,6 +47,8 @@ class Evidence(NamedTuple):
         khat: Pareto shape of the weights; from 0.7 on value and error are not to be trusted.
         num_effective: effective number of weighted draws.
         num_draws: number of draws.
+        variation: standard deviation of the weights over their mean, beyond that of a guide that is
+            the model.
 
     Example::
 
@@ -55,11 +64,12 @@ class Evidence(NamedTuple):
     khat: float
     num_effective: float
     num_draws: int
+    variation: float
 
     @property
     def is_reliable(self) -> bool:
         """Whether weights can be averaged, since k̂ is below 0.7 or they are nearly equal."""
-        return are_reliable(self.khat, self.num_effective, self.num_draws)
+        return are_reliable(self.khat, self.variation)
 
     @property
     def is_poor(self) -> bool:
@@ -147,7 +157,9 @@ class Weighing(NamedTuple):
     def is_in_doubt(self) -> bool:
         """Whether more draws may tell if a part of the model has too few."""
         heavier = self.shapes[self.shapes > self.own_shapes + HEAVIER]
-        shape = max(self.evidence.khat, float(np.max(heavier, initial=-np.inf)))
+        shape = float(np.max(heavier, initial=-np.inf))
+        if self.evidence.variation >= SMALLEST_VARIATION:
+            shape = max(shape, self.evidence.khat)
         return not self.is_poor and IN_DOUBT[0] <= shape < IN_DOUBT[1]
 
     def __str__(self) -> str:
@@ -235,13 +247,11 @@ def evidence_of(log_weights: np.ndarray, rounding: float = 0.0, log_shares: Any 
     no draws where weights are large, so that nearly all samples of weights have too low a mean.
     """
     n, highest = len(log_weights), np.max(log_weights)
-    ratios = np.exp(log_weights - highest)
-    mean = float(np.mean(ratios))
-    shares = np.exp(np.broadcast_to(log_shares, n).astype(float))
-    khat = pareto_smooth(log_weights)[1]
-    of_weights = float(np.std(ratios - shares * (mean / np.mean(shares))) / n**0.5)
+    mean = float(np.mean(np.exp(log_weights - highest)))
+    share = float(np.mean(np.exp(log_shares)))
+    khat, variation = pareto_smooth(log_weights)[1], weight_variation(log_weights, log_shares)
     # The largest ratio is 1.
-    unseen = UNSEEN / n / (1 - min(max(khat, 0.0), LARGEST_SHAPE))
-    error = float(np.hypot(np.hypot(of_weights, unseen) / mean, rounding))
-    value = float(np.log(mean / np.mean(shares)) + highest)
-    return Evidence(value, error, khat, weight_ess(log_weights), n)
+    unseen = UNSEEN / n / (1 - min(max(khat, 0.0), LARGEST_SHAPE)) / mean
+    error = float(np.hypot(np.hypot(variation / n**0.5, unseen), rounding))
+    value = float(np.log(mean / share) + highest)
+    return Evidence(value, error, khat, weight_ess(log_weights), n, variation)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.keys import host_generator, key_apart
 from numpyro_kscore.diagnostics._chains import (
     REFINEMENT,
     ChainProgram,
@@ -196,7 +196,7 @@ class _Run:
         count, dtype = self.settings.num_superchains, self.guide.draws.dtype
         key = key_apart(jax.random.fold_in(self.key, self.num_windows), 0)
         points = np.asarray(self.state.point, np.float64)
-        z = points[np.asarray(jax.random.permutation(key, len(points)))[:count]]
+        z = points[host_generator(key).permutation(len(points))[:count]]
         center = np.median(points, axis=0)
         far = center + SPREAD * (z - center)
         value, _ = self.program.evaluate(jnp.asarray(far, dtype))

@@ -210,14 +210,14 @@ def test_errors_include_rounding():
 
 
 def test_which_evidence_is_reliable():
-    good = Evidence(-10.0, 0.01, 0.3, 800.0, 1_000)
+    good = Evidence(-10.0, 0.01, 0.3, 800.0, 1_000, 0.5)
     assert good.is_reliable
     assert str(good) == "log evidence -10.000 ± 0.010 nats, 800 effective draws of 1000, k̂ = 0.30"
     bad = good._replace(khat=0.8)
     assert not bad.is_reliable
     assert str(bad).endswith("k̂ = 0.80: not to be trusted")
-    # Weights that hardly vary may have any shape: below .15² of variation.
-    assert bad._replace(num_effective=980.0).is_reliable
+    # Weights that hardly vary may have any shape.
+    assert bad._replace(variation=0.14).is_reliable
 
 
 def test_a_guide_that_can_only_be_sampled_has_no_evidence():

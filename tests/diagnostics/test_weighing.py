@@ -17,7 +17,7 @@ from numpyro_kscore._fit.stopping import conclude
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._model.layout import Site
 from numpyro_kscore._model.tall_density import ModelDensity
-from numpyro_kscore._util.pareto import are_reliable
+from numpyro_kscore._util.pareto import are_reliable, weight_ess, weight_variation
 from numpyro_kscore.diagnostics import Movement
 from numpyro_kscore.diagnostics._budget import NUM_CHAINS, Clock
 from numpyro_kscore.diagnostics._examine import examine, is_open, merged
@@ -152,9 +152,18 @@ def test_densities_without_weight_have_no_rounding():
 
 
 def test_weights_that_hardly_vary_are_reliable():
-    assert are_reliable(1.5, 9_900.0, 10_000)
-    assert not are_reliable(1.5, 9_000.0, 10_000)
-    assert are_reliable(0.6, 10.0, 10_000)
+    assert are_reliable(1.5, 0.1)
+    assert not are_reliable(1.5, 0.3)
+    assert are_reliable(0.6, 30.0)
+
+
+def test_weights_vary_beyond_those_of_a_guide_that_is_the_model():
+    z = np.random.default_rng(0).normal(size=1_000)
+    assert weight_variation(z) == pytest.approx((1_000 / weight_ess(z) - 1) ** 0.5)
+    # Of a defensive mixture the shares of such a guide are the weights.
+    log_shares = -np.log(0.75 + 0.25 * np.exp(0.375 * z**2))
+    assert weight_variation(5.0 + log_shares, log_shares) == pytest.approx(0.0, abs=1e-12)
+    assert weight_variation(log_shares) > 0.1
 
 
 def test_weights_decide_without_chains():

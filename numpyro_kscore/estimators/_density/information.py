@@ -11,7 +11,7 @@ from jax import random
 
 from numpyro_kscore._util.checks import as_points, check_count
 from numpyro_kscore._util.compiling import quick_jit
-from numpyro_kscore._util.keys import check_key
+from numpyro_kscore._util.keys import check_key, host_generator
 from numpyro_kscore.estimators._base.copies import effective_number, find_copies
 from numpyro_kscore.estimators._base.standardization import whiten_samples
 from numpyro_kscore.estimators._density.normalization import Normalization
@@ -166,7 +166,7 @@ def _cross_fit(x: jax.Array, elsewhere: jax.Array, key: jax.Array, num_draws: in
     """Fits to three quarters and to halves, their log densities at the other samples and others."""
     order_key, *keys = random.split(key, 1 + FOLDS + 2)
     # Random parts: draws may come in an order. Copies stay together.
-    order = np.asarray(random.permutation(order_key, x.shape[0]))
+    order = host_generator(order_key).permutation(x.shape[0])
     own = np.asarray(_copies(x))
     order = order[np.argsort(np.argsort(order)[own][order], kind="stable")]
     shuffled, others = np.asarray(x)[order], np.asarray(elsewhere)
