@@ -92,6 +92,11 @@ class Found(NamedTuple):
         place = np.argsort(given.order)
         return Affine(given.mean[place], factor((triangle.T @ triangle)[np.ix_(place, place)]))
 
+    def moved_before(self, affine: Affine) -> Found:
+        """The same with a move of the standard normal scales, which comes first."""
+        steps = (affine,) if self.moved is None else (affine, *self.moved.transport.steps)
+        return self._replace(moved=OfFirst(Chain(steps), len(affine.mean)))
+
     def slopes_beyond(self, points: np.ndarray) -> np.ndarray:
         """The gradient of the evidence beyond the bound at points of the scales (n, k)."""
         moved = points if self.moved is None else self.moved.transport.push(points)

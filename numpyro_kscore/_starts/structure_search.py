@@ -20,6 +20,7 @@ from numpyro_kscore._starts.interpolation import Found, Scales
 from numpyro_kscore._starts.laplace import NUM_POINTS, Others, make_others, mode_at
 from numpyro_kscore._starts.many_scales import find_many
 from numpyro_kscore._starts.scale_climb import WIDTHS, Top, climbed, find_top
+from numpyro_kscore._starts.scale_distribution import moments_by
 from numpyro_kscore._starts.scale_rounds import MOST_SCALES, find_scales
 from numpyro_kscore._starts.search import (
     CountedDensity,
@@ -30,7 +31,12 @@ from numpyro_kscore._starts.search import (
     TooManyGradients,
 )
 from numpyro_kscore._starts.sparsity import Products
-from numpyro_kscore._starts.start import FAR_FOR_EACH, NUM_DRAWS, GaussianStart, draws_at
+from numpyro_kscore._starts.start import (
+    FAR_FOR_EACH,
+    NUM_DRAWS,
+    GaussianStart,
+    draws_at,
+)
 from numpyro_kscore._starts.structure_form import InForm, in_suitable_form
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.centering import Centering, of_degrees
@@ -57,6 +63,8 @@ MANY_DRAWS, FEWEST_DRAWS, SECONDS_OF_DRAWS = 512, 128, 15.0
 # by weights, and the variance of their logarithms that the others alone may leave: with more of it
 # fewer are.
 MOST_GRADIENTS, LEAST_SHARE, MOST_LEFT_IN_ALL = 60_000, 0.5, 0.7
+# Moves of the scales by weights of draws, at most, and the share of effective draws that ends them.
+MOST_MOVES, ENOUGH = 2, 0.95
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -111,13 +119,16 @@ def _find(
     form, found = in_form
     gaussian = found.gaussian if is_small else None
     transport = found.transport if gaussian is None else Chain((gaussian,))
-    start = _start(model, form, found, transport, rng.standard_normal((num_draws, dim)))
+    points = rng.standard_normal((num_draws, dim))
+    start = _start(model, form, found, transport, points)
+    if num_draws == NUM_DRAWS:
+        start = _moved_by_weights(model, form, found, start, points)
     draws = start.exact_draws
     if draws is None or not is_small:
         return None if draws is None else start
     if not _are_good(draws.gaps, dim):
         return None
-    draws = with_far_draws(draws, model.in_form(form), transport, rng)
+    draws = with_far_draws(draws, model.in_form(form), start.transports, rng)
     return start._replace(exact_draws=draws, num_gradients=model.count)
 
 
@@ -138,6 +149,36 @@ def _start(
         np.ones(1),
         exact_draws=draws._replace(is_final=True) if np.all(np.isfinite(draws.gaps)) else None,
     )
+
+
+def _moved_by_weights(
+    model: CountedDensity,
+    form: Centering,
+    found: Found,
+    start: GaussianStart,
+    points: np.ndarray,
+) -> GaussianStart:
+    """The start with its scales moved to where weights of its draws have them, if that helps.
+
+    Errors of Laplace's evidence at given scales add up over the others, and weights know them.
+    """
+    count = len(found.conditional.scales.slopes)
+    for _ in range(MOST_MOVES if count else 0):
+        draws = start.exact_draws
+        if draws is None or weight_ess(draws.gaps) > ENOUGH * len(points):
+            break
+        affine = moments_by(pareto_smooth(draws.gaps)[0], points[:, :count])
+        if affine is None:
+            break
+        found = found.moved_before(affine)
+        try:
+            moved = _start(model, form, found, found.transport, points)
+        except TooManyGradients:
+            break
+        if moved.exact_draws is None or weight_ess(moved.exact_draws.gaps) < weight_ess(draws.gaps):
+            break
+        start = moved
+    return start
 
 
 def _seconds_of_product(products: Products, points: np.ndarray) -> float:
