@@ -63,8 +63,9 @@ MANY_DRAWS, FEWEST_DRAWS, SECONDS_OF_DRAWS = 512, 128, 15.0
 # by weights, and the variance of their logarithms that the others alone may leave: with more of it
 # fewer are.
 MOST_GRADIENTS, LEAST_SHARE, MOST_LEFT_IN_ALL = 60_000, 0.5, 0.7
-# Moves of the scales by weights of draws, at most, and the share of effective draws that ends them.
-MOST_MOVES, ENOUGH = 2, 0.95
+# Share of draws of a small model's start that is effective, from which on its scales stay. A second
+# move brought nothing (benchmarks/results/2026-12-01-scales-by-weights.md).
+ENOUGH = 0.95
 
 
 @np.errstate(all="ignore")  # numbers that overflow are told by their not being finite
@@ -162,23 +163,21 @@ def _moved_by_weights(
 
     Errors of Laplace's evidence at given scales add up over the others, and weights know them.
     """
-    count = len(found.conditional.scales.slopes)
-    for _ in range(MOST_MOVES if count else 0):
-        draws = start.exact_draws
-        if draws is None or weight_ess(draws.gaps) > ENOUGH * len(points):
-            break
-        affine = moments_by(pareto_smooth(draws.gaps)[0], points[:, :count])
-        if affine is None:
-            break
-        found = found.moved_before(affine)
-        try:
-            moved = _start(model, form, found, found.transport, points)
-        except TooManyGradients:
-            break
-        if moved.exact_draws is None or weight_ess(moved.exact_draws.gaps) < weight_ess(draws.gaps):
-            break
-        start = moved
-    return start
+    count, draws = len(found.conditional.scales.slopes), start.exact_draws
+    if not count or draws is None or weight_ess(draws.gaps) > ENOUGH * len(points):
+        return start
+    affine = moments_by(pareto_smooth(draws.gaps)[0], points[:, :count])
+    if affine is None:
+        return start
+    found = found.moved_before(affine)
+    try:
+        moved = _start(model, form, found, found.transport, points)
+    except TooManyGradients:
+        return start
+    after = moved.exact_draws
+    if after is None or weight_ess(after.gaps) < weight_ess(draws.gaps):
+        return start
+    return moved
 
 
 def _seconds_of_product(products: Products, points: np.ndarray) -> float:

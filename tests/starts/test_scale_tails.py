@@ -8,8 +8,13 @@ import pytest
 from numpyro_kscore._starts.interpolation import Scales
 from numpyro_kscore._starts.scale_rounds import find_scales
 from numpyro_kscore._starts.scale_tails import tails_of
+from numpyro_kscore._starts.search import AtPoints, CountedDensity
+from numpyro_kscore._starts.start import NUM_DRAWS
+from numpyro_kscore._starts.structure_search import _moved_by_weights, _start
 from numpyro_kscore._transports.affine import Affine
+from numpyro_kscore._transports.centering import of_degrees
 from numpyro_kscore._transports.stretch import unstretched
+from numpyro_kscore._util.pareto import weight_ess
 from support.dense_others import dense_others
 
 GROUPS = 8
@@ -60,9 +65,9 @@ def test_others_follow_into_a_long_tail_and_are_integrated_out():
     np.testing.assert_allclose(found.evidences, 0.6 * places, rtol=1e-6)
 
 
-@pytest.mark.thorough
-def test_a_scale_near_zero_has_its_tail():
-    """A fiftieth of the posterior of the logarithm is far out, and has much of its variance."""
+@pytest.fixture(scope="module")
+def found():
+    """The Gaussian that changes with both scales."""
     with jax.enable_x64(True):
         others, at, mode = dense_others(energy, [-0.3, -0.9], GROUPS)
         now = Scales(
@@ -72,7 +77,39 @@ def test_a_scale_near_zero_has_its_tail():
             np.zeros((2, GROUPS)),
             mode.triangle,
         )
-        found = find_scales(others, now, np.arange(2), is_small=True)
+        return find_scales(others, now, np.arange(2), is_small=True)
+
+
+@pytest.mark.thorough
+def test_weights_of_draws_move_scales_back(found):
+    """Moved by half a standard deviation, and widened by a fifth, they return to where they are."""
+    both = jax.vmap(jax.value_and_grad(energy))
+
+    def density(points, centering, other):
+        del centering, other
+        with jax.enable_x64(True):
+            energies, gradients = (np.asarray(a) for a in jax.jit(both)(points))
+        return AtPoints(energies, gradients, points, points, points, points)
+
+    form = of_degrees(np.ones(GROUPS + 2))
+    points = np.random.default_rng(3).standard_normal((NUM_DRAWS, GROUPS + 2))
+    off = found.moved_before(Affine(np.array([0.5, -0.3]), np.diag([1.2, 1.0])))
+    model = CountedDensity(density)
+    start = _start(model, form, off, off.transport, points)
+    again = _moved_by_weights(model, form, off, start, points)
+    right = found.transport.push(points)[:, :2]
+    before, after = (one.transports.push(points)[:, :2] for one in (start, again))
+    assert weight_ess(start.exact_draws.gaps) < 0.8 * NUM_DRAWS
+    assert weight_ess(again.exact_draws.gaps) > 0.9 * NUM_DRAWS
+    # Weighted moments of 4096 draws have errors of a fiftieth of a standard deviation.
+    for moved, least, most in ((before, 0.25, 0.6), (after, 0.0, 0.08)):
+        shift = np.abs(moved.mean(0) - right.mean(0)) / right.std(0)
+        assert np.all((shift >= least) & (shift < most))
+
+
+@pytest.mark.thorough
+def test_a_scale_near_zero_has_its_tail(found):
+    """A fiftieth of the posterior of the logarithm is far out, and has much of its variance."""
     exact = masses()
     mean = exact @ LINE
     sd = np.sqrt(exact @ (LINE - mean) ** 2)
