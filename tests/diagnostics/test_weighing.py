@@ -62,6 +62,16 @@ def test_moments_of_weighted_draws_are_those_of_the_model():
     assert "effective draws of 10000" in str(found)
 
 
+@pytest.mark.parametrize("offset", [0.0, -1e8])
+def test_a_wild_draw_has_no_say_in_the_divergence(offset):
+    """Its density is zero but for rounding; a constant of all draws changes nothing."""
+    draws = weighted(1.2)
+    log_p = draws.log_density + offset
+    log_p[7] -= 1e12
+    single = draws._replace(samples=draws.samples.astype(np.float32), log_density=log_p)
+    assert weigh(single).divergence == pytest.approx(weigh(draws).divergence, abs=1e-3)
+
+
 def test_errors_of_moments_are_those_of_repetitions():
     """The spread of 200 repetitions has an error of 5 %: within five of these it is the error."""
     draws = weighted(1.2, n=200_000)
