@@ -114,7 +114,7 @@ def look_closely(
 
 
 def _look_along_rays(inference: Inference, layout: Layout, state: Any) -> np.ndarray:
-    """Errors of moments by what lies beyond the draws, (2, 2, d)."""
+    """Errors of moments by what lies beyond the draws, (2, 2, d); unknown if that fails."""
     one_by_one = inference.svi.loss.vectorize_particles is False
 
     @quick_jit
@@ -126,7 +126,18 @@ def _look_along_rays(inference: Inference, layout: Layout, state: Any) -> np.nda
         density = program.target(layout).log_density
         return move_along_rays(density, samples, key, 1 if one_by_one else SMALLEST_BATCH)
 
-    return np.asarray(moved(state), float)
+    try:
+        return np.asarray(moved(state), float)
+    except Exception as error:  # whatever a model does: the fit is done
+        warnings.warn(
+            f"fit: what lies beyond the guide's draws could not be computed ({error}), so that no "
+            "distance from the model is claimed. diagnose(svi, result, ...) may tell more",
+            UserWarning,
+            stacklevel=4,
+        )
+        unknown = np.zeros((2, 2, layout.size))
+        unknown[1] = np.inf
+        return unknown
 
 
 def _may_look(inference: Inference, run: Run, stopped: Cause) -> bool:

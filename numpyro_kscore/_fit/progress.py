@@ -238,7 +238,7 @@ class Seen(NamedTuple):
 
 
 class CloseLook(NamedTuple):
-    """A look at ten times as many draws, after the fit.
+    """A look at ten times as many draws, and beyond some of them along rays, after the fit.
 
     The first four fields are those of :class:`Look`. ``most`` is the largest error of a mean or of
     a log standard deviation, plus two of its standard errors.

@@ -1,5 +1,6 @@
 """``fit`` from end to end: where it stops, what it returns, how it goes on when interrupted."""
 
+import contextlib
 import json
 import pickle
 
@@ -15,7 +16,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_kscore import AutoImplicit, Implicit, ImplicitELBO, fit
-from numpyro_kscore._fit import loop
+from numpyro_kscore._fit import last_look, loop
 from numpyro_kscore._fit.checkpoint import save_checkpoint
 from numpyro_kscore._fit.fit_options import FitOptions
 from numpyro_kscore._fit.loop import Bar
@@ -262,8 +263,14 @@ def test_double_precision(x64):
     assert np.all(np.isfinite(result.losses))
 
 
-def test_implicit_elbo():
-    """Noise with a mean and sd, and the score of a Gaussian for it, which compiles quickly."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_implicit_elbo(monkeypatch, fails):
+    """Noise with a mean and sd, and the score of a Gaussian for it, which compiles quickly.
+
+    Whatever fails in the last look, the fit is done.
+    """
+    if fails:
+        monkeypatch.setattr(last_look, "move_along_rays", lambda *args: 1 / 0)
 
     def implicit_guide(data):
         loc = numpyro.param("loc", jnp.zeros(1))
@@ -274,7 +281,9 @@ def test_implicit_elbo():
 
     elbo = ImplicitELBO(16, estimator=GaussianScore(), debias=None)
     svi = SVI(model, implicit_guide, optax.adam(5e-2), elbo)
-    result = fit(svi, KEY, DATA[:1], **QUICK)
+    warned = pytest.warns(UserWarning, match="beyond the guide's draws could not be computed")
+    with warned if fails else contextlib.nullcontext():
+        result = fit(svi, KEY, DATA[:1], **QUICK)
     assert result.info.converged
     np.testing.assert_allclose(result.params["loc"], MEAN[:1], atol=0.1 * SD)
     np.testing.assert_allclose(result.params["sd"], SD, rtol=0.1)
