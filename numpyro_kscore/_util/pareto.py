@@ -23,9 +23,9 @@ from numpyro_kscore._util.keys import check_key, host_generator
 GOOD_KHAT = 0.7
 # Log weights with a smaller range count as equal: there is no tail to fit.
 CONSTANT = 1e-2
-# Variation below which weights do not matter, whatever their shape. By Cauchy and
-# Schwarz they change no average by more than .15 sd: what `diagnose` calls good (a variance changes
-# by .15 √2 of itself at most where tails are Gaussian, an sd by 10 %).
+# Variation below which weights do not matter, whatever their shape. By Cauchy and Schwarz they
+# change no average by more than .15 sd: what `diagnose` calls good (a variance changes by .15 √2 of
+# itself at most where tails are Gaussian, an sd by 10 %).
 SMALLEST_VARIATION = 0.15
 # Least logarithm of the edge of a tail, relative to the largest weight.
 LOWEST = math.log(np.finfo(float).tiny)
@@ -163,7 +163,12 @@ def weight_variation(log_weights: np.ndarray, log_shares: Any = 0.0) -> float:
 
 def are_reliable(khat: float, variation: float) -> bool:
     """Whether weights can be averaged: k̂ is below 0.7, or they are nearly equal."""
-    return khat < GOOD_KHAT or variation < SMALLEST_VARIATION
+    return khat < GOOD_KHAT or are_nearly_equal(variation)
+
+
+def are_nearly_equal(variation: float) -> bool:
+    """Whether weights vary too little to matter."""
+    return variation < SMALLEST_VARIATION
 
 
 def importance_resample(

@@ -17,7 +17,7 @@ from numpyro_kscore._model.draws import GuideDraws, WeightedDraws
 from numpyro_kscore._util.checks import check_count, with_jax_leaves
 from numpyro_kscore._util.pareto import (
     GOOD_KHAT,
-    SMALLEST_VARIATION,
+    are_nearly_equal,
     pareto_smooth,
     weight_variation,
 )
@@ -330,7 +330,7 @@ def _least_variance(points: jax.Array) -> jax.Array:
 def _rival_shape(log_weights: np.ndarray, value: float) -> float:
     """k̂ by another energy; at most the value itself where its weights vary too little to matter."""
     shape = pareto_smooth(log_weights)[1]
-    is_equal = weight_variation(log_weights) < SMALLEST_VARIATION
+    is_equal = are_nearly_equal(weight_variation(log_weights))
     return min(shape, value) if is_equal else shape
 
 

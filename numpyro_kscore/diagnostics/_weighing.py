@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_kscore._model.draws import WeightedDraws
 from numpyro_kscore._util.pareto import (
     GOOD_KHAT,
-    SMALLEST_VARIATION,
+    are_nearly_equal,
     are_reliable,
     pareto_smooth,
     weight_ess,
@@ -158,7 +158,7 @@ class Weighing(NamedTuple):
         """Whether more draws may tell if a part of the model has too few."""
         heavier = self.shapes[self.shapes > self.own_shapes + HEAVIER]
         shape = float(np.max(heavier, initial=-np.inf))
-        if self.evidence.variation >= SMALLEST_VARIATION:
+        if not are_nearly_equal(self.evidence.variation):
             shape = max(shape, self.evidence.khat)
         return not self.is_poor and IN_DOUBT[0] <= shape < IN_DOUBT[1]
 
