@@ -158,9 +158,9 @@ def _draw_by_nuts(posterior: Posterior, sizes: Sizes) -> Reference:
             gradients += piece.gradients
             taken.append(piece.draws)
             whole = np.concatenate(taken, axis=1)
-            chains = whole[:, :: len(taken)]
             if _gap(whole, posterior.heavy_tails) < gap:
                 break
+    chains = whole[:, :: len(taken)]
     # One row a draw, chain after chain, so that halves are of different chains and the floor
     # includes the differences between chains.
     draws = jnp.asarray(chains.reshape(-1, chains.shape[-1]), jnp.float32)

@@ -170,7 +170,7 @@ def test_weights_that_hardly_vary_are_reliable():
 def test_weights_vary_beyond_those_of_a_guide_that_is_the_model():
     z = np.random.default_rng(0).normal(size=1_000)
     assert weight_variation(z) == pytest.approx((1_000 / weight_ess(z) - 1) ** 0.5)
-    # Of a defensive mixture the shares of such a guide are the weights.
+    # The weights of such a guide are its shares in a defensive mixture.
     log_shares = -np.log(0.75 + 0.25 * np.exp(0.375 * z**2))
     assert weight_variation(5.0 + log_shares, log_shares) == pytest.approx(0.0, abs=1e-12)
     assert weight_variation(log_shares) > 0.1

@@ -83,12 +83,12 @@ def found():
 @pytest.mark.thorough
 def test_weights_of_draws_move_scales_back(found):
     """Moved by half a standard deviation, and widened by a fifth, they return to where they are."""
-    both = jax.vmap(jax.value_and_grad(energy))
+    both = jax.jit(jax.vmap(jax.value_and_grad(energy)))
 
     def density(points, centering, other):
         del centering, other
         with jax.enable_x64(True):
-            energies, gradients = (np.asarray(a) for a in jax.jit(both)(points))
+            energies, gradients = (np.asarray(a) for a in both(points))
         return AtPoints(energies, gradients, points, points, points, points)
 
     form = of_degrees(np.ones(GROUPS + 2))
