@@ -7,6 +7,7 @@ import pytest
 from jax import random
 from scipy import optimize, special, stats
 
+from numpyro_kscore._util.keys import host_generator
 from numpyro_kscore.estimators import entropy, kl_divergence
 from numpyro_kscore.estimators._base.student import student_log_density
 from numpyro_kscore.estimators._density import information as information
@@ -70,11 +71,16 @@ def held_out(parts):
     ), fits
 
 
+def order_of_rows(key, count):
+    """The order in which an estimate with this key takes the rows of its parts."""
+    return host_generator(random.split(key, 7)[0]).permutation(count)
+
+
 @pytest.mark.thorough
 def test_entropy_and_divergence_are_extrapolated_from_parts(gaussians, x64):
     p, q = RNG.normal(size=(40, 2)), 1.0 + 1.5 * RNG.normal(size=(32, 2))
     key = random.key(5)
-    order = np.asarray(random.permutation(random.split(key, 7)[0], 40))
+    order = order_of_rows(key, 40)
     pairs = [held_out(np.split(p[order], k))[0] for k in (4, 2)]
     each = 3 * pairs[0] - 2 * pairs[1]
     gain = np.mean(each) - np.mean(pairs[0])
@@ -88,10 +94,10 @@ def test_entropy_and_divergence_are_extrapolated_from_parts(gaussians, x64):
     assert found.effective_sample_size == 500
 
     first, second = random.split(key)
-    order = np.asarray(random.permutation(random.split(first, 7)[0], 40))
+    order = order_of_rows(first, 40)
     pairs = [held_out(np.split(p[order], k))[0] for k in (4, 2)]
     of_p, gain_p = 3 * pairs[0] - 2 * pairs[1], 2 * np.mean(pairs[0] - pairs[1])
-    order = np.asarray(random.permutation(random.split(second, 7)[0], 32))
+    order = order_of_rows(second, 32)
     logs = [
         [np.sum(stats.norm.logpdf(p, *fit), axis=1) for fit in held_out(np.split(q[order], k))[1]]
         for k in (4, 2)
@@ -102,7 +108,7 @@ def test_entropy_and_divergence_are_extrapolated_from_parts(gaussians, x64):
     assert found.value == pytest.approx(np.mean(of_p) - np.mean(of_q), rel=1e-9)
     assert found.extrapolation == pytest.approx(gain_p - gain_q, rel=1e-9)
     # Each sample of p with itself.
-    inverse = np.asarray(random.permutation(random.split(first, 7)[0], 40)).argsort()
+    inverse = order_of_rows(first, 40).argsort()
     variance = np.var(of_p[inverse] - of_q, ddof=1) / 40 + (gain_p**2 + gain_q**2) / 4
     variance += 3 * np.var([np.mean(log) for log in logs[0]]) + 2 * constants
     assert found.standard_error == pytest.approx(np.sqrt(variance), rel=1e-9)
@@ -142,5 +148,5 @@ def test_estimates_are_within_their_errors():
     q = np.float32(np.log(rng.gamma(2.0, size=(800, 2))))
     same = kl_divergence(np.float32(p), q)
     assert abs(same.value) < 3 * same.standard_error
-    values, _ = log_densities(q[:400], q[400:], random.key(0), 1000)
+    values, _ = log_densities(q[:400], q[400:], random.key(0), num_draws=1000)
     assert bool(jnp.all(jnp.isfinite(jax.device_get(values))))
