@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +22,8 @@ from numpyro_kscore._transports.arrow import Arrow
 from numpyro_kscore._transports.transport import Evaluate
 from numpyro_kscore._util.linalg import inverse_of_lower
 
-# Draws over which the Gaussian of the others is fitted, points that show what it depends on, and
-# draws that are enough for third derivatives of leaves of so few latents.
-NUM_DRAWS, NUM_POINTS, FEW, SMALL_LEAF = 64, 2, 8, 4
+# Draws over which the Gaussian of the others is fitted, and points that show what it depends on.
+NUM_DRAWS, NUM_POINTS = 64, 2
 # Steps by the curvature at another mode, of which each has to reach a part of the decrement before,
 # and by the one here.
 CHORDS, FALL, MOST_STEPS = 12, 0.5, 30
@@ -38,11 +36,8 @@ NEAR = 0.3
 DECREASE, HALVINGS, MOST_HALVINGS = 1e-4, 8, 24
 # The least curvature that a step goes by, in units of the diagonal.
 FLAT = 1e-3
-# Half the span of differences of gradients.
-APART = 1e-5
-# Part of a standard deviation over which third derivatives are differences; the error of a slope of
-# the evidence, in nats, beyond which they are taken along all axes, and how many of these at once.
-SMALL, ROUGH, AXES_AT_ONCE = 0.1, 10.0, 32
+# The part of its square that a slope keeps after a step by a curvature that stays the same.
+SAME = 1e-8
 
 
 class Others(NamedTuple):
@@ -205,21 +200,24 @@ def mode_at(
     if not (np.isfinite(energy) and np.all(np.isfinite(gradient))):
         return None
     place = _Place(at, float(energy), gradient)
-    before = np.inf
+    bound = np.inf
     for triangle in [] if known is None else [known] * CHORDS:
-        slopes = triangle.transposed(place.gradient[others.indices])
-        lower = None if slopes @ slopes > before else _lower(others, place, triangle)
+        decrement = _decrement(others, place, triangle)
+        lower = None if decrement > bound else _lower(others, place, triangle)
         if lower is None:
             break
-        place, before = lower, FALL * (slopes @ slopes)
+        place, bound = lower, FALL * decrement
     last = triangle_at(others, place.at[None])
     for _ in range(MOST_STEPS):
         lower = None if last is None else _lower(others, place, last)
         if last is None or lower is None:
             break
-        slopes = last.transposed(place.gradient[others.indices])
+        before = _decrement(others, place, last)
         place = lower
-        if is_exact or slopes @ slopes > NEAR:
+        # A step by the Hessian of a quadratic ends at its mode.
+        if _decrement(others, place, last) < SAME * before:
+            break
+        if is_exact or before > NEAR:
             last = triangle_at(others, place.at[None])
     if last is None:
         return None
@@ -242,6 +240,12 @@ class _Place(NamedTuple):
     gradient: np.ndarray
 
 
+def _decrement(others: Others, place: _Place, triangle: Arrow) -> float:
+    """Twice what a Newton step promises, in nats."""
+    slopes = triangle.transposed(place.gradient[others.indices])
+    return float(slopes @ slopes)
+
+
 def _lower(others: Others, place: _Place, triangle: Arrow) -> _Place | None:
     """The first of halved steps that lowers the energy enough; None if none does, or at a mode."""
     slopes = triangle.transposed(place.gradient[others.indices])
@@ -259,69 +263,6 @@ def _lower(others: Others, place: _Place, triangle: Arrow) -> _Place | None:
             first = int(np.argmax(is_lower))
             return _Place(trials[first], float(energies[first]), gradients[first])
     return None
-
-
-def evidence_slopes(others: Others, at: np.ndarray, given: Given) -> np.ndarray:
-    """The gradient of Laplace's evidence in all latents, (d,); that of the others is near zero.
-
-    ``at`` has the scales, and ``given`` is the mode there. The evidence is minus the energy and
-    half the logarithm of the determinant of its Hessian, both at a mode that moves with the scales.
-    The sum of third derivatives along the Gaussian gives the derivative of the latter: by draws of
-    it, or along all of its axes where these do not agree.
-
-    Cost: a gradient for each draw of the noise, some if latents are small leaves alone, and two
-    more; two for each latent where axes are needed.
-    """
-
-    def with_scales(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return others.held(points, True)
-
-    def mean_at(noise: np.ndarray) -> np.ndarray:
-        points = pushed_at(others, at, given.mean, given.triangle, SMALL * noise)
-        return with_scales(points)[1].mean(axis=0)
-
-    center = pushed_at(others, at, given.mean, given.triangle, np.zeros((1, len(given.mean))))
-    gradient = with_scales(center)[1][0]
-    bends = _bends(others, mean_at, gradient) / SMALL**2
-    moves = np.zeros_like(bends)
-    inside = given.triangle.transposed(bends[others.indices])
-    moves[others.indices] = given.triangle.times(inside)
-    return slopes_along(with_scales, center[0], moves[None])[0] - bends - gradient
-
-
-def _bends(
-    others: Others, mean_at: Callable[[np.ndarray], np.ndarray], gradient: np.ndarray
-) -> np.ndarray:
-    """The mean gradient over standard normal noise, less the one in the middle, (d,)."""
-    # Squares of the noise have a mean of 1, so that few draws tell what depends on one latent each.
-    if not len(others.structure.core) and others.structure.leaves.shape[1] <= SMALL_LEAF:
-        return mean_at(some(others, FEW)) - gradient
-    one, other = (mean_at(balanced(half)) for half in halves(others.noise))
-    apart = np.delete(one - other, others.indices)
-    if np.max(np.abs(apart), initial=0.0) < 2 * ROUGH * SMALL**2:
-        return 0.5 * (one + other) - gradient
-    found = np.zeros_like(gradient)
-    for axes in _axes(len(others.indices)):
-        found += 0.5 * len(axes) * (mean_at(axes) - gradient)
-    return found
-
-
-def slopes_along(evaluate: Evaluate, at: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """How the gradient changes along vectors (m, d) of any latents at a point (d,), (m, d).
-
-    Products of Hessians hold the scales, so that differences of gradients take their place.
-    """
-    longest = np.maximum(np.max(np.abs(vectors), axis=1, keepdims=True), np.finfo(float).tiny)
-    steps = vectors * (APART / longest)
-    ahead, behind = (evaluate(points)[1] for points in (at + steps, at - steps))
-    return (ahead - behind) * (longest / (2 * APART))
-
-
-def _axes(size: int) -> Iterator[np.ndarray]:
-    """Both ends of unit axes, some at a time."""
-    for start in range(0, size, AXES_AT_ONCE):
-        axes = np.eye(min(AXES_AT_ONCE, size - start), size, start)
-        yield np.concatenate([axes, -axes])
 
 
 def halves(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

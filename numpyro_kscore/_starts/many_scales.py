@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from numpyro_kscore._starts.evidence_slopes import slopes_along
 from numpyro_kscore._starts.interpolation import Found, Scales, evidences_at, interpolated
-from numpyro_kscore._starts.laplace import Given, Others, slopes_along
+from numpyro_kscore._starts.laplace import Given, Others
 from numpyro_kscore._starts.scale_distribution import (
     Change,
     along_axes,
@@ -41,7 +42,7 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     """A Gaussian that changes with many latents; None where their distribution is not found.
 
     The first ``num_shaped`` get shapes of their own in the end, by modes on their axes; all others
-    are taken for normal.
+    are taken for normal. Where time is up it is the Gaussian at their mean.
 
     Cost: for k latents the best densities at 2 k + 1 values of them, in two rounds or three, and
     2 k gradients at each.
@@ -53,13 +54,15 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     points = design(len(indices), IN_PAIRS)
     seen = look(others, now, indices, points[:1], by_modes=False)
     now = _centered(others, now, indices, seen.nodes)
-    is_shaped = not num_shaped
+    is_shaped, order = not num_shaped, np.concatenate([indices, others.indices])
     for number in range(ROUNDS):
         # All have steps to their shapes from the same: a center that differs would bend all axes.
         seen = look(others, now, indices, points, False, seen._replace(nodes=[]))
         others, nodes = seen.others, seen.nodes
         if not nodes:
             return None
+        if len(nodes) < len(points):
+            return interpolated(order, now, points[:1], nodes[:1])
         scores = mean_scores_at(now, indices, points, nodes)
         change = change_at_first(points, evidences_at(now, points, nodes), scores)
         is_last = number == ROUNDS - 1 or seconds_left() <= 0
@@ -69,7 +72,7 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
         now = moved(now, change._replace(slopes=now.slopes), points, nodes)
         if change.size < NEAR:
             now, is_shaped = _shaped(others, now, indices, num_shaped), True
-    found = interpolated(np.concatenate([indices, others.indices]), now, points, nodes)
+    found = interpolated(order, now, points, nodes)
     means = found.conditional.means.copy()
     means[len(indices) :] += _products_of_two(others, now, indices, points, nodes)
     conditional = replace(found.conditional, means=means)
@@ -84,7 +87,7 @@ def _shaped(others: Others, now: Scales, indices: np.ndarray, num_shaped: int) -
     points = np.zeros((1 + 2 * len(ON_AXES) * num_shaped, count))
     points[:, :num_shaped] = design(num_shaped, ON_AXES)
     nodes = look(others, now, indices, points, by_modes=True).nodes
-    if not nodes:
+    if len(nodes) < len(points):
         return now
     evidences = evidences_at(now, points, nodes)
     first = slice(num_shaped)
@@ -129,7 +132,7 @@ def _centered(others: Others, now: Scales, indices: np.ndarray, best: Sequence[G
     modes = look(others, now, indices, center, by_modes=True).nodes
     if not (modes and best):
         return now
-    by_modes = gradients_at(others, now, indices, center, modes)[0]
-    move = limited(mean_scores_at(now, indices, center, best)[0] - by_modes)
+    by_modes, _ = gradients_at(others, now, indices, center, modes)
+    move = limited((mean_scores_at(now, indices, center, best) - by_modes)[0])
     gaussian = Affine(now.gaussian.push(move[None])[0], now.gaussian.factor)
     return now._replace(gaussian=gaussian, mode=best[0].mean + move @ now.moves)

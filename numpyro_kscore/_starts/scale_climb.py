@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.bfgs import Path
+from numpyro_kscore._starts.evidence_slopes import evidence_slopes
 from numpyro_kscore._starts.interpolation import Scales
-from numpyro_kscore._starts.laplace import Given, Others, evidence_slopes, mode_at
+from numpyro_kscore._starts.laplace import Given, Others, mode_at
 from numpyro_kscore._starts.search import QUANTILES, Latents
 from numpyro_kscore._transports.affine import Affine, factor
 from numpyro_kscore._transports.stretch import unstretched
@@ -135,7 +136,7 @@ def climbed(top: Top, scales: np.ndarray) -> Top:
         at = at.copy()
         at[others.indices] = now.mode
         return top._replace(at=at)
-    path = Path(at[scales], np.diag(now.gaussian.factor))
+    path, bends = Path(at[scales], np.diag(now.gaussian.factor)), None
     for _ in range(max(CLIMB, 3 * len(scales))):
         is_near = path.count > len(scales) and _decrement(path) < NEAR_TOP
         if path.is_done or is_near or seconds_left() <= 0:
@@ -147,7 +148,8 @@ def climbed(top: Top, scales: np.ndarray) -> Top:
             path.receive(np.inf, np.zeros(len(scales)))
             continue
         before = path.count
-        path.receive(-found.evidence, -evidence_slopes(others, trial, found)[scales])
+        slopes, bends = evidence_slopes(others, trial, found, bends)
+        path.receive(-found.evidence, -slopes[scales])
         if path.count > before:
             now = now._replace(mode=found.mean, triangle=found.triangle)
             evidence = found.evidence

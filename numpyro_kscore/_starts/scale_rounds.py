@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numpyro_kscore._starts.best_given import Shared, best_given
+from numpyro_kscore._starts.evidence_slopes import Bends, evidence_slopes
 from numpyro_kscore._starts.interpolation import (
     Found,
     Scales,
@@ -23,7 +24,7 @@ from numpyro_kscore._starts.interpolation import (
     last_move,
     to_features,
 )
-from numpyro_kscore._starts.laplace import Given, Others, evidence_slopes, mode_at
+from numpyro_kscore._starts.laplace import Given, Others, mode_at
 from numpyro_kscore._starts.scale_distribution import (
     MOST_CHANGE,
     Change,
@@ -64,7 +65,8 @@ class Looks(NamedTuple):
 
     Attributes:
         others: with the structure that they have at all of these points.
-        nodes: none where one of their modes is not found.
+        nodes: none where one of their modes is not found; the first ones if there was no time for
+            more.
         shared: see :func:`~numpyro_kscore._starts.best_given.best_given`; None by modes alone.
     """
 
@@ -96,6 +98,8 @@ def look(
     nodes, shared = ([], None) if known is None else (list(known.nodes), known.shared)
     expected = _expected(points, nodes)
     for number in range(len(nodes), len(points)):
+        if number and seconds_left() <= 0:
+            break
         start = starts[number]
         means = [start[others.indices], *(n.mean for n in nodes[:1])]
         at = _nearest(others, start, means if expected is None else [*means, expected[number]])
@@ -135,7 +139,7 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
 
     One or two scales of a small model are looked at densely in the end, and all far out that may
     have long tails. A distribution of the scales that rounds have not settled is given all the
-    same.
+    same, and where time is up the Gaussian at their mean.
     """
     count = len(indices)
     if count:
@@ -149,11 +153,13 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     seen: Looks | None = None
     for _ in range(ROUNDS if count else 0):
         seen = look(others, now, indices, first, False, seen and seen._replace(nodes=[]))
-        if len(first) < len(in_pairs) and seen.nodes and are_rough(now, indices, seen.nodes):
+        if len(first) == len(seen.nodes) < len(in_pairs) and are_rough(now, indices, seen.nodes):
             first = last = in_pairs
             seen = look(seen.others, now, indices, first, False, seen)
         if not seen.nodes:
             return None
+        if len(seen.nodes) < len(first):
+            break
         others, nodes = seen.others, seen.nodes
         by_evidence = len(first) == len(in_pairs)
         gradients = None if by_evidence else mean_scores_at(now, indices, first, nodes)
@@ -168,8 +174,11 @@ def find_scales(others: Others, now: Scales, indices: np.ndarray, is_small: bool
     nodes = seen.nodes
     if not nodes:
         return None
+    is_whole = len(nodes) == len(last)
+    if not is_whole:
+        last, nodes = last[:1], nodes[:1]
     found = interpolated(np.concatenate([indices, seen.others.indices]), now, last, nodes)
-    if not count:
+    if not (count and is_whole):
         return found
     tails = _tails(seen, now, indices)
     return found._replace(moved=last_move(now, last, nodes, tails))
@@ -183,7 +192,7 @@ def _tails(seen: Looks, now: Scales, indices: np.ndarray) -> Tails:
     def evidence_at(point: np.ndarray) -> tuple[float, np.ndarray] | None:
         there = look(known.others, now, indices, np.stack([center, point]), False, known)
         # With another structure all that is known would be of no use.
-        if not there.nodes or there.others is not known.others:
+        if len(there.nodes) < 2 or there.others is not known.others:
             return None
         given = point[None], there.nodes[1:]
         return float(evidences_at(now, *given)[0]), mean_scores_at(now, indices, *given)[0]
@@ -214,8 +223,11 @@ def approached(others: Others, now: Scales, indices: np.ndarray) -> tuple[Others
     """
     points, last = design(len(indices), AT_FIRST), None
     most = MOST_CHANGE * np.sqrt(max(1, len(indices) / MOST_SCALES))
+    bends: Bends | None = None
     for _ in range(ROUNDS):
         others, nodes, _ = look(others, now, indices, points, by_modes=True)
+        if 0 < len(nodes) < len(points):
+            return others, now
         if not nodes or (last and nodes[0].evidence < last.nodes[0].evidence - WORSE):
             most /= 2
             if last is None:
@@ -223,7 +235,8 @@ def approached(others: Others, now: Scales, indices: np.ndarray) -> tuple[Others
             else:
                 now, _ = last.changed(most)
             continue
-        last = _Round(now, points, nodes, gradients_at(others, now, indices, points, nodes))
+        gradients, bends = gradients_at(others, now, indices, points, nodes, bends)
+        last = _Round(now, points, nodes, gradients)
         now, size = last.changed(most)
         if size < NEAR or seconds_left() <= 0:
             return others, now
@@ -231,15 +244,24 @@ def approached(others: Others, now: Scales, indices: np.ndarray) -> tuple[Others
 
 
 def gradients_at(
-    others: Others, now: Scales, indices: np.ndarray, points: np.ndarray, nodes: Sequence[Given]
-) -> np.ndarray:
-    """Gradients of the evidence at points (n, k) of scales that are not stretched."""
+    others: Others,
+    now: Scales,
+    indices: np.ndarray,
+    points: np.ndarray,
+    nodes: Sequence[Given],
+    known: Bends | None = None,
+) -> tuple[np.ndarray, Bends | None]:
+    """Gradients of the evidence at points (n, k) of scales that are not stretched.
+
+    What is known of draws is that of :func:`~numpyro_kscore._starts.evidence_slopes.evidence_slopes`.
+    """
     found = []
     for point, node in zip(points, nodes, strict=True):
         at = np.zeros(len(indices) + len(others.indices))
         at[indices], at[others.indices] = now.gaussian.push(point), node.mean
-        found.append(evidence_slopes(others, at, node)[indices] @ now.gaussian.factor)
-    return np.stack(found)
+        slopes, known = evidence_slopes(others, at, node, known)
+        found.append(slopes[indices] @ now.gaussian.factor)
+    return np.stack(found), known
 
 
 def mean_scores_at(

@@ -61,6 +61,11 @@ class Structure(NamedTuple):
         return self.recovery.seeds
 
     @property
+    def operations(self) -> float:
+        """Floating-point operations of a factor of it, about."""
+        return _operations(*self.leaves.shape, len(self.core))
+
+    @property
     def is_dense(self) -> bool:
         """Whether it leaves out little that a whole matrix has."""
         return bool(self.pattern.nnz > DENSE * self.pattern.shape[0] ** 2)
@@ -235,9 +240,13 @@ def _divide(pattern: Any) -> tuple[np.ndarray, np.ndarray]:
 def _cost(leaves: list[np.ndarray], width: int) -> float:
     """Operations of a factor, with what its numbers cost."""
     count, size = len(leaves), max(map(len, leaves), default=0)
-    operations = count * (size**3 + size**2 * width + size * width**2) + width**3 / 3
-    operations += COST_OF_PRODUCT * (width + size)
+    operations = _operations(count, size, width) + COST_OF_PRODUCT * (width + size)
     return operations + COST_OF_NUMBER * (count * size * (size + width) + width**2)
+
+
+def _operations(count: int, size: int, width: int) -> float:
+    """Those of a factor of so many leaves of one size, and a core."""
+    return count * (size**3 + size**2 * width + size * width**2) + width**3 / 3
 
 
 def _cut(pattern: Any, is_core: np.ndarray, most: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -52,6 +52,9 @@ MOST_IN_CORE = 100
 # Products by which time is told, Hessians of a search, and the longest that they may take; that of
 # a small model, which has another search.
 TIMED, HESSIANS, MOST_SECONDS, MOST_OF_SMALL = 16, 100, 900.0, 10.0
+# Hessians that are enough for a start, if there is no time for more. Floating-point operations of a
+# factor in a second, about.
+FEW_HESSIANS, SPEED = 20, 5e9
 # Gradients of a search, and the seconds that they must take for another program, which computes
 # what depends on scales alone once for many of them: few points take it longer.
 GRADIENTS, SECONDS_WORTH = 1_000, 5.0
@@ -110,7 +113,8 @@ def _find(
     is_slow = GRADIENTS * (of_gradient - seconds) > SECONDS_WORTH
     given = InForm(model, plain, is_slow)
     others = given.others_at(points, rest, rng)
-    if _takes_too_long(seconds * HESSIANS * len(others.structure.seeds), dim, is_small):
+    each = seconds * len(others.structure.seeds) + others.structure.operations / SPEED
+    if _takes_too_long(each * HESSIANS, dim, is_small, each * FEW_HESSIANS):
         return None
     in_form = _find_scales(given, others, latents, scales, rng, is_small)
     if in_form is None:
@@ -204,9 +208,13 @@ def _shortest(run: Callable[[], object]) -> float:
     return found
 
 
-def _takes_too_long(seconds: float, dim: int, is_small: bool) -> bool:
-    """Whether a search is not worth so many seconds, with a warning if there is no other."""
-    if seconds < min(MOST_OF_SMALL if is_small else MOST_SECONDS, seconds_left()):
+def _takes_too_long(seconds: float, dim: int, is_small: bool, least: float = 0.0) -> bool:
+    """Whether a search is not worth so many seconds, with a warning if there is no other.
+
+    Where there is a limit of time, a search ends early that has the least that it needs.
+    """
+    most = MOST_OF_SMALL if is_small else MOST_SECONDS
+    if seconds < most and (least or seconds) < seconds_left():
         return False
     if is_small:
         return True

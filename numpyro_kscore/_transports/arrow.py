@@ -57,6 +57,13 @@ class Arrow:
         found = xp.einsum("kij,...kj->...ki", self.leaves, leaves)
         return self._joined(found + self._by_core(core), of_core)
 
+    def columns(self, first: int, count: int) -> Any:
+        """The products with unit vectors from the first one on, (count, r), on the host."""
+        if self.leaves.size:
+            return self.times(np.eye(count, len(self.places), first))
+        chosen = self.core.T[np.array(self.places[first : first + count])]
+        return self._joined(np.zeros((count, 0, 1)), chosen)
+
     def transposed(self, vectors: Any) -> Any:
         """The product of the transpose with vectors (..., r)."""
         xp, (leaves, core) = namespace(vectors), self._split(vectors)

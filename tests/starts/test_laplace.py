@@ -15,9 +15,10 @@ from jax import random
 from numpyro.infer import SVI
 
 from numpyro_kscore import AutoImplicit, ImplicitELBO, fit
-from numpyro_kscore._starts import laplace
+from numpyro_kscore._starts import evidence_slopes as slopes_of_evidence
 from numpyro_kscore._starts.best_given import best_given
-from numpyro_kscore._starts.laplace import Others, evidence_slopes, mode_at
+from numpyro_kscore._starts.evidence_slopes import evidence_slopes
+from numpyro_kscore._starts.laplace import Others, mode_at
 from numpyro_kscore._starts.noise import balanced, spread_out
 from numpyro_kscore._starts.sparsity import find_structure
 from numpyro_kscore._transports.affine import antithetic
@@ -121,7 +122,7 @@ def test_the_slope_of_the_evidence_is_a_difference(others):
         at[0] = log_scale
         return at, mode_at(others, at)
 
-    slope = evidence_slopes(others, *mode(-0.2))[0]
+    slope = evidence_slopes(others, *mode(-0.2))[0][0]
     ahead, behind = (mode(-0.2 + step)[1].evidence for step in (1e-3, -1e-3))
     # Groups do not depend on each other, and noise has squares of 1: nothing is random here but the
     # square of a tenth of a standard deviation. A slope of .3 moves the log scale by .02 sd.
@@ -155,13 +156,21 @@ def test_slopes_of_the_evidence_where_all_depends_on_all(monkeypatch):
     energy, evidence, size = field()
     with jax.enable_x64(True):
         others, at, mode = dense_others(energy, [0.2, 0.5], size)
-        by_draws = evidence_slopes(others, at, mode)[:2]
-        monkeypatch.setattr(laplace, "ROUGH", 0.0)
-        by_axes = evidence_slopes(others, at, mode)[:2]
+        by_draws = evidence_slopes(others, at, mode)[0][:2]
+        monkeypatch.setattr(slopes_of_evidence, "ROUGH", 0.0)
+        along_axes, bends = evidence_slopes(others, at, mode)
+        by_axes = along_axes[:2]
         known = np.asarray(jax.grad(evidence)(jnp.array(at[:2])))
+        # Axes at one value correct the draws at others.
+        monkeypatch.setattr(slopes_of_evidence, "ROUGH", np.inf)
+        at[:2] += [0.1, -0.1]
+        nearby = mode_at(others, at)
+        corrected = evidence_slopes(others, at, nearby, bends)[0][:2]
+        known_nearby = np.asarray(jax.grad(evidence)(jnp.array(at[:2])))
     # Errors by draws are within the limit; along axes, those of differences are left.
     assert 0.1 < np.max(np.abs(by_draws - known)) < 1
     np.testing.assert_allclose(by_axes, known, atol=0.01)
+    np.testing.assert_allclose(corrected, known_nearby, atol=0.2 * np.max(np.abs(by_draws - known)))
 
 
 def test_what_is_shared_at_one_scale_serves_others(others):

@@ -10,6 +10,7 @@ from numpyro_kscore._starts.interpolation import Scales
 from numpyro_kscore._starts.scale_rounds import find_scales
 from numpyro_kscore._transports.affine import Affine
 from numpyro_kscore._transports.stretch import unstretched
+from numpyro_kscore._util.deadline import due_in
 from support.dense_others import dense_others
 
 SIZE = 60
@@ -44,6 +45,25 @@ def moments_on_a_grid(log_density):
     return mean, (grid - mean).T @ ((grid - mean) * weights[:, None])
 
 
+def first_scales(at, mode):
+    """The distribution of both sizes at first, around a point (d,) with a mode of the others."""
+    gaussian = Affine(at[:2], 0.2 * np.eye(2))
+    return Scales(gaussian, unstretched(2), mode.mean, np.zeros((2, SIZE)), mode.triangle)
+
+
+def test_where_time_is_up_the_others_are_those_at_the_mean_of_the_scales():
+    energy, _ = walk()
+    with jax.enable_x64(True), due_in(1e-6):
+        others, at, mode = dense_others(energy, [-1.0, 0.0], SIZE)
+        found = find_scales(others, first_scales(at, mode), np.arange(2), is_small=False)
+    noise = np.zeros((2, SIZE + 2))
+    noise[1, :2] = 1.0
+    # The Gaussian of the others does not change with the scales.
+    middle, away = found.transport.push(noise)
+    np.testing.assert_allclose(middle, np.concatenate([at[:2], mode.mean]), atol=0.05)
+    np.testing.assert_allclose(away - middle, [0.2, 0.2, *np.zeros(SIZE)], atol=1e-6)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("limit", [np.inf, 0.0], ids=["scores", "values alone"])
 def test_scales_have_their_exact_moments(monkeypatch, limit):
@@ -52,14 +72,7 @@ def test_scales_have_their_exact_moments(monkeypatch, limit):
     energy, log_density = walk()
     with jax.enable_x64(True):
         others, at, mode = dense_others(energy, [-1.0, 0.0], SIZE)
-        now = Scales(
-            Affine(at[:2], 0.2 * np.eye(2)),
-            unstretched(2),
-            mode.mean,
-            np.zeros((2, SIZE)),
-            mode.triangle,
-        )
-        found = find_scales(others, now, np.arange(2), is_small=False)
+        found = find_scales(others, first_scales(at, mode), np.arange(2), is_small=False)
         mean, covariance = moments_on_a_grid(log_density)
     noise = np.random.default_rng(6).standard_normal((20_000, SIZE + 2))
     draws = found.transport.push(noise)[:, :2]
