@@ -28,8 +28,9 @@ from numpyro_kscore._util.compiling import quick_jit
 
 KIND = "label"
 # Numbers of draws: those that the search compares with, and those that it is for, all in few
-# dimensions.
-POOL, FEW_DIMENSIONS, FEW_DRAWS = 1_000, 3, 500
+# dimensions. In more these are the first ones and the heaviest: a density that misses other noise
+# is too low, and so a weight too large.
+POOL, FEW_DIMENSIONS, FEW_DRAWS, HEAVIEST = 1_000, 3, 500, 200
 # Starts of Newton's method for a draw and a label, and its steps.
 STARTS, STEPS = 3, 25
 # Longest step, in standard deviations of the noise and a dimension.
@@ -46,8 +47,8 @@ class Preimages(NamedTuple):
 
     Attributes:
         log_density: shape (n,).
-        share: part of the draws that were searched for which other noise counts. In many dimensions
-            these are the first ones; for the others the log density is that of their own noise.
+        share: part of the draws for which other noise counts, in many dimensions of the first ones.
+            For draws that are not searched the log density is that of their own noise.
     """
 
     log_density: np.ndarray
@@ -95,11 +96,12 @@ def find_preimages(
     samples: np.ndarray,
     log_density: np.ndarray,
     is_behind: np.ndarray,
+    log_weights: np.ndarray,
 ) -> Preimages:
     """Look for other noise that is pushed to draws (n, d), with local log densities (n,).
 
     ``sources`` are the draws' own noise, (n, ...) by site; ``is_behind`` says where the map has
-    changed its orientation, (n,). Where there is other noise than that of one map, such as that of
+    changed its orientation, (n,); ``log_weights`` are those by local densities, (n,). Where there is other noise than that of one map, such as that of
     the rows of a plate, nothing is searched.
     """
     labels = _labels(key, program) if layout.noise_sites else {}
@@ -114,22 +116,24 @@ def find_preimages(
     own = np.asarray(sources[noise.name]).reshape(len(samples), -1)
     dim = samples.shape[1]
     count = len(samples) if dim <= FEW_DIMENSIONS else min(FEW_DRAWS, len(samples))
+    rows = np.union1d(np.arange(count), np.argsort(-log_weights)[:HEAVIEST])
     labels_of = noise.labels(sources)
-    starts, wanted = _starts(own, samples, labels_of, len(noise.probabilities), count)
+    starts, wanted = _starts(own, samples, labels_of, len(noise.probabilities), rows)
     solve = _solver(key, program, layout, noise)
     if solve is None:
         return Preimages(log_density, float(np.mean(is_behind)))
-    rows = np.repeat(np.arange(count), wanted.size // count)
+    points = samples[np.repeat(rows, wanted.size // len(rows))]
     sd = np.maximum(samples.std(0), np.finfo(samples.dtype).tiny)
     found, errors, densities = jax.device_get(
-        solve(starts, jnp.asarray(noise.middles[wanted]), samples[rows], sd)
+        solve(starts, jnp.asarray(noise.middles[wanted]), points, sd)
     )
     is_found = (errors < ARRIVED) & np.isfinite(densities)
-    is_found &= _are_new(found, wanted, own[:count], labels_of[:count])
-    added = np.where(is_found, densities, -np.inf).reshape(count, -1)
-    whole = np.logaddexp.reduce(np.column_stack([log_density[:count], added]), axis=1)
-    share = float(np.mean(whole - log_density[:count] > COUNTS))
-    return Preimages(np.concatenate([whole, log_density[count:]]), share)
+    is_found &= _are_new(found, wanted, own[rows], labels_of[rows])
+    added = np.where(is_found, densities, -np.inf).reshape(len(rows), -1)
+    whole = log_density.copy()
+    whole[rows] = np.logaddexp.reduce(np.column_stack([log_density[rows], added]), axis=1)
+    share = float(np.mean((whole - log_density)[:count] > COUNTS))
+    return Preimages(whole, share)
 
 
 def _labels(key: Array, program: Program) -> dict[str, np.ndarray]:
@@ -152,9 +156,9 @@ def _labels(key: Array, program: Program) -> dict[str, np.ndarray]:
 
 
 def _starts(
-    noise: np.ndarray, samples: np.ndarray, labels: np.ndarray, num_labels: int, count: int
+    noise: np.ndarray, samples: np.ndarray, labels: np.ndarray, num_labels: int, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Starts of searches, (count * k, d), and their labels, for the first ``count`` draws.
+    """Starts of searches for the draws of some rows (m,), (m * k, d), and their labels.
 
     For each label they are the noise of the draws that are nearest for the distance of their noise,
     from that of the draw and of the starts before: a map of little slope is no fold.
@@ -166,18 +170,18 @@ def _starts(
         pool = np.flatnonzero(labels == label)[:POOL]
         if not len(pool):
             continue
-        near = _squared_distances(points[:count], points[pool])
+        near = _squared_distances(points[rows], points[pool])
         far = np.where(
-            labels[:count, None] == label, _squared_distances(noise[:count], noise[pool]), 1.0
+            labels[rows, None] == label, _squared_distances(noise[rows], noise[pool]), 1.0
         )
         # A draw is in its own pool.
-        near[np.arange(count)[:, None] == pool] = np.inf
+        near[rows[:, None] == pool] = np.inf
         # Each start is far from those before it: there may be two other sheets.
         for _ in range(min(STARTS, len(pool))):
             chosen = noise[pool[np.argmin(near / np.maximum(far, 1e-6), axis=1)]]
             far = np.minimum(far, _squared_distances(chosen, noise[pool]))
             starts.append(chosen[:, None])
-            wanted.append(np.full((count, 1), label))
+            wanted.append(np.full((len(rows), 1), label))
     dim = noise.shape[1]
     return np.concatenate(starts, axis=1).reshape(-1, dim), np.concatenate(wanted, axis=1).ravel()
 

@@ -142,9 +142,10 @@ class Weigher:
             shares = log_shares(sources[noise], self._columns, 1 - is_own.mean())
         sources = {name: value[valid] for name, value in sources.items()}
         samples, log_density, log_q = samples[valid], log_density[valid], log_q[valid]
-        key = key_apart(self._key, 1)
+        shares, key = shares[valid], key_apart(self._key, 1)
+        log_weights = log_density - log_q + shares
         searched = find_preimages(
-            key, self._program, layout, sources, samples, log_q, is_behind[valid]
+            key, self._program, layout, sources, samples, log_q, is_behind[valid], log_weights
         )
         return WeightedDraws(
             samples,
@@ -154,7 +155,7 @@ class Weigher:
             int((is_own & ~valid).sum()),
             searched.share,
             float(np.median(self._clock[1:] or self._clock)) / size,
-            shares[valid],
+            shares,
             is_own[valid],
         )
 
