@@ -141,14 +141,9 @@ class WeightedDraws(NamedTuple):
         return np.asarray(shares / shares.sum())
 
     @property
-    def roundings(self) -> np.ndarray:
-        """Errors of the log weights, (n,): a sum of many terms is rounded."""
-        sizes = np.abs(self.log_density) + np.abs(self.log_q)
-        return np.asarray(np.finfo(self.samples.dtype).eps * sizes)
-
-    @property
     def rounding(self) -> float:
-        """Error of the log weights that all draws may share."""
+        """Error of the log weights that all draws may share: a sum of many terms is rounded."""
+        sizes = np.abs(self.log_density) + np.abs(self.log_q)
         weights = np.exp(self.log_weights - np.max(self.log_weights))
         # Draws far out, where densities may be millions of nats down, have no weight.
-        return float(np.average(self.roundings, weights=weights))
+        return float(np.finfo(self.samples.dtype).eps * np.average(sizes, weights=weights))

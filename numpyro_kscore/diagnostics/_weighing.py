@@ -31,6 +31,9 @@ UNSEEN, LARGEST_SHAPE = 3.0, 0.9
 # draws hardly reach had shapes of .5 to .65, and more beyond; and a shape of 300 tail draws has an
 # error of .1. Sixteen times as many have errors a quarter as large.
 IN_DOUBT, TIMES = (0.5, 0.85), (4, 16)
+# Nats by which a draw may be farther from the model than most: one that is thousands of nats down
+# would be all of the divergence, and says nothing of the others.
+FARTHEST = 100.0
 # Numbers of draws that are looked at together.
 PIECE = 2_000_000
 # A weighted tail that is heavier than a guide's own by so much shows that the guide's is thin.
@@ -89,7 +92,8 @@ class Weighing(NamedTuple):
 
     Attributes:
         evidence: the log evidence, with k̂ and the effective number of draws.
-        divergence: divergence from the guide to the model, KL(q || p), in nats. For a guide whose
+        divergence: divergence from the guide to the model, KL(q || p), in nats, to which no draw
+            adds more than 100 nats beyond the median. For a guide whose
             density is known given its noise it is that of a mixture over some values of the noise,
             which on average is larger.
         folded: part of the draws that other noise of the guide is pushed to as well.
@@ -176,10 +180,8 @@ def weigh(draws: WeightedDraws) -> Weighing:
     parts = np.array_split(draws.samples, -(-draws.samples.size // PIECE), axis=1)
     found = [_moments(np.asarray(x, np.float64), weights, draws) for x in parts]
     columns = (np.concatenate(column) for column in zip(*found, strict=True))
-    # A draw where rounding is a nat more than usual, millions of nats down, says nothing of others.
-    roundings = draws.roundings
-    shares = draws.shares * (roundings < 1 + 2 * np.median(roundings))
-    divergence = evidence.value - float(shares @ draws.log_ratios) / float(np.sum(shares))
+    apart = evidence.value - draws.log_ratios
+    divergence = float(draws.shares @ np.minimum(apart, np.median(apart) + FARTHEST))
     return Weighing(evidence, divergence, draws.folded, *columns)
 
 

@@ -63,13 +63,13 @@ def test_moments_of_weighted_draws_are_those_of_the_model():
 
 
 @pytest.mark.parametrize("offset", [0.0, -1e8])
-def test_a_wild_draw_has_no_say_in_the_divergence(offset):
-    """Its density is zero but for rounding; a constant of all draws changes nothing."""
+def test_a_wild_draw_has_little_say_in_the_divergence(offset):
+    """It counts as 100 nats, which 10 000 draws share; a constant of all draws changes nothing."""
     draws = weighted(1.2)
     log_p = draws.log_density + offset
     log_p[7] -= 1e12
     single = draws._replace(samples=draws.samples.astype(np.float32), log_density=log_p)
-    assert weigh(single).divergence == pytest.approx(weigh(draws).divergence, abs=1e-3)
+    assert weigh(single).divergence == pytest.approx(weigh(draws).divergence + 0.01, abs=1e-3)
 
 
 def test_errors_of_moments_are_those_of_repetitions():
