@@ -101,8 +101,8 @@ def find_preimages(
     """Look for other noise that is pushed to draws (n, d), with local log densities (n,).
 
     ``sources`` are the draws' own noise, (n, ...) by site; ``is_behind`` says where the map has
-    changed its orientation, (n,); ``log_weights`` are those by local densities, (n,). Where there is other noise than that of one map, such as that of
-    the rows of a plate, nothing is searched.
+    changed its orientation, (n,); ``log_weights`` are those by local densities, (n,). Where there
+    is other noise than that of one map, such as that of the rows of a plate, nothing is searched.
     """
     labels = _labels(key, program) if layout.noise_sites else {}
     if not (is_behind.any() or labels):

@@ -19,8 +19,8 @@ APART = 1e-5
 # Part of a standard deviation over which third derivatives are differences; the error of a slope of
 # the evidence, in nats, beyond which they are taken along all axes, and how many of these at once.
 SMALL, ROUGH, AXES_AT_ONCE = 0.1, 10.0, 32
-# How far halves of corrected draws may be apart, in units of that error. They are balanced together,
-# and err in opposite directions: their mean errs by a fifth of what is between them.
+# How far halves of the draws may be apart, in units of that error, without and with a correction.
+# Corrected halves err in opposite directions: their mean errs by a fifth of what is between them.
 HALVES_APART, CORRECTED_APART = 2.0, 6.0
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from numpyro_kscore._starts.evidence_slopes import slopes_along
+from numpyro_kscore._starts.evidence_slopes import evidence_slopes, slopes_along
 from numpyro_kscore._starts.interpolation import Found, Scales, evidences_at, interpolated
 from numpyro_kscore._starts.laplace import Given, Others
 from numpyro_kscore._starts.scale_distribution import (
@@ -22,6 +22,7 @@ from numpyro_kscore._starts.scale_distribution import (
     limited,
 )
 from numpyro_kscore._starts.scale_rounds import (
+    AT_FIRST,
     IN_PAIRS,
     NEAR,
     ON_AXES,
@@ -44,17 +45,21 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     The first ``num_shaped`` get shapes of their own in the end, by modes on their axes; all others
     are taken for normal. Where time is up it is the Gaussian at their mean.
 
-    Cost: for k latents the best densities at 2 k + 1 values of them, in two rounds or three, and
+    Cost: for k latents the best densities at 2 k + 1 values of them, in a round or two, and
     2 k gradients at each.
     """
     near = approached(others, now, indices)
     if near is None:
         return None
     others, now = near
-    points = design(len(indices), IN_PAIRS)
+    points, order = design(len(indices), IN_PAIRS), np.concatenate([indices, others.indices])
     seen = look(others, now, indices, points[:1], by_modes=False)
-    now = _centered(others, now, indices, seen.nodes)
-    is_shaped, order = not num_shaped, np.concatenate([indices, others.indices])
+    if not seen.nodes:
+        return None
+    others, beyond = seen.others, _beyond(seen.others, now, indices, seen.nodes)
+    now = _round_by_modes(others, now, indices, beyond)
+    if num_shaped:
+        now = _shaped(others, now, indices, num_shaped, beyond)
     for number in range(ROUNDS):
         # All have steps to their shapes from the same: a center that differs would bend all axes.
         seen = look(others, now, indices, points, False, seen._replace(nodes=[]))
@@ -65,13 +70,10 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
             return interpolated(order, now, points[:1], nodes[:1])
         scores = mean_scores_at(now, indices, points, nodes)
         change = change_at_first(points, evidences_at(now, points, nodes), scores)
-        is_last = number == ROUNDS - 1 or seconds_left() <= 0
-        if is_last or (is_shaped and change.size < NEAR):
+        if number == ROUNDS - 1 or seconds_left() <= 0 or change.size < NEAR:
             break
         # Stretches stay.
         now = moved(now, change._replace(slopes=now.slopes), points, nodes)
-        if change.size < NEAR:
-            now, is_shaped = _shaped(others, now, indices, num_shaped), True
     found = interpolated(order, now, points, nodes)
     means = found.conditional.means.copy()
     means[len(indices) :] += _products_of_two(others, now, indices, points, nodes)
@@ -81,15 +83,50 @@ def find_many(others: Others, now: Scales, indices: np.ndarray, num_shaped: int)
     )
 
 
-def _shaped(others: Others, now: Scales, indices: np.ndarray, num_shaped: int) -> Scales:
-    """The distribution with the first scales stretched, by the evidence of modes on their axes."""
+def _beyond(others: Others, now: Scales, indices: np.ndarray, best: Sequence[Given]) -> np.ndarray:
+    """What best densities add to the slope of the evidence by modes at the mean of scales, (k,)."""
+    center = np.zeros((1, len(indices)))
+    modes = look(others, now, indices, center, by_modes=True).nodes
+    if not modes or best[0].scores is None:
+        return np.zeros(len(indices))
+    at = np.zeros(len(indices) + len(others.indices))
+    at[indices], at[others.indices] = now.transport.push(center)[0], modes[0].mean
+    return best[0].scores[indices] - evidence_slopes(others, at, modes[0])[0][indices]
+
+
+def _evidences_beyond(
+    now: Scales, points: np.ndarray, nodes: Sequence[Given], beyond: np.ndarray
+) -> np.ndarray:
+    """The evidence by modes at points (n, k), with what best densities add to its slope, (n,)."""
+    return evidences_at(now, points, nodes) + now.transport.push(points) @ beyond
+
+
+def _round_by_modes(others: Others, now: Scales, indices: np.ndarray, beyond: np.ndarray) -> Scales:
+    """The distribution after a round by modes, with what best densities add to slopes, (k,)."""
+    points = design(len(indices), AT_FIRST)
+    nodes = look(others, now, indices, points, by_modes=True).nodes
+    if len(nodes) < len(points):
+        return now
+    gradients, _ = gradients_at(others, now, indices, points, nodes)
+    gradients = gradients + beyond @ now.transport.gaussian.factor
+    evidences = _evidences_beyond(now, points, nodes, beyond)
+    return moved(now, change_at_first(points, evidences, gradients), points, nodes)
+
+
+def _shaped(
+    others: Others, now: Scales, indices: np.ndarray, num_shaped: int, beyond: np.ndarray
+) -> Scales:
+    """The distribution with the first scales stretched, by the evidence of modes on their axes.
+
+    What best densities add to slopes, (k,), is added.
+    """
     count = len(indices)
     points = np.zeros((1 + 2 * len(ON_AXES) * num_shaped, count))
     points[:, :num_shaped] = design(num_shaped, ON_AXES)
     nodes = look(others, now, indices, points, by_modes=True).nodes
     if len(nodes) < len(points):
         return now
-    evidences = evidences_at(now, points, nodes)
+    evidences = _evidences_beyond(now, points, nodes, beyond)
     first = slice(num_shaped)
     middle, widths, slopes = np.zeros(count), np.ones(count), now.slopes.copy()
     found = along_axes(points[:, first], evidences, slopes[first])
@@ -124,15 +161,3 @@ def _products_of_two(
     found = 0.5 * (both + both.swapaxes(0, 1))[one, other]
     found[one == other] = 0
     return found
-
-
-def _centered(others: Others, now: Scales, indices: np.ndarray, best: Sequence[Given]) -> Scales:
-    """The distribution of many scales, moved by what best densities change in the slope at once."""
-    center = np.zeros((1, len(indices)))
-    modes = look(others, now, indices, center, by_modes=True).nodes
-    if not (modes and best):
-        return now
-    by_modes, _ = gradients_at(others, now, indices, center, modes)
-    move = limited((mean_scores_at(now, indices, center, best) - by_modes)[0])
-    gaussian = Affine(now.gaussian.push(move[None])[0], now.gaussian.factor)
-    return now._replace(gaussian=gaussian, mode=best[0].mean + move @ now.moves)

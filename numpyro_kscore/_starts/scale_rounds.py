@@ -251,17 +251,17 @@ def gradients_at(
     nodes: Sequence[Given],
     known: Bends | None = None,
 ) -> tuple[np.ndarray, Bends | None]:
-    """Gradients of the evidence at points (n, k) of scales that are not stretched.
+    """Gradients of the evidence by modes at points (n, k) of scales.
 
-    What is known of draws is that of :func:`~numpyro_kscore._starts.evidence_slopes.evidence_slopes`.
+    What axes told elsewhere is ``known``, and given back (see ``evidence_slopes``).
     """
     found = []
-    for point, node in zip(points, nodes, strict=True):
+    for place, node in zip(now.transport.push(points), nodes, strict=True):
         at = np.zeros(len(indices) + len(others.indices))
-        at[indices], at[others.indices] = now.gaussian.push(point), node.mean
+        at[indices], at[others.indices] = place, node.mean
         slopes, known = evidence_slopes(others, at, node, known)
-        found.append(slopes[indices] @ now.gaussian.factor)
-    return np.stack(found), known
+        found.append(slopes[indices])
+    return -now.transport.pull(points, -np.stack(found)), known
 
 
 def mean_scores_at(
