@@ -63,7 +63,8 @@ class Structure(NamedTuple):
     @property
     def operations(self) -> float:
         """Floating-point operations of a factor of it, about."""
-        return _operations(*self.leaves.shape, len(self.core))
+        blocks, width = self.leaves.shape
+        return _operations(blocks, width, len(self.core))
 
     @property
     def is_dense(self) -> bool:

@@ -166,11 +166,14 @@ def test_slopes_of_the_evidence_where_all_depends_on_all(monkeypatch):
         at[:2] += [0.1, -0.1]
         nearby = mode_at(others, at)
         corrected = evidence_slopes(others, at, nearby, bends)[0][:2]
+        uncorrected = evidence_slopes(others, at, nearby)[0][:2]
         known_nearby = np.asarray(jax.grad(evidence)(jnp.array(at[:2])))
     # Errors by draws are within the limit; along axes, those of differences are left.
     assert 0.1 < np.max(np.abs(by_draws - known)) < 1
     np.testing.assert_allclose(by_axes, known, atol=0.01)
-    np.testing.assert_allclose(corrected, known_nearby, atol=0.2 * np.max(np.abs(by_draws - known)))
+    # The noise is the same at both values, so that a correction leaves a part of the error.
+    left = np.max(np.abs(corrected - known_nearby))
+    assert left < np.max(np.abs(uncorrected - known_nearby)) / 3
 
 
 def test_what_is_shared_at_one_scale_serves_others(others):
