@@ -46,6 +46,7 @@ from jax import Array, lax, random
 
 from benchmarks.accuracy.fits import Fit
 from benchmarks.accuracy.guides import METHODS, NUM_STEPS
+from benchmarks.accuracy.moments import Moments
 from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
 from benchmarks.accuracy.references import (
@@ -84,15 +85,12 @@ def measure(draws: Array, reference: Reference, heavy_tails: bool, num_pairs: in
         return {"dim": dim, "finite": 0} | dict.fromkeys(FIGURES, np.nan)
     location, spread = location_and_spread(reference.truth, heavy_tails)
     standard = [(x - location) / spread for x in (draws, reference.truth, reference.other)]
-    center, scale = location_and_spread(standard[0], heavy_tails)
     floor = mean_distance(standard[2], standard[1], num_pairs)
     return {
         "dim": dim,
         "finite": 1,
         "distance": mean_distance(standard[0], standard[1], num_pairs) / floor,
-        "mean_error": float(jnp.abs(center).max()),
-        "sd_low": float(scale.min()),
-        "sd_high": float(scale.max()),
+        **Moments.of(reference, heavy_tails).compare(draws, heavy_tails),
     }
 
 

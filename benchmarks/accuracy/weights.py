@@ -1,14 +1,15 @@
 """Importance weights of fits by the defaults, what they repair, and what ``diagnose`` says.
 
-    python -m benchmarks.accuracy.weights --cache FOLDER --csv FILE [--data PATH]
+    python -m benchmarks.accuracy.weights --csv FILE [--data PATH] [--cache FOLDER]
         [--suite harder] [--targets banana ...] [--seeds 0 1 ...] [--known] [--quick]
         [--guides AutoNormal ...]
 
 Every posterior is fitted by ``fit`` with the defaults, and diagnosed. Draws of the guide and draws
-by Pareto-smoothed weights are compared with references as in ``posterior_accuracy``. ``--known``
-takes posteriors only whose references are in the folder. A fit or a set of draws is right if every
-mean is within 0.15 standard deviations, and every ratio of standard deviations within 0.9 and 1.1.
-Other guides take 5000 steps as there, and show what ``diagnose`` says of fits that are often wrong.
+by Pareto-smoothed weights are compared with moments of references as in ``posterior_accuracy``.
+These stay in ``benchmarks/results/suite_references``, or in FOLDER. What is missing is drawn,
+unless ``--known``. A fit or a set of draws is right if every mean is within 0.15 standard
+deviations, and every ratio of standard deviations within 0.9 and 1.1. Other guides take 5000 steps
+as there, and show what ``diagnose`` says of fits that are often wrong.
 
 Printed are, for each guide, the shares that the weights are judged by: effective draws, k̂, verdicts
 against the truth, seconds of ``diagnose`` over those of the fit, and how often weights put a wrong
@@ -30,9 +31,10 @@ import numpy as np
 from jax import random
 
 from benchmarks.accuracy.guides import NUM_STEPS, PEERS, fit_implicit
-from benchmarks.accuracy.posterior_accuracy import add_files, measure
+from benchmarks.accuracy.moments import KEPT, Moments, load_moments
+from benchmarks.accuracy.posterior_accuracy import add_files
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
-from benchmarks.accuracy.references import QUICK, Reference, Sizes, load_reference
+from benchmarks.accuracy.references import QUICK, Sizes
 from benchmarks.accuracy.report import OURS, within_limits
 from examples.common.tables import Row, fill
 from numpyro_kscore import diagnose
@@ -56,12 +58,10 @@ class Bench:
         self.posterior = cache(lambda name: make_posterior(name, options.data))
         self.reference = cache(self._reference)
 
-    def _reference(self, name: str) -> Reference | None:
-        folder = self.options.cache
-        if self.options.known and not (folder and list(folder.glob(f"{name}-*.npz"))):
-            return None
-        found = load_reference(self.posterior(name), self.sizes, folder)
-        return found if found.trusted or self.options.quick else None
+    def _reference(self, name: str) -> Moments | None:
+        folder = self.options.cache or (None if self.options.quick else KEPT)
+        found = load_moments(self.posterior(name), self.sizes, folder, self.options.known)
+        return found if found and (found.trusted or self.options.quick) else None
 
     def compute(self, target: str, guide: str, seed: int) -> Row:
         """One row: a fit, its weights and its verdict."""
@@ -97,12 +97,12 @@ class Bench:
         if reference is not None:
             ways = [("", {}), ("resampled_", {"resample": True})]
             for prefix, how in ways if guide == OURS else ways[:1]:
-                shape = (len(reference.truth),)
+                shape = (reference.num_draws,)
                 draws = svi.guide.sample_posterior(
                     random.key(seed + 1), result.params, *args, sample_shape=shape, **how
                 )
                 compared = jnp.asarray(posterior.summarize(draws))
-                figures = measure(compared, reference, posterior.heavy_tails, self.sizes.num_pairs)
+                figures = reference.compare(compared, posterior.heavy_tails)
                 row |= {prefix + name: round(figures[name], 4) for name in FIGURES}
         jax.clear_caches()
         return row
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--targets", nargs="+", choices=POSTERIORS, metavar="TARGET")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--guides", nargs="+", choices=GUIDES, default=[OURS])
-    parser.add_argument("--known", action="store_true", help="compute no references")
+    parser.add_argument("--known", action="store_true", help="draw no references")
     parser.add_argument("--quick", action="store_true", help="one posterior, few steps")
     options = parser.parse_args(arguments)
     bench = Bench(options)

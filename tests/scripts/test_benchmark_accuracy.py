@@ -1,6 +1,7 @@
 """The posteriors and the figures of the accuracy benchmark are right."""
 
 import csv
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from numpyro.infer.util import initialize_model, potential_energy
 from benchmarks.accuracy import posterior_accuracy as accuracy
 from benchmarks.accuracy import report, tables
 from benchmarks.accuracy.guides import METHODS
+from benchmarks.accuracy.moments import load_moments
 from benchmarks.accuracy.posteriors import POSTERIORS, SUITES, make_posterior
-from benchmarks.accuracy.references import QUICK, Reference, load_reference
+from benchmarks.accuracy.references import QUICK, Reference, load_reference, path_of
 
 mpl.use("Agg")
 
@@ -251,6 +253,30 @@ def test_reference_is_kept_and_belongs_to_its_settings(tmp_path):
     load_reference(posterior, QUICK._replace(num_draws=100), tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     assert file.stat().st_mtime_ns == stamp
+
+
+def test_moments_outlive_draws_and_machines(tmp_path):
+    """Data that another machine rounds otherwise are the same data; other data are not."""
+    posterior = make_posterior("rates")
+    counts, exposures = posterior.target.args
+
+    def with_data(counts):
+        return replace(posterior, target=replace(posterior.target, args=(counts, exposures)))
+
+    names = {path_of(with_data(array), tmp_path).name for array in (counts, counts * (1 + 1e-6))}
+    assert len(names) == 1
+    assert path_of(with_data(counts[::-1]), tmp_path).name not in names
+
+
+@pytest.mark.thorough
+def test_moments_are_drawn_once(tmp_path):
+    posterior = make_posterior("rates")
+    assert load_moments(posterior, QUICK, tmp_path, known=True) is None
+    first = load_moments(posterior, QUICK, tmp_path)
+    assert load_moments(posterior, QUICK, tmp_path, known=True) == first
+    draws = load_reference(posterior, QUICK, None).truth
+    figures = first.compare(draws, posterior.heavy_tails)
+    np.testing.assert_allclose(list(figures.values()), [0, 1, 1], atol=1e-5)
 
 
 def run(arguments, capsys):
