@@ -6,6 +6,7 @@ parametrize costs as much as hundreds of values of the other latents.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,12 +19,16 @@ from jax import lax
 from numpyro_kscore._starts.compiled_density import ROWS_AT_ONCE, by_rows, filled_up, with_gradient
 from numpyro_kscore._starts.search import HeldInForms, ProductsInForms
 from numpyro_kscore._transports.centering import Centering
-from numpyro_kscore._util.compiling import quick_jit
+from numpyro_kscore._util.compiling import equations, quick_jit
 
 # Points in a call whose scales are shared.
 POINTS_AT_ONCE = 64
 # Most points of a mean Hessian, and vectors that it is multiplied with in a call.
 MOST_POINTS, VECTORS_AT_ONCE = 16, 64
+# How many of these a program takes at once where it multiplies matrices, which are then read once
+# for all, and what a term of a sum over the rows of groups takes more for many at once, in numbers
+# of a matrix that are read.
+PRODUCTS_AT_ONCE, COST_OF_TERM = 16, 5
 
 # Minus log density at values of the free latents (f,) and a point (d,) that has all others, in the
 # coordinates of a centering.
@@ -102,13 +107,17 @@ def batched_products(
 
         def at_point(k: jax.Array, total: jax.Array) -> jax.Array:
             gradient = differentiated(lambda x: energy(x, points[k], centering))
-            product = derivative(gradient, points[k, free])
+            at = points[k, free]
+            product = derivative(gradient, at)
+            at_once = PRODUCTS_AT_ONCE if _multiplies_matrices(product, at) else 1
+            several = jax.vmap(product) if at_once > 1 else lambda rows: product(rows[0])[None]
 
-            # One by one: sums over the rows of groups take five times as long for many at once.
             def add(j: jax.Array, total: jax.Array) -> jax.Array:
-                return total.at[j, free].add(product(vectors[j, free]))
+                rows = j * at_once + jnp.arange(at_once)
+                found = several(vectors[rows[:, None], free])
+                return total.at[rows[:, None], free].add(found)
 
-            return lax.fori_loop(0, sizes[1], add, total)
+            return lax.fori_loop(0, -(-sizes[1] // at_once), add, total)
 
         return lax.fori_loop(0, sizes[0], at_point, jnp.zeros_like(vectors)) / sizes[0]
 
@@ -136,6 +145,18 @@ def batched_products(
         return np.concatenate(found)
 
     return products
+
+
+def _multiplies_matrices(product: Callable[[jax.Array], jax.Array], vector: jax.Array) -> bool:
+    """Whether more of a product's time goes into reading matrices than into sums over groups."""
+    numbers, terms = 0, 0
+    for equation in equations(jax.make_jaxpr(product)(vector).jaxpr):
+        sizes = [math.prod(getattr(x.aval, "shape", ())) for x in equation.invars]
+        if equation.primitive.name == "dot_general":
+            numbers += max(sizes)
+        elif equation.primitive.name.startswith("scatter"):
+            terms += sizes[-1]
+    return numbers > COST_OF_TERM * terms
 
 
 def _linearized(

@@ -143,13 +143,13 @@ def _options(jaxpr: Any, runs_once: bool) -> dict[str, Any] | None:
 
 def _largest(jaxpr: Any) -> int:
     """The size of the largest array that a program computes."""
-    results = [var.aval for equation in _equations(jaxpr) for var in equation.outvars]
+    results = [var.aval for equation in equations(jaxpr) for var in equation.outvars]
     return max((math.prod(getattr(aval, "shape", ())) for aval in results), default=0)
 
 
 def _sum_lengths(jaxpr: Any) -> Iterator[int]:
     """The number of terms of each sum in a program and in those inside of it."""
-    for equation in _equations(jaxpr):
+    for equation in equations(jaxpr):
         if equation.primitive.name not in ("reduce_sum", "cumsum"):
             continue
         terms, params = equation.invars[0].aval, equation.params
@@ -249,7 +249,7 @@ def _constants(program: Any) -> Iterator[Any]:
         yield from getattr(inner, "consts", ())
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: Any) -> Iterator[Any]:
     """The operations of a program and of those inside of it."""
     yield from jaxpr.eqns
     for program in _inner_programs(jaxpr):

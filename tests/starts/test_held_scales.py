@@ -17,6 +17,11 @@ def smooth(x):
     return jnp.sum(jnp.logaddexp(0.0, DESIGN @ x)) + 0.5 * jnp.sum(x**2)
 
 
+def grouped(x):
+    """Rows of groups: products are taken one by one, those of a design many at once."""
+    return jnp.sum(jnp.logaddexp(0.0, DESIGN[:, 0] * x[jnp.array([0, 1, 1, 2, 0, 0])]))
+
+
 def decay(x):
     """A linear equation, whose solver has a reverse mode alone; its solution is known."""
     path = odeint(lambda y, t: -jnp.exp(x[0]) * y, x[1], jnp.linspace(0.0, 1.0, 4), rtol=1e-10)
@@ -31,6 +36,7 @@ def decay_in_closed_form(x):
 @pytest.mark.parametrize(
     ("energy", "same", "forward", "error"),
     [(smooth, smooth, False, 1e-12), (smooth, smooth, True, 1e-12),
+     (grouped, grouped, False, 1e-12),
      pytest.param(decay, decay_in_closed_form, False, 1e-4, marks=pytest.mark.thorough)],
 )  # fmt: skip
 def test_products_are_of_the_mean_hessian(energy, same, forward, error):
