@@ -214,7 +214,7 @@ def _value(latents: dict[str, Any], centerings: dict[str, Centering], site: dict
         u = given.push(u)
         log_dets.append(_lost(u, prior))
     value = transform(u)
-    if not _is_identity(transform):
+    if not is_identity(transform):
         log_dets.append(transform.log_abs_det_jacobian(u, value))
     if log_dets:
         # An event of the support may have fewer dimensions than one of the distribution.
@@ -236,7 +236,7 @@ def _lost(u: jax.Array, prior: LocationScale) -> jax.Array:
     return jnp.where(prior.diagonal < widest, -jnp.inf, 0.0)
 
 
-def _is_identity(transform: Any) -> bool:
+def is_identity(transform: Any) -> bool:
     """Whether a transform changes nothing, so that its log-Jacobian is no factor."""
     while hasattr(transform, "base_transform"):
         transform = transform.base_transform

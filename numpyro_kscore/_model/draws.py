@@ -124,6 +124,16 @@ class WeightedDraws(NamedTuple):
     log_shares: Any = 0.0
     is_own: Any = True
 
+    def first(self, count: int) -> WeightedDraws:
+        """So many of the draws."""
+        return self._replace(
+            samples=self.samples[:count],
+            log_density=self.log_density[:count],
+            log_q=self.log_q[:count],
+            log_shares=np.broadcast_to(self.log_shares, self.log_q.shape)[:count],
+            is_own=np.broadcast_to(self.is_own, self.log_q.shape)[:count],
+        )
+
     @property
     def log_ratios(self) -> np.ndarray:
         """The model's log density less the guide's, (n,), in double precision."""

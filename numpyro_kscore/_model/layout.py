@@ -219,11 +219,13 @@ def default_num_particles(dim: int, has_local: bool) -> int:
 
 def coordinate_names(sites: Sequence[Site]) -> tuple[str, ...]:
     """Names of all coordinates, such as ``"theta[3]"``."""
-    return tuple(
-        site.name + (f"[{','.join(map(str, index))}]" if index else "")
-        for site in sites
-        for index in np.ndindex(site.shape)
-    )
+    return tuple(name for site in sites for name in element_names(site.name, site.shape))
+
+
+def element_names(name: str, shape: tuple[int, ...]) -> list[str]:
+    """Names of the numbers of an array, or that of a single number."""
+    indices = np.ndindex(shape)
+    return [name + (f"[{','.join(map(str, index))}]" if index else "") for index in indices]
 
 
 def num_rows(trace: dict[str, Any], frame: Any) -> int:

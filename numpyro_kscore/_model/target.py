@@ -15,6 +15,7 @@ from numpyro.infer.util import log_density
 from numpyro_kscore._model.coordinates import (
     LatentCoordinates,
     Shapes,
+    is_identity,
     placed,
     pushed,
     ravel,
@@ -23,6 +24,7 @@ from numpyro_kscore._model.coordinates import (
 from numpyro_kscore._model.dependencies import is_enumerated, seeded, sources_of
 from numpyro_kscore._model.enumeration import enumerated_log_density
 from numpyro_kscore._model.handlers import Hidden
+from numpyro_kscore._model.layout import support_transform
 from numpyro_kscore._util.compiling import quick_jit
 from numpyro_kscore._util.pytree import named_leaves
 
@@ -119,6 +121,18 @@ class Target(NamedTuple):
     def values(self, x: Array) -> dict[str, Any]:
         """The same, where a deterministic site that is a tree remains one."""
         return quick_jit(partial(lax.map, self.sites, batch_size=BATCH))(x)
+
+    def bounded(self, x: Any) -> dict[str, Array]:
+        """Values of the latents that have bounds, at points (n, d), by one compiled program."""
+
+        def at_point(point: Array) -> dict[str, Array]:
+            trace = self.trace(point)
+            sites = {name: trace[name] for name, _ in self.shapes}
+            return {
+                n: s["value"] for n, s in sites.items() if not is_identity(support_transform(s))
+            }
+
+        return quick_jit(partial(lax.map, at_point, batch_size=BATCH))(x)
 
     @property
     def plain(self) -> Target:

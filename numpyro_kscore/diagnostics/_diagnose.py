@@ -23,7 +23,7 @@ from jax import Array
 from numpyro.infer import SVI
 
 from numpyro_kscore._model.draws import WeightedDraws
-from numpyro_kscore._model.layout import Layout, coordinate_names
+from numpyro_kscore._model.layout import Layout, coordinate_names, element_names
 from numpyro_kscore._model.particles import draw_finite
 from numpyro_kscore._model.weights import (
     BATCH,
@@ -36,10 +36,10 @@ from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
 from numpyro_kscore.diagnostics._budget import Clock, Stages
 from numpyro_kscore.diagnostics._codes import Known
-from numpyro_kscore.diagnostics._diagnosis import Diagnosis
+from numpyro_kscore.diagnostics._diagnosis import Diagnosis, Values
 from numpyro_kscore.diagnostics._examine import examine, is_open
 from numpyro_kscore.diagnostics._fitted import FittedGuide, fitted_guide, model_density
-from numpyro_kscore.diagnostics._weighing import Weighing, weigh_closely
+from numpyro_kscore.diagnostics._weighing import Weighing, weigh, weigh_closely
 
 # The seconds of a diagnosis: a multiple of those of the fit, at least so many; or if they are
 # unknown.
@@ -48,6 +48,8 @@ BUDGET_SHARE, LEAST_BUDGET, UNKNOWN_BUDGET = 1.5, 10.0, 60.0
 WEIGHTS_SHARE = 0.5
 # Fewer draws have no tail that tells.
 LEAST_WEIGHTS = 500
+# Bounded latents of which moments are shown: those of thousands of rows tell nothing.
+MOST_VALUES = 1_000
 # Time of a gradient, in that of a value with the guide's density.
 GRADIENT_COST = 3.0
 
@@ -134,7 +136,10 @@ def diagnose(
             model_density(whole, key),
         )
         density = density._replace(push=fitted.push)
-        return examine(
+        values = None
+        if weights is not None and weights.evidence.is_reliable:
+            values = stages.attempt("bounded latents", lambda: _of_values(fitted, draws), None)
+        diagnosis = examine(
             samples,
             density,
             layout.sites,
@@ -145,6 +150,7 @@ def diagnose(
             clock,
             stages,
         )
+    return diagnosis if values is None else diagnosis._replace(values=values)
 
 
 def _weighed(
@@ -166,6 +172,17 @@ def _weighed(
         )
 
     return stages.attempt("importance weights", weighed, None)
+
+
+def _of_values(fitted: FittedGuide, draws: WeightedDraws) -> Values | None:
+    """Bounded latents themselves by weights; None if the model has none, or too many of them."""
+    draws = draws.first(NUM_DRAWS)
+    values = fitted.target.bounded(draws.samples)
+    flat = [np.reshape(value, (len(value), -1)) for value in values.values()]
+    if not 0 < sum(value.shape[1] for value in flat) <= MOST_VALUES:
+        return None
+    names = [n for name, value in values.items() for n in element_names(name, value.shape[1:])]
+    return Values(tuple(names), weigh(draws._replace(samples=np.concatenate(flat, axis=1))))
 
 
 def _known(layout: Layout) -> Known:

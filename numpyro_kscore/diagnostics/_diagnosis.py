@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,18 @@ from numpyro_kscore.diagnostics._messages import verdict_lines
 from numpyro_kscore.diagnostics._missed_modes import Modes
 from numpyro_kscore.diagnostics._movement import Movement
 from numpyro_kscore.diagnostics._weighing import Weighing
+
+
+class Values(NamedTuple):
+    """Bounded latents themselves, such as scales, whose logarithms the verdict is about.
+
+    Attributes:
+        names: of their k numbers, such as ``"tau[3]"``.
+        weights: what importance weights say of them, arrays (k,).
+    """
+
+    names: tuple[str, ...]
+    weights: Weighing
 
 
 class Diagnosis(NamedTuple):
@@ -32,6 +45,9 @@ class Diagnosis(NamedTuple):
         names: unconstrained coordinates that ``movement`` is about, such as ``"theta[3]"``.
         num_draws: number of draws.
         weights: what importance weights say, if the guide's density is known at its draws.
+        values: what they say of bounded latents themselves, such as scales, which a summary of the
+            posterior shows: ``names`` and ``weights``. None if weights are not to be trusted, and
+            of models without bounded latents.
 
     Example::
 
@@ -52,25 +68,39 @@ class Diagnosis(NamedTuple):
     names: tuple[str, ...]
     num_draws: int
     weights: Weighing | None = None
+    values: Values | None = None
 
     def __str__(self) -> str:
         move, modes = self.movement, self.modes
         shift = int(np.argmax(np.abs(move.shift)))
-        low, high = int(np.argmin(move.ratio)), int(np.argmax(move.ratio))
-
-        def ratio(k: int) -> str:
-            error = move.ratio[k] * move.ratio_error[k]
-            return f"{move.ratio[k]:.2f} ± {error:.2f} ({self.names[k]})"
 
         lines = [
             *verdict_lines(self),
             f"largest shift of a mean: {move.shift[shift]:+.2f} ± {move.shift_error[shift]:.2f} sd "
             f"({self.names[shift]})",
-            f"guide's sd over the model's: {ratio(low)} to {ratio(high)}",
+            f"guide's sd over the model's: {_range(self.names, move.ratio, move.ratio_error)}",
         ]
+        lines += _of_values(self.values)
         if self.weights is not None:
             lines.append(str(self.weights))
         if move.num_transitions:
             accepted = f"{move.acceptance:.0%} accepted"
             lines.append(f"{move.num_transitions} transitions of each chain, {accepted}")
         return "\n".join([*lines, str(modes)])
+
+
+def _of_values(values: Values | None) -> list[str]:
+    """A line on bounded latents whose spreads weights can tell."""
+    if values is None or not np.any(values.weights.is_known):
+        return []
+    known = values.weights.is_known
+    names = [name for name, is_known in zip(values.names, known, strict=True) if is_known]
+    ratios = _range(names, values.weights.ratio[known], values.weights.ratio_error[known])
+    return [f"the same of bounded latents themselves, such as scales: {ratios}"]
+
+
+def _range(names: Sequence[str], ratios: np.ndarray, errors: np.ndarray) -> str:
+    """The smallest and the largest ratio with their standard errors, which are relative."""
+    ends = [int(np.argmin(ratios)), int(np.argmax(ratios))]
+    told = [f"{ratios[k]:.2f} ± {ratios[k] * errors[k]:.2f} ({names[k]})" for k in ends]
+    return " to ".join(told if len(names) > 1 else told[:1])

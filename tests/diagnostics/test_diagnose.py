@@ -208,3 +208,29 @@ def test_models_with_one_mode_of_differentiation(energy, settings):
     # The Hessian is -I.
     covariance = np.cov(np.asarray(draws.samples).T, bias=True)
     np.testing.assert_allclose(draws.laplacian, -np.trace(covariance), rtol=1e-4)
+
+
+@pytest.mark.thorough
+def test_bounded_latents_themselves_are_weighed():
+    """Of log-normal draws, whose logarithms have an sd of .55 in place of .5."""
+
+    def model():
+        numpyro.sample("level", dist.Normal(0, 1))
+        with numpyro.plate("sizes", 2):
+            numpyro.sample("size", dist.LogNormal(0, 0.5))
+
+    def guide():
+        numpyro.sample("level", dist.Normal(0, 1))
+        with numpyro.plate("sizes", 2):
+            numpyro.sample("size", dist.LogNormal(0, 0.55))
+
+    svi = SVI(model, guide, optax.adam(1e-2), ImplicitELBO())
+    result = SVIRunResult({}, SVIState(None, None, KEY), jnp.zeros(1))
+    found = diagnose(svi, result, num_samples=4_000, progress_bar=False)
+    values = found.values
+    assert values.names == ("size[0]", "size[1]")
+    guide_sd, model_sd = (np.sqrt(np.expm1(s**2) * np.exp(s**2)) for s in (0.55, 0.5))
+    errors = values.weights.ratio / (guide_sd / model_sd) - 1
+    assert np.all(np.abs(errors) < 4 * values.weights.ratio_error)
+    assert np.all(values.weights.ratio_error < 0.05)
+    assert "bounded latents themselves, such as scales: 1." in str(found)
