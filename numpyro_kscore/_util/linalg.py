@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -33,8 +34,6 @@ from numpyro_kscore._util.precision import full_precision
 F = TypeVar("F", bound=Callable[..., Any])
 # Rows of a triangle that one LAPACK call inverts: 31² numbers are solved for by one thread.
 BLOCK = 31
-# Rows of a matrix up to which many are eliminated at once. With more they fall out of the cache.
-SMALL = 32
 
 
 def _looped_on_cpu(fn: F) -> F:
@@ -144,8 +143,8 @@ def solve_transposed(factor: jax.Array, vector: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def log_abs_det(a: jax.Array) -> jax.Array:
-    """``log |det a|`` of a matrix (d, d); see :func:`slogdet_and_inverse`."""
-    return on_cpu_or(_log_volume, lambda a: jnp.linalg.slogdet(a)[1], a)
+    """``log |det a|`` of a matrix (d, d)."""
+    return jnp.sum(jnp.log(jnp.abs(jnp.diagonal(_lu(a)[0]))))
 
 
 @log_abs_det.defjvp
@@ -154,88 +153,28 @@ def _log_abs_det_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]
     return value, jnp.sum(inverse.T * tangents[0])
 
 
-def slogdet_and_inverse(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sign and logarithm of ``det a``, and the inverse of a matrix (d, d), mapped over many.
-
-    Up to :data:`SMALL` rows on a CPU by one elimination for all matrices at once, and beyond by LU
-    factors one after another, in a third of the time. Elsewhere by the library's batched LU
-    factors: every turn of a loop would be a launch.
-    """
-    on_cpu = _eliminate if a.shape[-1] <= SMALL else factorize
-    return on_cpu_or(on_cpu, lambda a: (*jnp.linalg.slogdet(a), jnp.linalg.inv(a)), a)
-
-
-def _log_volume(a: jax.Array) -> jax.Array:
-    if a.shape[-1] <= SMALL:
-        return _eliminate(a)[1]
-    return jnp.sum(jnp.log(jnp.abs(jnp.diagonal(_lu(a)[0]))))
-
-
+@_looped_on_cpu
 @full_precision
-def factorize(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sign and logarithm of ``det a``, and the inverse of a single matrix (d, d) of any size."""
-    factors, _, order = _lu(a)
+def slogdet_and_inverse(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sign and logarithm of ``det a``, and the inverse of a matrix (d, d). Not differentiable."""
+    dim = len(a)
+    factors, pivots, order = lax.linalg.lu(a)
     diagonal = jnp.diagonal(factors)
-    exchanges = jnp.sum(jnp.triu(order[:, None] > order[None, :]))
+    exchanges = jnp.sum(pivots != jnp.arange(dim, dtype=pivots.dtype))
     sign = jnp.prod(jnp.sign(diagonal)) * (1 - 2 * (exchanges % 2))
-    lower = jnp.tril(factors, -1) + jnp.eye(len(a), dtype=a.dtype)
-    rows = invert_lower(jnp.triu(factors).T).T @ invert_lower(lower)
-    return sign, jnp.sum(jnp.log(jnp.abs(diagonal))), rows[:, jnp.argsort(order)]
+    eye = jnp.eye(dim, dtype=a.dtype)
+    if dim <= BLOCK:
+        solve = partial(lax.linalg.triangular_solve, factors, left_side=True)
+        inverse = solve(solve(eye[order], lower=True, unit_diagonal=True), lower=False)
+    else:
+        lower = invert_lower(jnp.tril(factors, -1) + eye)
+        inverse = invert_lower(jnp.triu(factors).T).T @ lower[:, jnp.argsort(order)]
+    return sign, jnp.sum(jnp.log(jnp.abs(diagonal))), inverse
 
 
 @_looped_on_cpu
 def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return lax.linalg.lu(a)
-
-
-@custom_vmap
-def _eliminate(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Sign and logarithm of ``det a``, and the inverse, by Gauss and Jordan with pivots: 2 d³."""
-    sign, log_det, inverse = _eliminate_all(a[None])
-    return sign[0], log_det[0], inverse[0]
-
-
-@_eliminate.def_vmap
-def _eliminate_batch(_: int, is_batched: list[bool], a: jax.Array) -> Any:
-    return _eliminate_all(a), (True, True, True)
-
-
-@full_precision
-def _eliminate_all(matrices: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Eliminate matrices (m, d, d) with m as the fast axis: processors take many at once."""
-    count, dim, _ = matrices.shape
-    rows = jnp.arange(dim)[:, None]
-    dtype = matrices.dtype
-
-    def step(k: jax.Array, carry: Any) -> Any:
-        matrix, is_left, sign, log_det, order = carry
-        column = lax.dynamic_index_in_dim(matrix, k, 1, keepdims=False)
-        sizes = jnp.where(is_left, jnp.abs(column), -1.0)
-        place = jnp.argmax(sizes, axis=0)
-        at = rows == place
-        row = jnp.sum(jnp.where(at[:, None], matrix, 0.0), axis=0)
-        pivot = jnp.sum(jnp.where(at, column, 0.0), axis=0)
-        # Column k turns into that of the inverse which belongs to the pivot's row.
-        row = jnp.where(rows == k, 1.0, row) / pivot
-        rest = jnp.where(rows == k, 0.0, matrix)
-        matrix = jnp.where(at[:, None], row, rest - column[:, None] * row)
-        # The pivot's row is exchanged with as many rows as are left above it.
-        odd = jnp.sum(is_left & (rows < place), axis=0) % 2
-        sign = sign * jnp.sign(pivot) * (1 - 2 * odd)
-        log_det = log_det + jnp.log(jnp.abs(pivot))
-        order = lax.dynamic_update_index_in_dim(order, place, k, 0)
-        return matrix, is_left & ~at, sign, log_det, order
-
-    start = (
-        jnp.moveaxis(matrices, 0, 2),
-        jnp.ones((dim, count), bool),
-        jnp.ones(count, dtype),
-        jnp.zeros(count, dtype),
-        jnp.zeros((dim, count), rows.dtype),
-    )
-    matrix, _, sign, log_det, order = lax.fori_loop(0, dim, step, start)
-    inverses = jax.vmap(lambda inverse, order: inverse[order][:, jnp.argsort(order)])
-    return sign, log_det, inverses(jnp.moveaxis(matrix, 2, 0), order.T)
 
 
 @jax.custom_jvp
