@@ -116,9 +116,12 @@ def evidences_at(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.
 
 
 def interpolated(
-    order: np.ndarray, now: Scales, points: np.ndarray, nodes: Sequence[Given]
+    order: np.ndarray, now: Scales, points: np.ndarray, nodes: list[Given]
 ) -> Found:
-    """The Gaussian at all values of the scales from that at some of them, the center first."""
+    """The Gaussian at all values of the scales from that at some of them, the center first.
+
+    Triangles of the nodes are let go, since those of thousands of latents need room.
+    """
     values = features(points)
     mean, base = nodes[0].mean, nodes[0].triangle
     means = base.solve(np.stack([node.mean - mean for node in nodes]))
@@ -128,6 +131,7 @@ def interpolated(
         triangle = base.divided(node.triangle)
         diagonals[number] = triangle.diagonal
         rests.append(triangle.below_diagonal().in_single())
+        nodes[number] = node._replace(triangle=base)
     sums, kept = _main_sums(weights, rests)
     beyond = 0.5 * weights @ np.array([node.variance - nodes[0].variance for node in nodes])
     conditional = Conditional(
@@ -206,7 +210,7 @@ def _main_sums(weights: np.ndarray, rests: Sequence[Arrow]) -> tuple[np.ndarray,
     axes = _main_axes(weights, gram)
     mixed, found = axes.T @ weights, []
     for arrays in zip(*parts, strict=True):
-        found.append(np.empty((len(mixed), *arrays[0].shape)))
+        found.append(np.empty((len(mixed), *arrays[0].shape), arrays[0].dtype))
         for rows in _pieces(arrays[0]):
             found[-1][:, rows] = np.tensordot(mixed, np.stack([a[rows] for a in arrays]), axes=1)
     leaves, borders, core = found

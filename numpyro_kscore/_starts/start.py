@@ -15,6 +15,8 @@ from numpyro_kscore._transports.transport import Chain, Evaluate, pulled_back
 
 # Draws that are kept, and those that tell whether they are worth it.
 NUM_DRAWS, FEW_DRAWS = 4096, 64
+# Numbers of points that are pushed at a time.
+PIECE = 500_000
 # Farther from the model, in nats, a start cannot be all that a fit asks for; nor can one of many
 # latents in nats for each.
 FARTHEST, FAR_FOR_EACH = 0.1, 0.01
@@ -111,11 +113,18 @@ def draw_exactly(
 
 def draws_at(evaluate: Evaluate, transport: Chain, points: np.ndarray) -> ExactDraws:
     """Draws of a start at standard normal points (n, d)."""
-    energies, gradients = pulled_back(evaluate, transport)(points)
-    gaps = -energies + 0.5 * np.sum(points**2 + np.log(2 * np.pi), axis=1)
-    log_density = -energies - transport.log_volume(points)
-    samples = np.asarray(transport.push(points))
-    return ExactDraws(points, -gradients, log_density, gaps, divergence_of(gaps), samples)
+
+    def at(rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        energies, gradients = pulled_back(evaluate, transport)(rows)
+        gaps = -energies + 0.5 * np.sum(rows**2 + np.log(2 * np.pi), axis=1)
+        log_density = -energies - transport.log_volume(rows)
+        return -gradients, log_density, gaps, np.asarray(transport.push(rows))
+
+    # Shapes take thirty copies of points, which are gigabytes where there are many latents.
+    pieces = np.array_split(points, -(-points.size // PIECE))
+    found = zip(*map(at, pieces), strict=True)
+    scores, log_density, gaps, samples = (np.concatenate(part) for part in found)
+    return ExactDraws(points, scores, log_density, gaps, divergence_of(gaps), samples)
 
 
 def divergence_of(gaps: np.ndarray) -> float:
