@@ -115,9 +115,7 @@ def evidences_at(now: Scales, points: np.ndarray, nodes: Sequence[Given]) -> np.
     return evidences + np.log(slopes_at(points, now.slopes)[0]).sum(axis=1)
 
 
-def interpolated(
-    order: np.ndarray, now: Scales, points: np.ndarray, nodes: list[Given]
-) -> Found:
+def interpolated(order: np.ndarray, now: Scales, points: np.ndarray, nodes: list[Given]) -> Found:
     """The Gaussian at all values of the scales from that at some of them, the center first.
 
     Triangles of the nodes are let go, since those of thousands of latents need room.
