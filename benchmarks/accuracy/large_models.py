@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy.large_models --csv FILE [--targets crossed_343 ...]
         [--seeds 0 1 ...] [--limit 600] [--memory 12] [--known] [--cache FOLDER] [--quick]
+        [--linear-response]
     python -m benchmarks.accuracy.large_models --references [--targets ...] [--cache FOLDER]
 
 The second command draws the references and stops: NUTS in double precision, in coordinates that are
@@ -26,6 +27,9 @@ Errors of means are in standard deviations of the reference. A fit is right if
   effective draws of that scale;
 * of the effects the median error of means is below 0.1, and nine in ten ratios are within 0.85 and
   1.15.
+
+``--linear-response`` makes the same rows of deterministic ADVI with linear response, a rival whose
+moments are compared as ours are.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ import numpy as np
 from jax import random
 
 from benchmarks.accuracy.large import LARGE, crossed
+from benchmarks.accuracy.large.compared import LargePosterior
 from benchmarks.accuracy.large.long_runs import (
     LONG,
     QUICK,
@@ -57,6 +62,7 @@ from benchmarks.accuracy.large.long_runs import (
 )
 from benchmarks.accuracy.outcomes import fit_as_users_do, is_called_good
 from benchmarks.accuracy.report import MEAN_LIMIT, SPREAD_LIMITS
+from benchmarks.accuracy.rivals.linear_response import fit_linear_response
 from benchmarks.speed.large_n import peak_megabytes
 from examples.common.tables import Row, fill
 
@@ -84,10 +90,15 @@ POSTERIORS = LARGE | {
 
 def measure(draws: np.ndarray, reference: LongRun) -> Row:
     """Figures of draws (n, k), scales first."""
-    if not np.all(np.isfinite(draws)):
-        return {"right": 0, "error": "draws that are not finite"}
-    errors = np.abs(draws.mean(0) - reference.mean) / reference.sd
-    ratios = draws.std(0) / reference.sd
+    return compare(draws.mean(0), draws.std(0), reference)
+
+
+def compare(means: np.ndarray, sds: np.ndarray, reference: LongRun) -> Row:
+    """Figures of means and standard deviations (k,), scales first."""
+    if not np.all(np.isfinite([means, sds])):
+        return {"right": 0, "error": "moments that are not finite"}
+    errors = np.abs(means - reference.mean) / reference.sd
+    ratios = sds / reference.sd
     count = reference.num_scales
     row: Row = {}
     for kind, here in (("scale", slice(count)), ("effect", slice(count, None))):
@@ -118,6 +129,11 @@ def measure(draws: np.ndarray, reference: LongRun) -> Row:
 def run_cell(options: argparse.Namespace, target: str, seed: int, lengths: Lengths) -> Row:
     """A fit in this process, and its figures against the reference, if that is in the folder."""
     posterior = POSTERIORS[target]()
+    reference = draw_reference(posterior, lengths, options.cache, known=True)
+    if reference is not None and not (options.quick or reference.is_trusted(lengths.effective)):
+        reference = None
+    if options.linear_response:
+        return run_rival(posterior, seed, reference)
     model, args = posterior.target.model, posterior.target.args
     data = dict(zip(inspect.signature(model).parameters, args, strict=True))
     steps = 80 if options.quick else 5_000
@@ -125,10 +141,17 @@ def run_cell(options: argparse.Namespace, target: str, seed: int, lengths: Lengt
     row = {name: fitted.said[name] for name in SAID} | {"peak_mb": round(peak_megabytes())}
     draws = fitted.draw(random.key(seed + 1), NUM_DRAWS, **data)
     row["dim"] = sum(draws[name][0].size for name in posterior.target.supports())
-    reference = draw_reference(posterior, lengths, options.cache, known=True)
-    if reference is not None and (options.quick or reference.is_trusted(lengths.effective)):
+    if reference is not None:
         row |= measure(np.asarray(posterior.summarize(draws), float), reference)
     return row
+
+
+def run_rival(posterior: LargePosterior, seed: int, reference: LongRun | None) -> Row:
+    """Deterministic ADVI with linear response in this process, against the reference."""
+    found = fit_linear_response(posterior, seed)
+    row: Row = {"steps": found.steps, "fit_cpu": round(found.cpu, 1)}
+    row |= {"converged": int(found.converged), "peak_mb": round(peak_megabytes())}
+    return row if reference is None else row | compare(found.mean, found.sd, reference)
 
 
 class Bench:
@@ -160,6 +183,7 @@ class Bench:
             *(sys.executable, "-m", "benchmarks.accuracy.large_models"),
             *("--cache", str(options.cache), "--memory", str(options.memory)),
             *("--cell", target, str(seed), *(["--quick"] if options.quick else [])),
+            *(["--linear-response"] if options.linear_response else []),
         ]
         begin = time.perf_counter()
         try:
@@ -214,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--known", action="store_true", help="draw no references")
     parser.add_argument("--cell", nargs=2, metavar=("TARGET", "SEED"), help="one fit, in JSON")
     parser.add_argument("--quick", action="store_true", help="a small posterior, few steps")
+    parser.add_argument("--linear-response", action="store_true", help="fit a rival")
     options = parser.parse_args(arguments)
     bench = Bench(options)
     if options.cell:

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.distributions import biject_to
@@ -15,7 +17,10 @@ from numpyro.infer.util import log_density
 from benchmarks.accuracy import large_models
 from benchmarks.accuracy.large import LARGE, crossed, long_runs, series
 from benchmarks.accuracy.large.long_runs import LongRun
+from benchmarks.accuracy.posterior import Posterior
 from benchmarks.accuracy.posteriors import POSTERIORS
+from benchmarks.accuracy.rivals.linear_response import fit_linear_response
+from benchmarks.accuracy.targets import Target
 
 EMPTY = dict.fromkeys(large_models.COLUMNS, "")
 
@@ -200,6 +205,22 @@ def test_moments_are_kept(monkeypatch, tmp_path):
     assert long_runs.draw_rival(posterior, long_runs.QUICK, tmp_path, known=True) is None
 
 
+@pytest.mark.thorough
+def test_linear_response_has_the_spreads_that_independent_gaussians_lack():
+    """Of two normal latents correlated by .9, whose spreads given each other are .44."""
+
+    def model():
+        x = numpyro.sample("x", dist.Normal(1.0, 1.0))
+        numpyro.sample("y", dist.Normal(0.9 * x, 0.19**0.5))
+
+    found = fit_linear_response(Posterior(Target("pair", model)), seed=0)
+    assert found.converged
+    # Thirty draws of noise have means and spreads with errors of 1/√30 and 1/√60.
+    np.testing.assert_allclose(found.narrow_sd, 0.19**0.5, rtol=0.4)
+    np.testing.assert_allclose(found.sd, 1.0, rtol=0.2)
+    np.testing.assert_allclose(found.mean, [1.0, 0.9], atol=0.1)
+
+
 def row_with(**values):
     said = {"steps": 9, "converged": 1, "doubt": "", "warned": "", "fit_cpu": 3.0, "nuts_cpu": 7.0}
     return EMPTY | {"target": "pupils", "seed": 0} | said | values
@@ -218,7 +239,8 @@ def test_report_counts_outcomes():
 
 
 def test_cells_that_do_not_answer(monkeypatch, tmp_path):
-    options = SimpleNamespace(cache=tmp_path, memory=1.0, limit=5.0, quick=True)
+    given = {"memory": 1.0, "limit": 5.0, "quick": True, "linear_response": False}
+    options = SimpleNamespace(cache=tmp_path, **given)
     bench = large_models.Bench(options)
 
     def late(command, **settings):
