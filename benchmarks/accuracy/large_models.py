@@ -90,6 +90,8 @@ POSTERIORS = LARGE | {
 
 def measure(draws: np.ndarray, reference: LongRun) -> Row:
     """Figures of draws (n, k), scales first."""
+    if not np.all(np.isfinite(draws)):
+        return {"right": 0, "error": "draws that are not finite"}
     return compare(draws.mean(0), draws.std(0), reference)
 
 
