@@ -5,7 +5,7 @@ from numpyro_kscore._util.pareto import importance_resample, pareto_smooth, weig
 from numpyro_kscore.diagnostics._arviz import to_arviz
 from numpyro_kscore.diagnostics._calibration import vsbc
 from numpyro_kscore.diagnostics._diagnose import diagnose
-from numpyro_kscore.diagnostics._diagnosis import Diagnosis
+from numpyro_kscore.diagnostics._diagnosis import Diagnosis, Values
 from numpyro_kscore.diagnostics._discrepancy import (
     Discrepancy,
     SteinTest,
@@ -37,6 +37,7 @@ __all__ = [
     "Modes",
     "Movement",
     "SteinTest",
+    "Values",
     "Weighing",
     "diagnose",
     "evaluate_guide",

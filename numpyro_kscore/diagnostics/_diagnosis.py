@@ -20,6 +20,14 @@ class Values(NamedTuple):
     Attributes:
         names: of their k numbers, such as ``"tau[3]"``.
         weights: what importance weights say of them, arrays (k,).
+
+    Example::
+
+        from numpyro_kscore import diagnose
+
+        values = diagnose(svi, result, y).values
+        values.names  # ("scale",)
+        values.weights.ratio  # (1,)
     """
 
     names: tuple[str, ...]
