@@ -6,12 +6,10 @@ digits of the location and spread of each coordinate, beside what says whether t
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from benchmarks.accuracy.posterior import Posterior
@@ -20,10 +18,11 @@ from benchmarks.accuracy.references import (
     Reference,
     Sizes,
     are_trusted,
+    kept_numbers,
     load_reference,
     location_and_spread,
     path_of,
-    write_whole,
+    seven_digits,
 )
 from examples.common.tables import Row
 
@@ -54,7 +53,7 @@ class Moments:
         """Moments of the draws that guides are compared with."""
         location, spread = location_and_spread(reference.truth, heavy_tails)
         return Moments(
-            _written(location), _written(spread), *_written([reference.rhat, reference.ess]),
+            *(seven_digits(x) for x in (location, spread, reference.rhat, reference.ess)),
             len(reference.truth),
         )  # fmt: skip
 
@@ -88,19 +87,9 @@ def load_moments(
     Returns:
         The moments; check ``trusted`` before use. None if only ``known`` ones are asked for.
     """
+
+    def compute() -> Moments:
+        return Moments.of(load_reference(posterior, sizes, None), posterior.heavy_tails)
+
     path = path_of(posterior, folder, CACHE_VERSION, *sizes)
-    path = path and path.with_suffix(".json")
-    if path is not None and path.exists():
-        found = Moments(**json.loads(path.read_text()))
-    elif known:
-        return None
-    else:
-        found = Moments.of(load_reference(posterior, sizes, None), posterior.heavy_tails)
-        if path is not None:
-            write_whole(path, lambda partial: partial.write_text(json.dumps(asdict(found)) + "\n"))
-    return found
-
-
-def _written(values: Array | list[float]) -> list[float]:
-    """Numbers with the seven digits that single precision has."""
-    return [float(f"{value:.7g}") for value in np.asarray(values)]
+    return kept_numbers(path, Moments, compute, known)

@@ -54,7 +54,6 @@ from benchmarks.accuracy.references import (
     Reference,
     Sizes,
     load_reference,
-    location_and_spread,
 )
 from benchmarks.accuracy.report import FLOOR, over_seeds, plot, table, verdict
 from examples.common.tables import Row, fill
@@ -83,14 +82,15 @@ def measure(draws: Array, reference: Reference, heavy_tails: bool, num_pairs: in
     dim = reference.truth.shape[1]
     if not bool(jnp.all(jnp.isfinite(draws))):
         return {"dim": dim, "finite": 0} | dict.fromkeys(FIGURES, np.nan)
-    location, spread = location_and_spread(reference.truth, heavy_tails)
+    moments = Moments.of(reference, heavy_tails)
+    location, spread = jnp.array(moments.location), jnp.array(moments.spread)
     standard = [(x - location) / spread for x in (draws, reference.truth, reference.other)]
     floor = mean_distance(standard[2], standard[1], num_pairs)
     return {
         "dim": dim,
         "finite": 1,
         "distance": mean_distance(standard[0], standard[1], num_pairs) / floor,
-        **Moments.of(reference, heavy_tails).compare(draws, heavy_tails),
+        **moments.compare(draws, heavy_tails),
     }
 
 

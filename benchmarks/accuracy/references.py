@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +29,17 @@ __all__ = [
     "Sizes",
     "are_trusted",
     "kept",
+    "kept_numbers",
     "load_reference",
     "location_and_spread",
     "nuts_pieces",
     "path_of",
+    "seven_digits",
     "widened",
     "write_whole",
 ]
 
+T = TypeVar("T")
 CACHE_VERSION = 2  # raise it when a model or a sampler changes
 _SEED = 20_200_519
 _NUM_CHAINS = 8  # half of them for the truth, half for the floor
@@ -136,6 +140,34 @@ def kept(path: Path | None, compute: Callable[[], Mapping[str, Any]]) -> Mapping
     if path is not None:
         write_whole(path, lambda partial: np.savez(partial, **values))
     return values
+
+
+def kept_numbers(
+    path: Path | None, kind: Callable[..., T], compute: Callable[[], T], known: bool
+) -> T | None:
+    """A dataclass of numbers, read from a JSON file if it exists, else computed and written to it.
+
+    None is returned where it does not exist and only ``known`` numbers are asked for.
+    """
+    path = path and path.with_suffix(".json")
+    if path is not None and path.exists():
+        return kind(**json.loads(path.read_text()))
+    if known:
+        return None
+    found = compute()
+    if path is not None:
+        text = json.dumps({name: seven_digits(value) for name, value in vars(found).items()})
+        write_whole(path, lambda partial: partial.write_text(text + "\n"))
+    return found
+
+
+def seven_digits(value: Any) -> Any:
+    """Numbers with the digits that a moment of some thousand draws may need, as JSON has them."""
+    if isinstance(value, int):
+        return value
+    return (
+        [float(f"{x:.7g}") for x in np.asarray(value)] if np.ndim(value) else float(f"{value:.7g}")
+    )
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
@@ -267,7 +299,7 @@ def _fingerprint(posterior: Posterior, settings: tuple[Any, ...]) -> str:
 
 
 def _coarse(array: np.ndarray) -> tuple[Any, ...]:
-    """What tells data apart, but not how another machine rounds them."""
+    """The shape and two sums of an array, which hardly depend on how a machine rounds it."""
     if not np.issubdtype(array.dtype, np.number):
         return (array.shape, array.tobytes())
     numbers = np.nan_to_num(array.ravel().astype(float))

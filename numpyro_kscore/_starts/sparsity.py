@@ -63,8 +63,8 @@ class Structure(NamedTuple):
     @property
     def operations(self) -> float:
         """Floating-point operations of a factor of it, about."""
-        blocks, width = self.leaves.shape
-        return _operations(blocks, width, len(self.core))
+        count, size = self.leaves.shape
+        return _operations(count, size, len(self.core))
 
     @property
     def is_dense(self) -> bool:

@@ -88,7 +88,7 @@ class Diagnosis(NamedTuple):
             f"({self.names[shift]})",
             f"guide's sd over the model's: {_range(self.names, move.ratio, move.ratio_error)}",
         ]
-        lines += _of_values(self.values)
+        lines += _lines_of(self.values)
         if self.weights is not None:
             lines.append(str(self.weights))
         if move.num_transitions:
@@ -97,7 +97,7 @@ class Diagnosis(NamedTuple):
         return "\n".join([*lines, str(modes)])
 
 
-def _of_values(values: Values | None) -> list[str]:
+def _lines_of(values: Values | None) -> list[str]:
     """A line on bounded latents whose spreads weights can tell."""
     if values is None or not np.any(values.weights.is_known):
         return []

@@ -212,7 +212,7 @@ def test_models_with_one_mode_of_differentiation(energy, settings):
 
 @pytest.mark.thorough
 def test_bounded_latents_themselves_are_weighed():
-    """Of log-normal draws, whose logarithms have an sd of .55 in place of .5."""
+    """Draws are log-normal, and their logarithms have an sd of .55 in place of .5."""
 
     def model():
         numpyro.sample("level", dist.Normal(0, 1))

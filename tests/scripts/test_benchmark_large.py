@@ -207,7 +207,7 @@ def test_moments_are_kept(monkeypatch, tmp_path):
 
 @pytest.mark.thorough
 def test_linear_response_has_the_spreads_that_independent_gaussians_lack():
-    """Of two normal latents correlated by .9, whose spreads given each other are .44."""
+    """Two normal latents are correlated by .9: their spreads given each other are .44."""
 
     def model():
         x = numpyro.sample("x", dist.Normal(1.0, 1.0))

@@ -140,7 +140,7 @@ def test_log_abs_det_and_its_gradient(dim, is_cpu, monkeypatch):
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
-@pytest.mark.parametrize("dim", [1, 2, 7, BLOCK + 1])
+@pytest.mark.parametrize("dim", [1, 2, 7, BLOCK + 1, 70])
 def test_sign_and_inverse(dim, is_cpu, monkeypatch):
     """Against NumPy in float64, with many orders of pivots; on a CPU by calls of one matrix."""
     if not is_cpu:

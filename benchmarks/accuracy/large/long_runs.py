@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from jax import random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from benchmarks.accuracy.large.compared import LargePosterior
-from benchmarks.accuracy.references import Piece, nuts_pieces, path_of, write_whole
+from benchmarks.accuracy.references import Piece, kept_numbers, nuts_pieces, path_of
 from benchmarks.accuracy.targets import Draws
 
 __all__ = ["LONG", "QUICK", "Lengths", "LongRun", "draw_reference", "draw_rival"]
@@ -144,25 +143,12 @@ def _load(
     known: bool,
 ) -> LongRun | None:
     """The run in the folder; computed and written to it where it is not there, unless ``known``."""
-    path = path_of(posterior, folder, _CACHE_VERSION, *settings)
-    path = path and path.with_suffix(".json")
-    if path is not None and path.exists():
-        values = json.loads(path.read_text())
+
+    def read(**values: Any) -> LongRun:
         return LongRun(**{n: np.array(x) if isinstance(x, list) else x for n, x in values.items()})
-    if known:
-        return None
-    run = compute()
-    if path is not None:
-        text = json.dumps({name: _written(x) for name, x in vars(run).items()})
-        write_whole(path, lambda partial: partial.write_text(text))
-    return run
 
-
-def _written(value: np.ndarray | float) -> list[float] | float:
-    """Numbers with the seven digits that a moment of some thousand draws may need."""
-    if isinstance(value, int):
-        return value
-    return [float(f"{x:.7g}") for x in value] if np.ndim(value) else float(f"{value:.7g}")
+    path = path_of(posterior, folder, _CACHE_VERSION, *settings)
+    return kept_numbers(path, read, compute, known)
 
 
 def _gather(

@@ -77,7 +77,7 @@ def fit_linear_response(posterior: Posterior, seed: int) -> Fitted:
         )
         draws = np.asarray(jax.jit(summaries)(found.x))
         slopes = np.asarray(jax.jit(jax.jacrev(lambda x: summaries(x).mean(0)))(found.x))
-        # One coordinate is scaled as the others: the curvature of a logarithm of a width is 2.
+        # Conjugate gradients take few products where means are in units of their widths.
         units = np.exp(np.concatenate([found.x[dim:], np.zeros(dim)]))
         hessian = LinearOperator(
             (2 * dim, 2 * dim), lambda v: units * np.asarray(product(found.x, units * v.ravel()))
