@@ -15,6 +15,7 @@ many; :func:`~numpyro_kscore.diagnostics.vsbc` calls it for an ``SVI``, whatever
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -34,6 +35,7 @@ from numpyro_kscore._model.weights import (
 )
 from numpyro_kscore._util.checks import check_count, check_positive
 from numpyro_kscore._util.keys import key_apart
+from numpyro_kscore._util.pareto import GOOD_KHAT
 from numpyro_kscore.diagnostics._budget import Clock, Stages
 from numpyro_kscore.diagnostics._codes import Known
 from numpyro_kscore.diagnostics._diagnosis import Diagnosis, Values
@@ -50,6 +52,8 @@ WEIGHTS_SHARE = 0.5
 LEAST_WEIGHTS = 500
 # Bounded latents of which moments are shown: those of thousands of rows tell nothing.
 MOST_VALUES = 1_000
+# Standard deviations, in units of the values, that are rounding.
+SAME = 1e-5
 # Time of a gradient, in that of a value with the guide's density.
 GRADIENT_COST = 3.0
 
@@ -175,14 +179,23 @@ def _weighed(
 
 
 def _of_values(fitted: FittedGuide, draws: WeightedDraws) -> Values | None:
-    """Bounded latents themselves by weights; None if the model has none, or too many of them."""
+    """Bounded latents themselves by weights; None if the model has none, or too many of them.
+
+    Numbers that do not vary are left out, such as the diagonal of a correlation matrix, and those
+    with a tail so heavy that draws do not tell their variance: it may be infinite.
+    """
     draws = draws.first(NUM_DRAWS)
-    values = fitted.target.bounded(draws.samples)
-    flat = [np.reshape(value, (len(value), -1)) for value in values.values()]
-    if not 0 < sum(value.shape[1] for value in flat) <= MOST_VALUES:
+    values = {n: np.asarray(v) for n, v in fitted.target.bounded(draws.samples).items()}
+    if not 0 < sum(math.prod(value.shape[1:]) for value in values.values()) <= MOST_VALUES:
         return None
     names = [n for name, value in values.items() for n in element_names(name, value.shape[1:])]
-    return Values(tuple(names), weigh(draws._replace(samples=np.concatenate(flat, axis=1))))
+    flat = np.concatenate([np.reshape(v, (len(v), -1)) for v in values.values()], axis=1)
+    varies = np.std(flat, axis=0) > SAME * np.mean(np.abs(flat), axis=0)
+    shapes = weigh(draws._replace(samples=flat)).shapes
+    kept = np.flatnonzero(varies & (shapes < GOOD_KHAT))
+    if not len(kept):
+        return None
+    return Values(tuple(names[k] for k in kept), weigh(draws._replace(samples=flat[:, kept])))
 
 
 def _known(layout: Layout) -> Known:

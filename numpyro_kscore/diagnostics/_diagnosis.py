@@ -18,7 +18,7 @@ class Values(NamedTuple):
     """Bounded latents themselves, such as scales, whose logarithms the verdict is about.
 
     Attributes:
-        names: of their k numbers, such as ``"tau[3]"``.
+        names: of those k of their numbers that vary and have a variance, such as ``"tau[3]"``.
         weights: what importance weights say of them, arrays (k,).
 
     Example::
@@ -88,23 +88,16 @@ class Diagnosis(NamedTuple):
             f"({self.names[shift]})",
             f"guide's sd over the model's: {_range(self.names, move.ratio, move.ratio_error)}",
         ]
-        lines += _lines_of(self.values)
+        if self.values is not None:
+            names, told = self.values
+            ratios = _range(names, told.ratio, told.ratio_error)
+            lines.append(f"the same of bounded latents themselves, such as scales: {ratios}")
         if self.weights is not None:
             lines.append(str(self.weights))
         if move.num_transitions:
             accepted = f"{move.acceptance:.0%} accepted"
             lines.append(f"{move.num_transitions} transitions of each chain, {accepted}")
         return "\n".join([*lines, str(modes)])
-
-
-def _lines_of(values: Values | None) -> list[str]:
-    """A line on bounded latents whose spreads weights can tell."""
-    if values is None or not np.any(values.weights.is_known):
-        return []
-    known = values.weights.is_known
-    names = [name for name, is_known in zip(values.names, known, strict=True) if is_known]
-    ratios = _range(names, values.weights.ratio[known], values.weights.ratio_error[known])
-    return [f"the same of bounded latents themselves, such as scales: {ratios}"]
 
 
 def _range(names: Sequence[str], ratios: np.ndarray, errors: np.ndarray) -> str:
